@@ -1,7 +1,7 @@
-"""Federated, private and cheap on the wire: one callback for PyTorch Lightning.
+"""Federated learning with differential privacy and few bits: one callback for PyTorch Lightning.
 
-The names that a training needs stand here: callbacks, mechanisms, partitions, ranges, secure aggregation.
-Each is imported when it is first used:
+This module has the names that a training needs: callbacks, mechanisms, partitions, ranges and secure
+aggregation. Each name is imported at its first use:
 
     import lightning_fedq as fedq
     fed = fedq.Federated(fedq.CorBin(epsilon=1.0), num_clients=20)
@@ -105,5 +105,5 @@ __all__ = [
 ]
 __all__ += mechanisms.__all__
 
-if not TYPE_CHECKING:  # a type checker knows the names from above, and a wrong one is an error to it
+if not TYPE_CHECKING:  # type checkers use the imports above and report misspelt names
     __getattr__, __dir__ = lazily(__name__)

@@ -1,8 +1,8 @@
-"""The one module that binds to Lightning: `lightning.pytorch` or `pytorch_lightning`, never both.
+"""Choice of the Lightning package: either `lightning.pytorch` or `pytorch_lightning`.
 
-The classes of the two packages never mix, so a callback must come from the package that the program's
-Trainer comes from: the one that the program names, whatever its libraries import; if it names both, or
-neither, whichever was imported first. Without either it is `pytorch_lightning`.
+All other modules import Lightning from here, since classes of the two packages can't be mixed. A callback
+must come from the package of the program's Trainer. This module uses the package that the program names. If
+the program names both or neither, it uses the package that was imported first, or `pytorch_lightning`.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ _NAMES = ("pytorch_lightning", "lightning.pytorch")
 
 
 def find_package(name: str) -> str | None:
-    """Which of the two a module belongs to."""
+    """Return the Lightning package that a module belongs to, or None."""
     if name == "lightning" or name.startswith("lightning.pytorch"):
         return _NAMES[1]
     return _NAMES[0] if name.partition(".")[0] == _NAMES[0] else None
 
 
 def _named_by_the_program() -> str | None:
-    """The package that whoever imports this names, in what it has run or is about to. None if it is not one.
+    """Return the Lightning package that the importing program names, or None if it names both or neither.
 
-    The innermost code that names one decides: its modules, classes and their bases, functions, and imports.
+    The search goes through the call stack from the inside out. The first frame decides that names one of the
+    packages in its modules, classes and their bases, functions, or imports that have not run yet.
     """
     frame = sys._getframe()
     while (frame := frame.f_back) is not None:  # type: ignore[assignment]
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
     from pytorch_lightning.utilities.model_helpers import is_overridden
 else:
-    # sys.modules keeps the order of import
+    # sys.modules is in the order of import
     _first = next((name for name in sys.modules if name in _NAMES), _NAMES[0])
     _PACKAGE = _named_by_the_program() or _first
     pl = importlib.import_module(_PACKAGE)
@@ -60,6 +61,6 @@ __all__ = ["get_callbacks", "is_overridden", "pl", "rank_zero_info", "rank_zero_
 
 
 def get_callbacks(trainer: pl.Trainer) -> list[pl.Callback]:
-    """The trainer's callbacks, in their order."""
+    """Return the callbacks of a trainer, in their order."""
     callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
     return callbacks

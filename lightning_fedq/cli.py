@@ -1,4 +1,4 @@
-"""The `fedq` command."""
+"""Entry point of the `fedq` command."""
 
 from __future__ import annotations
 
@@ -15,46 +15,46 @@ from lightning_fedq.commands.shown import read_help, refuse_unknown
 from lightning_fedq.commands.signature import run
 
 OTHERS = {
-    "configs": "list the shipped runs and fragments, or copy one to a file",
-    "mechanisms": "list all mechanisms: bits, aggregatable or not, epsilon by adversary, paper",
-    "compare": "compare mechanisms at equal epsilon, or finished runs, in a table and a picture",
-    "report": "write an HTML page about finished runs: adversaries, epsilon and bits by round",
-    "privacy": "print epsilon of a configuration, a checkpoint or a run, or of several runs together",
-    "plan": "calibrate all mechanisms to a target epsilon, and rank them by error: bits, clients needed",
-    "flower": "deploy over Flower: write an app, or run a site's client with installed code only",
-    "audit": "try to refute the claims of mechanisms, also your own, by simulation",
+    "configs": "list the runs and fragments that ship with the package, or write one to a file",
+    "mechanisms": "list all mechanisms: bits, homomorphic or not, epsilon by adversary, paper",
+    "compare": "compare mechanisms and Opacus's noise at equal epsilon, or finished runs",
+    "report": "write one HTML page about finished runs: privacy, accuracy and bits by round",
+    "privacy": "report the guarantee of a configuration, checkpoint or run, or of several runs together",
+    "plan": "rank all mechanisms, calibrated to a target epsilon, by error",
+    "flower": "deploy over Flower: write an app, run a site's client with its own code only",
+    "audit": "try to refute the claims of mechanisms, also of your own, by simulation",
 }
 
 ROOMS = {"audit": "audit.", "compare": "comparison."}
-"""Where those of `OTHERS` stand that do not stand in `commands/` itself."""
+"""Packages of the commands in `OTHERS` that are outside `lightning_fedq.commands`."""
 
 
 def command_module(command: str) -> str:
-    """Name of the module of one of `OTHERS`."""
+    """Return the name of the module of a command in `OTHERS`."""
     return f"lightning_fedq.{ROOMS.get(command, '')}commands.{command}"
 
 
 def usage() -> str:
     """Return the overview of all commands."""
-    begin = "Begin with fedq fit digits_private; fedq plan and fedq compare choose a mechanism."
+    begin = "Start with fedq fit digits_private. Choose a mechanism with fedq plan and fedq compare."
     lines = ["usage: fedq COMMAND [options]", "", begin, "", f"  {'fit':<11} {TRAINING['fit']}"]
     lines += [f"  {'  '.join(EVALUATION)}  evaluate a checkpoint, or predict with it"]
     lines += [f"  {name:<11} {text}" for name, text in OTHERS.items()]
-    lines += ["", "fedq COMMAND --help says more. Every option may stand in a YAML file given with --config."]
+    lines += ["", "fedq COMMAND --help shows its options. A YAML file given with --config may set them, too."]
     lines += ["fit, validate, test and predict also take --with FRAGMENT and --set Federated.num_clients=7."]
-    lines += [f"{TRACE}=1 in the environment shows the trace of an error that is told in a line."]
+    lines += [f"{TRACE}=1 in the environment shows the trace of an error."]
     return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
-    if os.getcwd() not in sys.path:  # for classes named in a YAML, as with `python -m`
+    if os.getcwd() not in sys.path:  # a YAML may name classes in the current folder, as with `python -m`
         sys.path.insert(0, os.getcwd())
     try:
         status = _run(argv)
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever reads has seen enough, as in `fedq configs | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+    except BrokenPipeError:  # the reader closed the pipe, as in `fedq configs | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the flush at exit succeeds
         return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -68,6 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
+    """Run one command without handling its errors, and return its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     command = arguments[0] if arguments else "--help"
     if command in ("-h", "--help"):
@@ -81,7 +82,7 @@ def _run(argv: Sequence[str] | None) -> int:
         return 0
     if command == "fit":
         refuse_unknown(arguments[1:])
-    if command in (*TRAINING, *OTHERS) and command != "configs":  # which only writes files
+    if command in (*TRAINING, *OTHERS) and command != "configs":  # `configs` needs no class
         import_named_classes(arguments[1:])
     if command in OTHERS:
         return run(import_module(command_module(command)).main, f"fedq {command}", arguments[1:])
@@ -91,12 +92,12 @@ def _run(argv: Sequence[str] | None) -> int:
         except ValueError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
-        from lightning_fedq.commands.run import FedqCLI  # imports Lightning: seconds, and only needed here
+        from lightning_fedq.commands.run import FedqCLI  # imports Lightning, which takes seconds
 
         FedqCLI(arguments, changes=changes)
         return 0
     hint = nearest(command, [*TRAINING, *OTHERS])
-    print(f"error: there is no command {command!r}.{hint}\n\n{usage()}", file=sys.stderr)
+    print(f"error: There is no command {command!r}.{hint}\n\n{usage()}", file=sys.stderr)
     return 2
 
 

@@ -95,7 +95,7 @@ def test_overview_lists_every_command(capsys):
     shown = capsys.readouterr().out
     assert all(f"  {name} " in shown for name in [*TRAINING, *OTHERS])
     assert len([line for line in shown.splitlines() if line.startswith("  ")]) <= 12
-    assert "Begin with fedq fit digits_private" in shown
+    assert "Start with fedq fit digits_private" in shown
 
 
 @pytest.mark.parametrize("command", [*TRAINING, *OTHERS])
@@ -113,14 +113,14 @@ def test_help_imports_nothing_heavy(command):
 
 def test_an_unknown_command_names_the_nearest(capsys):
     assert main(["privacyy"]) == 2
-    assert "there is no command 'privacyy'. Did you mean 'privacy'?" in capsys.readouterr().err
+    assert "There is no command 'privacyy'. Did you mean 'privacy'?" in capsys.readouterr().err
 
 
 def test_a_wrong_option_is_one_line(capsys):
     """Nothing has run of which there would be a trace."""
     assert main(["plan", "--epsilon", "8", "--hlp"]) == 2
     told = capsys.readouterr().err.strip()
-    assert told == "error: unrecognized arguments: --hlp; fedq plan --help lists the options"
+    assert told == "error: unrecognized arguments: --hlp. fedq plan --help lists the options"
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_wrong_key_names_the_nearest(right, wrong, hint, tmp_path, capsys):
     [
         ("--trainer.max_epochz=3", "--trainer.max_epochz Did you mean 'trainer.max_epochs'?"),
         ("--trainr.max_epochs=3", "--trainr.max_epochs Did you mean 'trainer.max_epochs'?"),
-        ("--rounds", "--rounds;"),
+        ("--rounds", "--rounds."),
     ],
 )
 def test_a_wrong_flag_names_the_nearest_at_once(flag, hint):
@@ -194,7 +194,7 @@ def test_the_configuration_of_a_script_needs_class_paths(key, option, tmp_path, 
         main(["fit", "plain.yaml", "--with", "corbin"])
     error = capsys.readouterr().err
     assert f"Option '{option}' is not accepted" in error
-    assert f"`{key}` names no class. Here it needs one, {key}: {{class_path: MODULE.CLASS" in error
+    assert f"`{key}` names no class. Write {key}: {{class_path: MODULE.CLASS" in error
     assert "python train.py fit --config YOURS.yaml --config FRAGMENT.yaml" in error
 
 
@@ -254,13 +254,13 @@ def test_what_a_run_refuses_is_told_in_a_line(tmp_path, capsys, monkeypatch):
     elsewhere = ["--data=lightning_fedq.data.datasets.MNISTDataModule"]
     in_mid_round = ["--trainer.val_check_interval=0.5"]
     monkeypatch.delenv("FEDQ_DATA", raising=False)
-    for more, message in ((elsewhere, "no MNIST/raw in"), (in_mid_round, "in the middle of a round")):
+    for more, message in ((elsewhere, "no MNIST/raw in"), (in_mid_round, "validate during a round")):
         assert main(["fit", path, *more]) == 2
         told = capsys.readouterr().err.splitlines()
         assert any(line.startswith("error: ") and message in line for line in told)
         assert not any("Traceback" in line for line in told) and "FEDQ_TRACE=1" in told[-1]
     monkeypatch.setenv("FEDQ_TRACE", "1")
-    with pytest.raises(ValueError, match="in the middle of a round"):
+    with pytest.raises(ValueError, match="validate during a round"):
         main(["fit", path, *in_mid_round])
 
 
@@ -268,7 +268,7 @@ def test_a_second_mechanism_is_refused_in_a_line(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["fit", "digits_corbin", "--with", "ldpq"])
     error = capsys.readouterr().err
-    assert "error: a run has one Federated callback and so one mechanism, got two" in error
+    assert "error: A run has one Federated callback and mechanism, got two" in error
 
 
 def test_wandb_in_front_of_the_run_folder_is_refused_before_it_begins(tmp_path, capsys):
@@ -278,7 +278,7 @@ def test_wandb_in_front_of_the_run_folder_is_refused_before_it_begins(tmp_path, 
     path.write_text(yaml.safe_dump(plain))
     with pytest.raises(SystemExit, match="2"):
         main(["fit", str(path), "--with", "wandb", "--with", "corbin"])
-    assert "error: WandbRounds sends the run folder, so it stands behind" in capsys.readouterr().err
+    assert "error: WandbRounds sends the run folder and must come after RunFolder" in capsys.readouterr().err
     assert not Path("wandb").exists()
 
 
@@ -379,7 +379,7 @@ def test_compare_runs_and_reads(tmp_path, capsys):
     assert main(["compare", "first/small", "--monitor", "loss"]) == 2
     assert "never logged 'loss'" in capsys.readouterr().err
     assert main(["compare", "nowhere"]) == 2
-    assert "nowhere is not the folder of a run; no configuration nowhere" in capsys.readouterr().err
+    assert "nowhere is not the folder of a run. There is no configuration nowhere" in capsys.readouterr().err
 
 
 def test_compare_shows_finished_runs_towards_another_adversary(tmp_path):
@@ -410,7 +410,7 @@ def test_compare_warns_of_runs_of_different_length(tmp_path, capsys, monkeypatch
     runs = [finished_run(tmp_path, long_name, 3), finished_run(tmp_path, "plain", 2, "FedAvg()")]
     assert main(["compare", *map(str, runs), "--out", "both"]) == 0
     shown = capsys.readouterr()
-    assert "warning: the runs differ in their rounds (3, 2)" in shown.err
+    assert "because the numbers of rounds differ (3, 2)" in shown.err
     lines = shown.out.splitlines()
     assert all(
         row["epsilon"] == row["R"] == "-" for row in json.loads(Path("both/table.json").read_text())["runs"]
@@ -429,14 +429,14 @@ def test_compare_warns_of_epsilons_at_different_deltas(tmp_path, capsys):
         (Path(folders[-1]) / "privacy.json").write_text(to_json(made))
     assert main(["compare", *folders, "--out", "all"]) == 0
     shown = capsys.readouterr()
-    assert "at different deltas (1e-05, 0.001) and do not compare" in shown.err
+    assert "not comparable because their deltas differ (1e-05, 0.001)" in shown.err
     assert "run0: outsider, at delta 1e-05" in shown.out and "run2: outsider, at delta 0.001" in shown.out
     assert [row["delta"] for row in json.loads(Path("all/table.json").read_text())["runs"]] == [
         *(1e-5, 1e-3, 1e-3)
     ]
     assert main(["compare", *folders[1:], "--out", "two"]) == 0
     shown = capsys.readouterr()
-    assert "deltas" not in shown.err and "over the run, towards outsider, at delta 0.001\n" in shown.out
+    assert "deltas" not in shown.err and "over the run, against outsider, at delta 0.001\n" in shown.out
 
 
 def test_compare_says_whether_what_was_asked_for_is_met(tmp_path, capsys, monkeypatch):
@@ -468,7 +468,7 @@ def test_compare_reads_folders_of_earlier_versions(tmp_path, capsys):
     old = finished_run(tmp_path, "old", 3)
     (old / "privacy.json").write_text(json.dumps({"rows": [], "protocol": "masking really ran"}))
     assert main(["compare", str(old), "--out", "both"]) == 0
-    assert "its privacy must be computed again: `fedq privacy CONFIG`" in capsys.readouterr().err
+    assert "Compute it again: `fedq privacy CONFIG`" in capsys.readouterr().err
     assert json.loads(Path("both/table.json").read_text())["runs"][0]["epsilon"] == "-"
 
 
@@ -503,7 +503,7 @@ def test_the_shipped_table_has_every_mechanism(capsys):
     assert all(row["paper"] != "-" for row in rows)
     assert main(["mechanisms", "LDPQ", "LDPQ", "tests.contract.test_check_mechanism.TinyLever"]) == 0
     printed = capsys.readouterr().out
-    assert "TinyLever" in printed and "CorBin" not in printed.partition("bits: of one")[0]
+    assert "TinyLever" in printed and "CorBin" not in printed.partition("bits: bits of one")[0]
 
 
 def test_the_table_tells_what_pairs_cost():
@@ -528,7 +528,7 @@ def test_privacy_of_a_configuration_and_of_a_checkpoint(tmp_path, capsys):
         "mechanism"
     ]
     assert main(["privacy", "nowhere.ckpt"]) == 2
-    assert "there is no file nowhere.ckpt" in capsys.readouterr().err
+    assert "There is no file nowhere.ckpt" in capsys.readouterr().err
 
 
 def test_a_mechanism_is_read_without_evaluating_code():
@@ -540,7 +540,7 @@ def test_a_mechanism_is_read_without_evaluating_code():
         "CorBin(",
         "__import__('os').system(command='x')",
     ):
-        with pytest.raises(ValueError, match=r"give the configuration of its run instead"):
+        with pytest.raises(ValueError, match=r"[Gg]ive the configuration of its run\."):
             parse_mechanism(text)
 
 
@@ -624,13 +624,13 @@ def test_a_training_without_a_federation_is_called_one(tmp_path, capsys):
     config["trainer"]["callbacks"] = []
     (tmp_path / "plain.yaml").write_text(yaml.safe_dump(config))
     assert main(["fit", "plain.yaml", "--trainer.enable_progress_bar=false"]) == 0
-    assert "an ordinary training on all data, nothing is federated or private" in capsys.readouterr().err
+    assert "ordinary training without federation or privacy" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["fit"], "Nothing says what to train: give a run that ships with the package"),
+        (["fit"], "No model is given. Name a run that ships with the package"),
         (["fit", "small.yaml", "--set", "Federated.num_clients=eight"], "num_clients must be int, got eight"),
     ],
 )
@@ -646,7 +646,7 @@ def test_the_folder_of_a_run_is_no_configuration(tmp_path, capsys):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text("{}")
     assert main(["fit", "run"]) == 2
-    assert "its configuration is run/config.yaml" in capsys.readouterr().err
+    assert "Its configuration is run/config.yaml" in capsys.readouterr().err
 
 
 def test_an_interrupted_command_says_so_without_a_trace(monkeypatch, capsys):

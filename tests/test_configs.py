@@ -21,7 +21,7 @@ from lightning_fedq.privacy.document import is_met
 pytestmark = [
     pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning"),
     # ten samples a client are too few for it
-    pytest.mark.filterwarnings("ignore:LeakageBudget takes the sampling probability:UserWarning"),
+    pytest.mark.filterwarnings("ignore:LeakageBudget uses the best sampling probability:UserWarning"),
 ]
 ROOT = Path(__file__).parents[1]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))

@@ -84,7 +84,7 @@ def test_the_other_package_from_the_command_to_the_fit(tmp_path):
     done = run(["-c", PROGRAM.replace("FEW", repr(FEW)).replace("FILE", repr(str(FILE)))], cwd=tmp_path)
     assert done.returncode == 2, done.stdout[-3000:] + done.stderr[-3000:]
     assert "runs/corbin/: report.md, privacy.md" in done.stdout
-    told = "CSVLogger is a class of pytorch_lightning, and this run is one of lightning.pytorch"
+    told = "CSVLogger is a class of pytorch_lightning, but this run uses lightning.pytorch"
     assert told in done.stderr
     accuracies = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("accuracy")]
     assert len(accuracies) == 2 and accuracies[0] == accuracies[1]

@@ -25,7 +25,7 @@ def test_among_the_callbacks():
 
 def test_as_the_strategy():
     with pytest.raises(
-        TypeError, match=r"no strategy; .* Trainer\(callbacks=\[Federated\(CorBin\(epsilon=4.0"
+        TypeError, match=r"not a strategy.* Trainer\(callbacks=\[Federated\(CorBin\(epsilon=4.0"
     ):
         pl.Trainer(strategy=CorBin(4.0))
     assert CorBin(4.0) != CorBin(5.0) and CorBin(4.0) != "CorBin" and not CorBin(4.0) != CorBin(4.0)  # noqa: SIM202

@@ -123,8 +123,8 @@ def declare(folder, name, **points):
     [
         ({"Lost": "not_there:Lost"}, r"mechanism Lost of other \(not_there:Lost\) is left out: ModuleNot"),
         ({"Lost": "json:Lost"}, "Lost of other .* is left out: AttributeError"),
-        ({"dumps": "json:dumps"}, "must be a class that inherits Mechanism"),
-        ({"Lever": "tests.contract.test_check_mechanism:TinyLever"}, "must be called as its class"),
+        ({"dumps": "json:dumps"}, "must be a subclass of Mechanism"),
+        ({"Lever": "tests.contract.test_check_mechanism:TinyLever"}, "must have the name of its class"),
         ({"LDPQ": "tests.contract.test_check_mechanism:LDPQ"}, None),
     ],
 )
@@ -160,19 +160,19 @@ def test_a_class_path_is_enough():
     path = "tests.contract.test_check_mechanism.TinyLever"
     assert mechanism_class(path) is TinyLever and class_path(TinyLever) == path
     assert class_path(mechanisms.LDPQ) == "lightning_fedq.mechanisms.LDPQ"
-    for wrong, told in (("Nonsense", "there is no mechanism Nonsense"), ("no.such", "does not import")):
+    for wrong, told in (("Nonsense", "there is no mechanism Nonsense"), ("no.such", "can't be imported")):
         with pytest.raises(ValueError, match=told):
             mechanism_class(wrong)
-    with pytest.raises(ValueError, match=r"json\.dumps is no class that inherits Mechanism"):
+    with pytest.raises(ValueError, match=r"json\.dumps must be a subclass of Mechanism"):
         mechanism_class("json.dumps")
 
 
 def test_a_checkpoint_imports_nothing_but_what_is_named():
     text = repr(TinyLever(1.0))
-    with pytest.raises(ValueError, match=r"is not installed: .* --mechanism PACKAGE\.CLASS"):
+    with pytest.raises(ValueError, match=r"is not installed.* --mechanism PACKAGE\.CLASS"):
         parse_mechanism(text)
     assert parse_mechanism(text, TinyLever) == TinyLever(1.0)
-    with pytest.raises(ValueError, match="can't read the mechanism"):
+    with pytest.raises(ValueError, match="Can't read the mechanism"):
         parse_mechanism("LDPQ(speed=3)")
 
 

@@ -1,4 +1,4 @@
-"""Local algorithms of clients, `Federated(algorithm=...)`, and the server's optimisers by name."""
+"""Local algorithms of clients, `Federated(algorithm=...)`, and server optimisers by name."""
 
 from lightning_fedq.algorithms.error_feedback import ErrorFeedback
 from lightning_fedq.algorithms.fed_dyn import FedDyn

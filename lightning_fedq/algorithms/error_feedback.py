@@ -1,15 +1,16 @@
-"""Error feedback: clients send their largest coordinates, and keep the rest for their next round.
+"""Error feedback: clients send their largest coordinates, and add the rest to their next update.
 
-Client i adds what it has kept to its update, v = u + e_i, hands the k largest coordinates of v to the
-mechanism, and keeps e_i = v - top-k(v). With `TopK` of the same share the server gets exactly that. What a
-mechanism adds or rounds off besides is not fed back.
+Client i adds its memory to its update, v = u + e_i. It gives the k largest coordinates of v to the mechanism,
+and keeps e_i = v - top-k(v). `TopK` with the same share sends exactly these coordinates. Noise and rounding
+errors of a mechanism are not fed back.
 
-A claim is about a message and any two updates, so it holds for these: with a private mechanism nothing is
-charged besides. Which coordinates are large shows in its noisy values only.
+A claim is about a message and any two updates, so it holds for these sparse updates. A private mechanism
+therefore charges nothing more. Only its noisy values reveal which coordinates are large.
 
 References:
-    Stich, Cordonnier, Jaggi, Sparsified SGD with Memory, NeurIPS 2018; Karimireddy, Rebjock, Stich, Jaggi,
-    Error Feedback Fixes SignSGD and other Gradient Compression Schemes, ICML 2019.
+    Stich, Cordonnier, Jaggi, Sparsified SGD with Memory, NeurIPS 2018.
+    Karimireddy, Rebjock, Stich, Jaggi, Error Feedback Fixes SignSGD and other Gradient Compression Schemes,
+    ICML 2019.
 """
 
 from collections.abc import Sequence
@@ -24,31 +25,33 @@ from lightning_fedq.functional.segments import num_kept
 
 
 class _Memory(PersistentOffsets):
+    """State of error feedback: the memory e_i of each client."""
+
     share: float
 
     def offsets(self, clients: Sequence[int]) -> None:
         return None
 
     def sent(self, clients: Sequence[int], updates: Tensor) -> Tensor:
-        wanted = updates + self.rows(clients).to(updates)
-        places = wanted.abs().topk(num_kept(self.share, wanted.shape[1]), dim=1, sorted=False).indices
-        sent = torch.zeros_like(wanted).scatter_(1, places, wanted.gather(1, places))
-        # e_i of the next round, once this one counts
-        self.pending.update(zip(clients, (wanted - sent).to(self.server), strict=True))
+        total = updates + self.rows(clients).to(updates)  # v = u + e_i
+        places = total.abs().topk(num_kept(self.share, total.shape[1]), dim=1, sorted=False).indices
+        sent = torch.zeros_like(total).scatter_(1, places, total.gather(1, places))
+        # the next round's e_i stays pending until the server has counted this round
+        self.pending.update(zip(clients, (total - sent).to(self.server), strict=True))
         return sent
 
 
 @dataclass(frozen=True)
 class ErrorFeedback(LocalAlgorithm):
-    """Top-k updates with memory: what a client does not send it adds to its next update.
+    """Top-k updates with memory: a client adds the coordinates that it does not send to its next update.
 
     Args:
-        share: Share of the coordinates that is sent, in (0, 1]; that of `TopK`.
+        share: Share of the coordinates that is sent, in (0, 1], equal to the share of `TopK`.
 
     Raises:
         ValueError: If the share is out of range.
 
-    Example:
+    Examples:
         >>> from lightning_fedq import Federated, TopK
         >>> federated = Federated(TopK(0.1), num_clients=5, algorithm=ErrorFeedback(0.1))
     """
@@ -62,11 +65,11 @@ class ErrorFeedback(LocalAlgorithm):
             raise ValueError(f"share must be in (0, 1], got {self.share}")
 
     def num_handed(self, dim: int) -> int:
-        """A share of them, one at least."""
+        """Return the number of coordinates that clients send, a share of `dim` and at least one."""
         return num_kept(self.share, dim)
 
     def begin(self, dim: int) -> Correction:
-        """Nothing is kept yet."""
+        """Return empty memories."""
         memory = _Memory(0.0, dim)
         memory.share = self.share
         return memory

@@ -1,8 +1,8 @@
-"""FedDyn: a regulariser that makes the clients' optima those of the whole federation.
+"""FedDyn: a regulariser that makes the clients' optima agree with the optimum of the whole federation.
 
-Client i adds -g_i + alpha (w - x) to its gradients, and then g_i <- g_i - alpha (y_i - x). The server keeps
-h <- h - alpha s (mean update), s being the cohort's share of all clients, and goes on from the mean - h /
-alpha. Both of the server's follow from the mean update, so nothing else travels.
+Client i adds -g_i + alpha (w - x) to its gradients, and then sets g_i <- g_i - alpha (y_i - x). The server
+keeps h <- h - alpha s (mean update), with s the cohort's share of all clients, and continues from the mean -
+h / alpha. Both of the server's values follow from the mean update, so no other values are sent.
 
 Reference: Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021.
 """
@@ -17,30 +17,32 @@ from lightning_fedq.algorithms.local_algorithm import Correction, LocalAlgorithm
 
 
 class _Gradients(PersistentOffsets):
+    """State of FedDyn: the vector g_i of each client, and h of the server."""
+
     def offsets(self, clients: Sequence[int]) -> Tensor:
-        return -self.rows(clients)  # -g_i; alpha (w - x) is the pull
+        return -self.rows(clients)  # -g_i, while the pull is alpha (w - x)
 
     def keep(self, clients: Sequence[int], updates: Tensor, moved: float) -> None:
         rows = self.rows(clients) - self.pull * updates.to(self.server)  # g_i - alpha (y_i - x)
         self.pending.update(zip(clients, rows, strict=True))
 
     def end_round(self, before: Tensor, after: Tensor, share: float, moved: float) -> Tensor:
-        # h - alpha s (mean update)
+        # the new h is h - alpha s (mean update)
         self.server = self.server - self.pull * share * (after - before).to(self.server)
-        return after - (self.server / self.pull).to(after)  # the new h
+        return after - (self.server / self.pull).to(after)  # mean - h / alpha
 
 
 @dataclass(frozen=True)
 class FedDyn(LocalAlgorithm):
-    """Dynamic regularisation.
+    """FedDyn: dynamic regularisation, for clients whose data differ.
 
     Args:
-        alpha: > 0; the paper takes 0.001 to 0.1.
+        alpha: Weight of the regulariser, > 0. The paper takes 0.001 to 0.1.
 
     Raises:
         ValueError: If alpha is not a finite number above 0.
 
-    Example:
+    Examples:
         >>> FedDyn(alpha=0.1)  # Federated(..., algorithm=this)
         FedDyn(alpha=0.1)
     """
@@ -54,5 +56,5 @@ class FedDyn(LocalAlgorithm):
             raise ValueError(f"alpha must be a finite number > 0, got {self.alpha}")
 
     def begin(self, dim: int) -> Correction:
-        """All vectors are 0."""
+        """Return state in which all vectors are zero."""
         return _Gradients(self.alpha, dim)

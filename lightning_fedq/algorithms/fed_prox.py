@@ -1,4 +1,4 @@
-"""FedProx: clients are pulled back to where they have started.
+"""FedProx: a proximal term pulls clients back to the global weights.
 
 Reference: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020.
 """
@@ -10,15 +10,15 @@ from lightning_fedq.algorithms.local_algorithm import Correction, LocalAlgorithm
 
 @dataclass(frozen=True)
 class FedProx(LocalAlgorithm):
-    """Adds mu / 2 |w - x|^2 to every client's loss, x being the global weights.
+    """FedProx: adds mu / 2 |w - x|^2 to every client's loss, with x the global weights.
 
     Args:
-        mu: >= 0; 0 is federated averaging.
+        mu: Weight of the proximal term, >= 0. 0 is federated averaging.
 
     Raises:
         ValueError: If mu is negative or not finite.
 
-    Example:
+    Examples:
         >>> FedProx(mu=0.1)  # Federated(..., algorithm=this)
         FedProx(mu=0.1)
     """
@@ -30,5 +30,5 @@ class FedProx(LocalAlgorithm):
             raise ValueError(f"mu must be a finite number >= 0, got {self.mu}")
 
     def begin(self, dim: int) -> Correction:
-        """The pull, and nothing to keep."""
+        """Return state with the pull mu, in which clients keep nothing."""
         return Correction(self.mu)

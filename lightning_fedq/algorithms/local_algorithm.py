@@ -1,13 +1,14 @@
-"""Contract of local algorithms: a term that every client adds to its gradients.
+"""Interface of local algorithms: a term that every client adds to its gradients.
 
-FedProx, SCAFFOLD and FedDyn differ from federated averaging in this one term. At local weights w, started
-from the global ones x, client i adds
+FedProx, SCAFFOLD and FedDyn differ from federated averaging in this term. At local weights w, started from
+the global weights x, client i adds
 
     offset_i + pull (w - x)
 
-to each gradient; offset_i follows from what it has trained in earlier rounds and stays with it. What the
-server does beside the mean follows from the mean update alone. So nothing but the update travels, it is
-quantised and charged as ever, and what is claimed of a message holds with any of these.
+to each gradient. offset_i follows from the client's training in earlier rounds, and never leaves the client.
+The server's corrections of the mean follow from the mean update alone. Clients therefore send only their
+updates, which are quantised and charged as usual, and a mechanism's claims hold with each of these
+algorithms.
 """
 
 from abc import ABC, abstractmethod
@@ -30,48 +31,52 @@ class Correction:
         self.pull = pull
 
     def offsets(self, clients: Sequence[int]) -> Tensor | None:
-        """`(len(clients), dim)` their offsets, over the trained parameters. None are zeros."""
+        """Return the clients' offsets `(len(clients), dim)` for the trained parameters. None: zeros."""
         return None
 
     def sent(self, clients: Sequence[int], updates: Tensor) -> Tensor:
-        """Updates as clients hand them to the mechanism, `(len(clients), dim)`: less what they hold back."""
+        """Return the updates that clients give to the mechanism, `(len(clients), dim)`."""
         return updates
 
     def keep(self, clients: Sequence[int], updates: Tensor, moved: float) -> None:
-        """Clients have trained.
+        """Update the clients' own state after their training.
 
         Args:
+            clients: Clients that have trained.
             updates: `(len(clients), dim)`, local - global.
-            moved: Sum of the learning rates of a client's steps, as the round's schedule has them.
+            moved: Sum of the learning rates of a client's steps, by the round's schedule.
         """
 
     def end_round(self, before: Tensor, after: Tensor, share: float, moved: float) -> Tensor:
-        """Take the round's mean update, after `keep` was called for all who have answered.
+        """Apply the round's mean update, after `keep` was called for all clients that have answered.
 
         Args:
-            before: `(dim,)` the global parameters of its start.
-            after: `(dim,)` those that the mean update leads to.
+            before: `(dim,)`, the global parameters at the round's start.
+            after: `(dim,)`, the global parameters after the mean update.
             share: Share of all clients whose updates are in the mean.
-            moved: Sum of the learning rates of a client's steps, likewise.
+            moved: Sum of the learning rates of a client's steps, by the round's schedule.
 
         Returns:
-            `(dim,)` the global parameters of the next round.
+            `(dim,)`, the global parameters of the next round.
         """
         return after
 
     def state_dict(self) -> dict[str, Any]:
-        """State between rounds, clients' own parts included: not private."""
+        """Return the state between rounds, which contains clients' own state and so is not private."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
+        """Restore a state of `state_dict`."""
 
 
 class PersistentOffsets(Correction):
-    """Vectors of clients, which each one keeps from round to round, and one of the server.
+    """State with one vector per client, kept from round to round, and one vector of the server.
+
+    New vectors of clients are `pending` until the server has counted the round, and then `committed`.
 
     Args:
         pull: Weight of (w - x) in the term, >= 0.
+        dim: Number of trained parameters.
     """
 
     def __init__(self, pull: float, dim: int) -> None:
@@ -81,26 +86,26 @@ class PersistentOffsets(Correction):
         self.pending: dict[int, Tensor] = {}
 
     def rows(self, clients: Sequence[int]) -> Tensor:
-        """`(len(clients), dim)` the vectors of clients, zeros before their first round."""
+        """Return the vectors of clients, `(len(clients), dim)`, which are zero before their first round."""
         nothing = torch.zeros_like(self.server)
         return torch.stack([self.committed.get(client, nothing) for client in clients])
 
     def state_dict(self) -> dict[str, Any]:
-        """The server's vector, and each client's."""
+        """Return the server's vector and each client's vector."""
         return {"server": self.server, "own": dict(self.committed)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Restore a state of `state_dict`."""
         self.server, self.committed, self.pending = state["server"], dict(state["own"]), {}
 
 
 class LocalAlgorithm(ABC):
-    """Settings of an algorithm, frozen. The state of a fit is a `Correction`.
+    """Frozen settings of a local algorithm. The state of a fit is a `Correction`.
 
     Attributes:
-        remembers: Do clients keep anything from one round to the next?
-        alike: Must all clients of a round take as many steps?
-        sends: Do clients need the server's vector?
+        remembers: Whether clients keep state from one round to the next.
+        alike: Whether all clients of a round must take the same number of steps.
+        sends: Whether clients need the server's vector.
     """
 
     remembers: ClassVar[bool] = False
@@ -109,16 +114,16 @@ class LocalAlgorithm(ABC):
 
     @abstractmethod
     def begin(self, dim: int) -> Correction:
-        """State of a new fit."""
+        """Return the state of a new fit."""
 
     def num_handed(self, dim: int) -> int | None:
-        """Coordinates that clients hand to the mechanism and then forget. None: all."""
+        """Return the number of coordinates that clients give to the mechanism. None: all."""
         return None
 
     def check(self, optimizers: Sequence[Optimizer]) -> None:
-        """Refuse clients' optimisers that the algorithm is not made for.
+        """Refuse clients' optimisers that the algorithm does not support.
 
         Raises:
-            ValueError: With the cure.
+            ValueError: If an optimiser is not supported.
         """
         return

@@ -1,7 +1,7 @@
-"""Optimisers of the server, for `Federated(server_optimizer=...)`: they are given minus the mean update.
+"""Server optimisers for `Federated(server_optimizer=...)`. Their gradient is minus the mean update.
 
 Reference: Reddi et al., Adaptive Federated Optimization, ICLR 2021, algorithm 2 (FedAdagrad, FedYogi,
-FedAdam); Hsu et al., Measuring the Effects of Non-Identical Data Distribution, 2019 (FedAvgM).
+FedAdam), and Hsu et al., Measuring the Effects of Non-Identical Data Distribution, 2019 (FedAvgM).
 """
 
 from abc import abstractmethod
@@ -14,14 +14,14 @@ from torch.optim import SGD, Optimizer
 
 
 class FedAvgM(SGD):
-    """Server momentum.
+    """Server optimiser with momentum.
 
     Args:
-        params: Given by `Federated`.
+        params: Parameters of the global model, which `Federated` passes.
         lr: Learning rate of the server.
-        momentum: In [0, 1).
+        momentum: Momentum, in [0, 1).
 
-    Example:
+    Examples:
         >>> weights = torch.nn.Parameter(torch.zeros(2))
         >>> server = FedAvgM([weights], lr=1.0, momentum=0.9)
         >>> weights.grad = -torch.ones(2)  # minus the mean update
@@ -35,14 +35,16 @@ class FedAvgM(SGD):
 
 
 class _Adaptive(Optimizer):
-    """Of the three: m <- beta1 m + (1 - beta1) update, v by the class, x <- x + lr m / (sqrt(v) + tau).
+    """Base of the adaptive server optimisers: m is a running mean of updates, and the subclass defines v.
+
+    m <- beta1 m + (1 - beta1) update, and x <- x + lr m / (sqrt(v) + tau).
 
     Args:
-        params: Given by `Federated`.
+        params: Parameters of the global model, which `Federated` passes.
         lr: Learning rate of the server, > 0.
         beta1: Decay of m, in [0, 1).
         beta2: Decay of v, in [0, 1). `FedAdagrad` has none.
-        tau: Degree of adaptivity, > 0; v begins at tau^2.
+        tau: Degree of adaptivity, > 0. v begins at tau^2.
 
     Raises:
         ValueError: If a number is out of its range.
@@ -58,18 +60,18 @@ class _Adaptive(Optimizer):
     ) -> None:
         if not lr > 0.0 or not 0.0 <= beta1 < 1.0 or not 0.0 <= beta2 < 1.0 or not tau > 0.0:
             raise ValueError(
-                f"lr > 0, beta1 and beta2 in [0, 1) and tau > 0 are needed, got {lr}, {beta1}, {beta2}, {tau}"
+                f"expected lr > 0, beta1 and beta2 in [0, 1), tau > 0, got {lr}, {beta1}, {beta2}, {tau}"
             )
         super().__init__(params, {"lr": lr, "beta1": beta1, "beta2": beta2, "tau": tau})
 
     @staticmethod
     @abstractmethod
     def second(v: Tensor, square: Tensor, beta2: float) -> Tensor:
-        """The next v."""
+        """Return the next v."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Move by the mean update."""
+        """Move the parameters by the mean update."""
         for group in self.param_groups:
             for x in group["params"]:
                 if x.grad is None:
@@ -77,7 +79,7 @@ class _Adaptive(Optimizer):
                 state = self.state[x]
                 m = state.get("m", torch.zeros_like(x))
                 v = state.get("v", torch.full_like(x, group["tau"] ** 2))
-                # the gradient is minus the mean update
+                # minus, because the gradient is minus the mean update
                 m = group["beta1"] * m - (1.0 - group["beta1"]) * x.grad
                 v = self.second(v, m.square(), group["beta2"])
                 state["m"], state["v"] = m, v
@@ -85,9 +87,15 @@ class _Adaptive(Optimizer):
 
 
 class FedAdagrad(_Adaptive):
-    """v + m^2.
+    """Adaptive server optimiser with v <- v + m^2.
 
-    Example:
+    Args:
+        params: Parameters of the global model, which `Federated` passes.
+        lr: Learning rate of the server, > 0.
+        beta1: Decay of m, in [0, 1).
+        tau: Degree of adaptivity, > 0. v begins at tau^2.
+
+    Examples:
         >>> weights = torch.nn.Parameter(torch.zeros(2))
         >>> server = FedAdagrad([weights], lr=0.1)
         >>> weights.grad = -torch.ones(2)  # minus the mean update
@@ -103,14 +111,14 @@ class FedAdagrad(_Adaptive):
 
     @staticmethod
     def second(v: Tensor, square: Tensor, beta2: float) -> Tensor:
-        """The sum of the squares."""
+        """Return the sum of the squares."""
         return v + square
 
 
 class FedYogi(_Adaptive):
-    """v - (1 - beta2) m^2 sign(v - m^2).
+    """Adaptive server optimiser with v <- v - (1 - beta2) m^2 sign(v - m^2).
 
-    Example:
+    Examples:
         >>> weights = torch.nn.Parameter(torch.zeros(2))
         >>> server = FedYogi([weights], lr=0.1)
         >>> weights.grad = -torch.ones(2)  # minus the mean update
@@ -121,14 +129,14 @@ class FedYogi(_Adaptive):
 
     @staticmethod
     def second(v: Tensor, square: Tensor, beta2: float) -> Tensor:
-        """A step towards the square whose size does not hang on v."""
+        """Return v after a step to the square. The size of the step does not depend on v."""
         return v - (1.0 - beta2) * square * (v - square).sign()
 
 
 class FedAdam(_Adaptive):
-    """beta2 v + (1 - beta2) m^2, without bias correction.
+    """Adaptive server optimiser with v <- beta2 v + (1 - beta2) m^2, without bias correction.
 
-    Example:
+    Examples:
         >>> weights = torch.nn.Parameter(torch.zeros(2))
         >>> server = FedAdam([weights], lr=0.1)
         >>> weights.grad = -torch.ones(2)  # minus the mean update
@@ -139,5 +147,5 @@ class FedAdam(_Adaptive):
 
     @staticmethod
     def second(v: Tensor, square: Tensor, beta2: float) -> Tensor:
-        """A running mean of the squares."""
+        """Return a running mean of the squares."""
         return beta2 * v + (1.0 - beta2) * square

@@ -1,4 +1,4 @@
-"""Attempts to refute privacy claims: enumeration, simulation on worst neighbours, canaries in one run."""
+"""Audits that try to refute privacy claims: enumeration, simulation, and canaries in one run."""
 
 from lightning_fedq.audit.simulated import audit as audit
 from lightning_fedq.audit.views import Finding as Finding

@@ -1,12 +1,15 @@
-"""Two neighbouring cohorts, played through a real `RoundEngine` by a mechanism as it is shipped.
+"""Rounds of two neighbouring cohorts, run by the shipped mechanism in a real `RoundEngine`.
 
-The victim takes every place in turn, two rounds each. Each of its coordinates holds one of two inputs, "high"
-(label 0) or "low" (label 1): the mechanism's `worst_pair`. Two worlds with keys of their own see opposite
-labels, and labels change with every round and between the two layers, so that a stream that is used twice
-shows in what two rounds, or two layers, say together. Coordinates in which the pair is alike have label -1
-and are not counted.
+The cohorts differ in the update of one client, the victim. Each client is the victim in turn, for two rounds.
+Each coordinate of the victim's update holds one of two inputs, "high" (label 0) or "low" (label 1), which the
+mechanism's `worst_pair` returns. Coordinates in which the two inputs are equal have label -1 and are not
+counted.
 
-What an adversary holds is put into the keys (`HeldKeys`): those stay in every trial, all others are fresh.
+Two worlds with separate keys see opposite labels. Labels also change with every round and between the two
+layers. A random stream that is used twice therefore shows in the joint outcome of two rounds or two layers.
+
+`HeldKeys` holds the keys that an adversary knows. These keys are the same in every trial, and all others are
+fresh.
 """
 
 from dataclasses import dataclass, replace
@@ -39,37 +42,41 @@ from lightning_fedq.rounds import RoundEngine
 Integers = NDArray[np.int64]
 
 CALIBRATION = 1 << 41
-"""Rounds from here on choose the edges of bins and are not counted."""
+"""Number of the first round that only chooses the edges of bins and is not counted."""
 _BINS = 32
 _FEWEST_CALIBRATED = 4000
 MOST_CALIBRATIONS = 512
-SEGMENTS = (512, 509)  # an odd tail: a last coordinate, and bits that pad it to bytes
+SEGMENTS = (512, 509)  # the odd length tests the last coordinate and the bits that pad it to bytes
 FEW_SEGMENTS = (2, 1)
 CROWD_SEGMENTS = (5, 3)
 CROWD = 64
-"""Clients that are attacked at once, where each message is one draw."""
+"""Number of clients in cases where all clients are victims at once and each message is one draw."""
 _DROPOUTS_DELTA = 0.02
-"""Half of it pays for rounds in which too few answer."""
+"""Delta of the claims under dropout. Half of it covers rounds in which too few clients answer."""
 _TURNS = 3
-"""Rounds of a block in which noise is handed on; in the first is the victim."""
+"""Rounds of a block, for mechanisms that hand noise on. The victim takes part in the first round."""
 _MEASURED = 8192
-"""Coordinates of such blocks that their noise is measured on."""
+"""Coordinates of the blocks of zeros that measure the covariance of handed-on noise."""
 _ZEROS_SEED = 1 << 51
 
 
 @dataclass(frozen=True)
 class Played:
-    """One round of one world.
+    """Messages and released sum of one round in one world.
 
     Args:
-        victim: Client whose update differs between the worlds; one of `clients`.
-        symbols: `(len(clients), m)` messages, in their order.
-        labels: `(dim,)` which of the two inputs each coordinate of the victim held, or -1.
-        decoded_sum: `(dim,)` the sum as the engine released it.
-        everybody: Does every client hold what the victim holds?
-        own_weight: Weight of the victim's round where several are looked at.
-        later: `(dim,)` what is added to it of the rounds that take noise of this one back, weighted.
-        behind: Symbols of a message behind those of the coordinates, see `Mechanism.core`.
+        mechanism: Mechanism that encoded the messages.
+        context: Public part of the round.
+        clients: Clients that answered.
+        victim: Client whose update differs between the worlds, one of `clients`.
+        symbols: `(len(clients), m)` messages, in the order of `clients`.
+        labels: `(dim,)` label of the input in each coordinate of the victim: 0, 1, or -1 for not counted.
+        public: Public randomness of the round.
+        decoded_sum: `(dim,)` sum that the engine released.
+        everybody: Whether every client holds the victim's input.
+        own_weight: Weight of the victim's round in a linear combination of several rounds.
+        later: `(dim,)` weighted sum of later rounds, which cancel part of the noise of this round.
+        behind: Number of symbols that follow those of the coordinates in a message, see `Mechanism.core`.
     """
 
     mechanism: Mechanism
@@ -86,7 +93,10 @@ class Played:
     behind: int = 0
 
     def position_labels(self, positions: int) -> Integers:
-        """Labels of the positions of a view. Where symbols are no coordinates, all hold the same."""
+        """Return the labels of the positions of a view.
+
+        If positions are not coordinates, all of them have the same label.
+        """
         if positions == len(self.labels):
             return self.labels
         if positions == len(self.labels) + self.behind:
@@ -95,31 +105,31 @@ class Played:
 
     @property
     def curious(self) -> int:
-        """A client that is curious: the one after the victim, its partner or not."""
+        """Curious client: the client after the victim, which may be the victim's partner."""
         return self.clients[(self.clients.index(self.victim) + 1) % len(self.clients)]
 
     def row(self, client: int) -> Tensor:
-        """The message of a client."""
+        """Return the message of a client."""
         return self.symbols[self.clients.index(client)]
 
     def message(self) -> Array:
-        """The victim's message. All of them, one after the other, where everybody is one."""
+        """Return the victim's message, or the concatenated messages if every client is a victim."""
         if self.everybody:
             return np.asarray(self.symbols.flatten().numpy(), np.float64)
         return np.asarray(self.row(self.victim).numpy(), np.float64)
 
     def decoded_message(self) -> Array:
-        """The victim's message, as the server decodes it."""
+        """Return the victim's message as the server decodes it."""
         return self.decoded([self.victim])
 
     def total(self) -> Array:
-        """The sum of all messages, modulo what the mechanism takes it modulo."""
+        """Return the sum of all messages, modulo the mechanism's symbol modulus if it has one."""
         return self._total(self.symbols)
 
     def honest_total(self) -> Array:
-        """That sum less what a curious client sent."""
-        kept = [row for row, client in enumerate(self.clients) if client != self.curious]
-        return self._total(self.symbols[kept])
+        """Return the sum of all messages except the curious client's."""
+        rows = [row for row, client in enumerate(self.clients) if client != self.curious]
+        return self._total(self.symbols[rows])
 
     def _total(self, symbols: Tensor) -> Array:
         total = symbols.sum(0, dtype=torch.int64)
@@ -128,21 +138,25 @@ class Played:
         return np.asarray(total.numpy(), np.float64)
 
     def released(self) -> Array:
-        """The sum of all updates, as it is released, with what later rounds tell of its noise."""
+        """Return the released sum, combined with the later rounds that cancel part of its noise."""
         return self.own_weight * self.decoded_sum + self.later
 
     def honest_sum(self) -> Array:
-        """The decoded sum less what a curious client sent and knows."""
+        """Return the decoded sum without the update of the curious client, which knows its own update."""
         silent = [client for client in self.context.cohort if client not in self.clients]
         known = [client for client in self.clients if client != self.curious]
         decoded = self.decoded(known)
+        # a mechanism with a fixed cohort decodes only the whole cohort, so silent clients count as zeros
         if silent and self.mechanism.fixed_cohort:
             zero = torch.zeros(len(silent), self.symbols.shape[1], dtype=torch.int32)
             decoded = decoded + self._decode(zero, silent)
         return self.own_weight * decoded + self.later
 
     def group(self) -> Array:
-        """The victim's message and the sum of those of its group, as one number. Lone victims apart."""
+        """Return the victim's message and the sum of its partners' messages, encoded in one number.
+
+        Groups of different sizes get different numbers, so an unpaired victim is distinguished.
+        """
         members = [c for c in self.context.place(self.victim)[0] if c in self.clients]
         widest = max(len(group) for group in self.context.groups)
         own = self.row(self.victim).to(torch.int64)
@@ -151,7 +165,7 @@ class Played:
         return np.asarray(joint.numpy(), np.float64)
 
     def decoded(self, clients: list[int]) -> Array:
-        """The decoded sum of the updates of some clients, not on any grid."""
+        """Return the decoded sum of the updates of some clients, not rounded to a grid."""
         return self._decode(torch.stack([self.row(client) for client in clients]), clients)
 
     def _decode(self, symbols: Tensor, clients: list[int]) -> Array:
@@ -161,7 +175,7 @@ class Played:
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]
 def _classify(values: Array, edges: Array, out: Integers) -> None:
-    """Number of the ascending edges that are <= each value."""
+    """Write into `out`, for each value, the number of edges that are <= it. Edges are ascending."""
     for i in range(values.size):
         low, high = 0, edges.size
         while low < high:
@@ -174,10 +188,10 @@ def _classify(values: Array, edges: Array, out: Integers) -> None:
 
 
 class Bins:
-    """Classes of a number: each value its own where there are few, else 32 that are equally likely.
+    """Classes of a real number: one class per value up to 32 values, otherwise 32 equally likely classes.
 
     Args:
-        values: A sample; only the edges depend on it.
+        values: Sample that chooses the edges of the classes.
     """
 
     def __init__(self, values: Array) -> None:
@@ -185,31 +199,31 @@ class Bins:
         if len(levels) > _BINS:
             levels = np.unique(np.quantile(values, np.arange(_BINS) / _BINS))
         self.edges, self.size = levels[1:], len(levels)
-        # pairs of outcomes need coarser classes
+        # pairs of outcomes would need size^2 bins, so they use at most 8 coarse classes each
         self._width = -(-self.size // 8)
         self.coarse_size = -(-self.size // self._width)
 
     def fine(self, values: Array) -> Integers:
-        """Class of each value, 0 to `size` - 1."""
+        """Return the class of each value, 0 to `size` - 1."""
         out = np.empty(len(values), np.int64)
         _classify(values, self.edges, out)
         return out
 
     def coarse(self, classes: Integers) -> Integers:
-        """Neighbouring classes merged, 0 to `coarse_size` - 1, at most 8."""
+        """Merge neighbouring classes into at most 8, numbered 0 to `coarse_size` - 1."""
         return np.asarray(classes // self._width)
 
 
 class Bench:
-    """Plays two neighbours again and again.
+    """Test bench that runs rounds of two neighbouring cohorts.
 
     Args:
-        case: The mechanism under audit, as it is shipped, and its setting.
+        case: Mechanism under audit, as it is shipped, and its setting.
         seed: Seed of the audit's own keys.
-        segments: Length of each layer, two of them.
-        num_clients: Size of the cohort, whatever the case says.
-        level: What the pair may depend on: the streams that this adversary holds.
-        times: How often both layers are repeated in a round.
+        segments: Lengths of the two layers.
+        num_clients: Size of the cohort. It overrides the size of the case.
+        level: Adversary whose streams the worst pair may depend on.
+        times: Number of repetitions of both layers in a round.
     """
 
     def __init__(
@@ -239,19 +253,20 @@ class Bench:
         )
         self.groups = self._planner.plan(0, mechanism).groups
         self.clients = tuple(range(num_clients - num_dropped))
-        """Who may answer."""
+        """Clients that may answer."""
         ones = torch.ones(2 * times, dtype=torch.float64)
         self._range = 0.0 * ones, ones
         self.claims = {claim.adversary: claim for claim in mechanism.claims(self.context(0))}
         self.failure = 0.0
-        """Chance of rounds that the claims do not speak of. Delta pays for it."""
+        """Probability of rounds that the claims do not cover. It is added to delta."""
         if dropout or min_survivors is not None:
             sums = replace(ASSUMED, min_survivors=min_survivors)
             run = Run.ideal(mechanism, self.context(0), 1, sums)
             run = replace(run, sampling=replace(run.sampling, dropout_probability=dropout))
             self.claims = Account(run, _DROPOUTS_DELTA).claims()
             self.failure = _DROPOUTS_DELTA / 2.0 if dropout else 0.0
-        # the others: all high, all low, opposite, zero; the pattern changes from coordinate to coordinate
+        # updates of the other clients: all high, all low, opposite and zero, in turn over the coordinates,
+        # so that each coordinate is tested with different sums around the victim's input
         high = torch.tensor([1.0, -1.0, 1.0, 0.0], dtype=torch.float64).repeat(self.dim)[: self.dim]
         opposite = torch.tensor([1.0, -1.0, -1.0, 0.0], dtype=torch.float64).repeat(self.dim)[: self.dim]
         self.others = torch.stack([opposite if c % 2 else high for c in self.clients])
@@ -263,37 +278,40 @@ class Bench:
         self.num_symbols = int(probe.shape[1])
         self.behind = mechanism.core(self.context(0))[1].dim - self.dim
         self.aligned = self.num_symbols == self.dim + self.behind
-        """Is there one symbol for every coordinate? Only then do the layers hold opposite inputs."""
+        """Whether there is one symbol per coordinate. Only then do the layers hold opposite inputs."""
         message = self.private_claim(Adversary.EAVESDROPPER)
         counted = message is not None and message.compositions == self.num_symbols
         self.symbolic = self.aligned or counted
-        """Is a symbol the unit of a claim?"""
+        """Whether the mechanism's claim is about one symbol."""
         self.rotated = self.symbolic and not self.aligned and mechanism.homomorphic and self.follows_streams
-        """Is there one symbol for every rotated coordinate, all of which differ alike?"""
+        """Whether there is one symbol per rotated coordinate, each with the same difference of inputs."""
         self._pairs: dict[int, tuple[Tensor, Tensor]] = {}
         self._told: tuple[int, Keys, RoundContext, PublicRandomness] | None = None
 
     @property
     def draws(self) -> int:
-        """Draws of one coordinate that a round gives."""
+        """Number of draws of one coordinate in a round."""
         return len(self.clients) if self.everybody else 1 if self.concentrated else self.dim
 
     def context(self, round: int) -> RoundContext:
-        """The public part of a round."""
+        """Return the public part of a round."""
         return RoundContext(round, self.groups, self.segments, *self._range)
 
     def private_claim(self, adversary: Adversary) -> PrivacyClaim | None:
-        """The claim against an adversary, or None if there is no guarantee."""
+        """Return the claim against an adversary, or None if there is no guarantee."""
         claim = self.claims[adversary]
         return None if isinstance(claim.loss, NonPrivate) else claim
 
     @cached_property
     def follows_streams(self) -> bool:
-        """Does the worst pair depend on streams?"""
+        """Whether the mechanism's worst pair depends on random streams."""
         return type(self.mechanism).worst_pair is not Mechanism.worst_pair
 
     def pair(self, victim: int, round: int, keys: Keys) -> tuple[Tensor, Tensor]:
-        """The worst neighbours of a round. Streams that the adversary does not hold are decoys."""
+        """Return the worst neighbouring updates of a round, each `(dim,)`.
+
+        Streams that the adversary does not hold are replaced with decoys, so the pair can't depend on them.
+        """
         told = (round, keys) if self.follows_streams else (0, self.keys[2])
         if self._told is None or self._told[:2] != told:
             public = PublicRandomness(HeldKeys(self._level, told[1], self._decoy), told[0])
@@ -310,6 +328,7 @@ class Bench:
         return high, low
 
     def _labels(self, turned: int, high: Tensor, low: Tensor) -> Integers:
+        """Return the label of each coordinate if the first layer holds input `turned` (0 or 1)."""
         labels = np.full(self.dim, turned, np.int64)
         if self.concentrated or self.everybody:
             return labels
@@ -320,7 +339,7 @@ class Bench:
         return labels
 
     def play(self, round: int, world: int) -> Played:
-        """Play one round of one world, in the course of a run. The victim changes with every other round."""
+        """Run one round of one world with that world's engine. The victim changes every two rounds."""
         victim = self.clients[(round // 2) % len(self.clients)]
         if world not in self._engines:
             self._engines[world] = self._engine(self.keys[world], self.segments)
@@ -329,13 +348,16 @@ class Bench:
     def play_alone(
         self, keys: Keys, victim: int, turned: int, round: int = 0, told: Keys | None = None
     ) -> Played:
-        """Play one round with keys of its own.
+        """Run one round with separate keys, independent of all other rounds.
 
         Args:
-            turned: The input that the first layer holds, 0 or 1.
-            told: Keys that say all that the adversary holds, where many rounds have that in common.
+            keys: Keys of this round.
+            victim: Client whose update differs between the two inputs.
+            turned: Input that the first layer holds, 0 or 1.
+            round: Number of the round.
+            told: Keys that the adversary holds, if many rounds have them in common. None is `keys`.
         """
-        if self._turns > 1 or self.mechanism.separation > 1:  # its noise hangs on the engine's past
+        if self._turns > 1 or self.mechanism.separation > 1:  # the noise depends on earlier rounds
             return self._play(self._engine(keys, self.segments), keys, victim, round, turned)
         if self._lone is None:
             self._lone = self._engine(keys, self.segments)
@@ -344,6 +366,7 @@ class Bench:
         return self._play(self._lone, keys, victim, round, turned, told)
 
     def _engine(self, keys: Keys, segments: tuple[int, ...]) -> RoundEngine:
+        """Return a round engine at zero weights whose messages the bench can read."""
         start = torch.zeros(sum(segments), dtype=torch.float64)
         engine = RoundEngine(
             self.mechanism, self._planner, keys, start, segments, FixedRange(1.0), diagnostics=False
@@ -354,6 +377,11 @@ class Bench:
     def _play(
         self, engine: RoundEngine, keys: Keys, victim: int, round: int, turned: int, told: Keys | None = None
     ) -> Played:
+        """Run one round of an engine.
+
+        Raises:
+            ValueError: If the engine aborts the round.
+        """
         told = told or keys
         high, low = self.pair(victim, round, told)
         labels = self._labels(turned, high, low)
@@ -361,24 +389,24 @@ class Bench:
         engine.round, engine.attempt = round, 0
         engine.weights = torch.zeros(self.dim, dtype=torch.float64)
         plan = engine.start()
-        answer = plan.survivors
-        updates = self.others[list(answer)].clone()
+        survivors = plan.survivors
+        updates = self.others[list(survivors)].clone()
         if self.everybody:
-            updates = torch.stack([self.pair(client, round, told)[turned] for client in answer])
+            updates = torch.stack([self.pair(client, round, told)[turned] for client in survivors])
         else:
-            updates[answer.index(victim)] = torch.where(torch.from_numpy(labels) == 1, low, high)
-        engine.receive(answer, updates)
+            updates[survivors.index(victim)] = torch.where(torch.from_numpy(labels) == 1, low, high)
+        engine.receive(survivors, updates)
         record = engine.finish()
         if record.aborted:
-            raise ValueError(f"a round of the audit was given up: {record.aborted}")
+            raise ValueError(f"A round of the audit was aborted: {record.aborted}")
         wire = engine.tampering
         assert isinstance(wire, Wire)
-        released = np.asarray((engine.weights * len(answer)).numpy(), np.float64)
+        released = np.asarray((engine.weights * len(survivors)).numpy(), np.float64)
         public = PublicRandomness(keys, round)
         played = Played(
             self.mechanism,
             wire.context,
-            answer,
+            survivors,
             victim,
             wire.symbols,
             labels,
@@ -390,13 +418,14 @@ class Bench:
         return played if self._turns == 1 else self._followed(engine, played)
 
     def _followed(self, engine: RoundEngine, played: Played) -> Played:
-        """The round with those that follow it, weighted: the best linear test of an update in it.
+        """Return the round combined with the rounds after it, which cancel part of its noise.
 
-        Weights are from the covariance of the noise, measured in blocks of zeros.
+        The weights give the best linear test for an update in the first round. They are the first row of the
+        inverse covariance of the noise over the rounds, which is measured in blocks with zero updates.
         """
         rows = [self._rest(engine) for _ in range(self._turns - 1)]
         if self._weights is None:
-            # the noise of a coordinate is that of any other, so many are measured in one block
+            # all coordinates have the same noise distribution, so one block measures many coordinates
             zeros = self._engine(SeededKeys(_ZEROS_SEED), (_MEASURED - 1, 1))
             precision = np.linalg.inv(np.cov(np.stack([self._rest(zeros) for _ in range(self._turns)])))
             self._weights = precision[0] / np.linalg.norm(precision[0])
@@ -404,18 +433,18 @@ class Bench:
         return replace(played, own_weight=float(self._weights[0]), later=later)
 
     def _rest(self, engine: RoundEngine) -> Array:
-        """Released sum of a round of zeros."""
+        """Return the released sum of a round in which all updates are zero."""
         engine.weights = torch.zeros_like(engine.weights)
-        answer = engine.start().survivors
-        engine.receive(answer, torch.zeros(len(answer), engine.weights.numel(), dtype=torch.float64))
+        survivors = engine.start().survivors
+        engine.receive(survivors, torch.zeros(len(survivors), engine.weights.numel(), dtype=torch.float64))
         engine.finish()
-        return np.asarray((engine.weights * len(answer)).numpy(), np.float64)
+        return np.asarray((engine.weights * len(survivors)).numpy(), np.float64)
 
     def calibration(self, at_most: int) -> list[Played]:
-        """Some rounds that are not counted. `at_most` so many."""
+        """Run at most `at_most` rounds that choose the edges of bins and are not counted."""
         victims = self.clients
         few = self.everybody or self.concentrated
-        every = 2 if few else 2 * len(victims)  # groups have classes of their own
+        every = 2 if few else 2 * len(victims)  # every victim is needed because groups may differ
         rounds = max(2 * (1 + _FEWEST_CALIBRATED // (2 * self.draws)), every)
         first = CALIBRATION - CALIBRATION % every
         return [
@@ -425,5 +454,5 @@ class Bench:
 
     @staticmethod
     def packed(played: Played) -> bytes:
-        """The victim's message as it goes on the wire."""
+        """Return the victim's message as packed bytes."""
         return played.mechanism.code(played.context).pack(played.row(played.victim))

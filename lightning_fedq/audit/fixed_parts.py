@@ -1,4 +1,4 @@
-"""Parts that stay the same in every trial of an attack: held keys, a plan, the wire that is listened to."""
+"""Parts that stay the same in every trial of an attack: the adversary's keys, the plan and the wire."""
 
 import itertools
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ _SERVERS = (Adversary.SERVER, Adversary.SERVER_AND_PARTNER, Adversary.SECAGG_SER
 
 
 class HeldKeys(Keys):
-    """Keys of which an adversary holds some. The others are of somebody else's making.
+    """Keys from two sources: keys that an adversary holds, and all other keys.
 
     Args:
-        adversary: Everybody knows the public key, members that of the members, a server the keys that it
-            shares with clients.
+        adversary: Adversary that decides which keys are held. Every adversary holds the public key. Clients
+            and servers hold the members' key. Servers also hold the keys that they share with clients.
         held: Source of the keys that the adversary holds.
         fresh: Source of all other keys.
         insiders: Clients that tell the adversary all their keys.
@@ -61,16 +61,16 @@ class HeldKeys(Keys):
 
 @dataclass(frozen=True)
 class FixedPlanner(RoundPlanner):
-    """Everybody takes part in every round, in groups of neighbours. The last ones never answer.
+    """Planner whose cohort is the same in every round, in groups of neighbouring clients.
 
-    With a `dropout_probability` clients drop out, for two rounds each time; a victim that does not answer
-    would show nothing, so it answers.
+    With a `dropout_probability` clients drop out for two rounds at a time. The victim of a round always
+    answers, because a round without its message would show nothing.
 
-    Where noise is handed on, so many cohorts take turns, and each turn of all is a block: everybody is early.
+    For mechanisms that hand noise on, several cohorts take turns and one turn of all cohorts is a block.
 
     Args:
-        num_dropped: How many of the cohort never answer.
-        turns: Cohorts, one after the other.
+        num_dropped: Number of clients at the end of the cohort that never answer.
+        turns: Number of cohorts that take turns.
     """
 
     num_dropped: int = 0
@@ -78,7 +78,7 @@ class FixedPlanner(RoundPlanner):
 
     @property
     def separation(self) -> int:
-        # early clients are the engine's business
+        # a large value passes `check_mechanism`: a client that takes part early starts a new block of noise
         return _FAR_APART if self.turns > 1 else 1
 
     def cohort(self, round: int, attempt: int = 0) -> list[int]:
@@ -88,7 +88,7 @@ class FixedPlanner(RoundPlanner):
 
     @cached_property
     def _groups(self) -> dict[int, tuple[tuple[int, ...], ...]]:
-        """Groups of every cohort that had its turn."""
+        """Groups of every cohort so far, by the cohort's first client."""
         return {}
 
     def plan(self, round: int, mechanism: Mechanism, attempt: int = 0) -> RoundPlan:
@@ -105,7 +105,7 @@ class FixedPlanner(RoundPlanner):
 
 
 class Wire(Tampering):
-    """Stands between encoder and wire (`rounds.Tampering`), changes nothing, keeps messages and context."""
+    """Recorder between encoder and wire (`rounds.Tampering`) that stores messages and context unchanged."""
 
     def __init__(self) -> None:
         self.symbols = torch.empty(0)

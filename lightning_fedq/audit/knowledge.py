@@ -1,26 +1,29 @@
-"""Audit of knowledge: is what an adversary does not hold enough to hide a client, given all that it holds?
+"""Audit of the randomness that an adversary does not hold: is it enough to hide a client's update?
 
-A simulation of whole rounds sees laws, not who knows them: noise from a stream which the server shares looks
-as random as any. Here every stream that the adversary of a claim holds is fixed (`HeldKeys`), and the same
-round is played again and again with everything else fresh. If all noise was in what is held, the view no
-longer varies, and shows the update.
+A simulation of whole rounds can't see who knows the noise. Noise from a stream that the server shares looks
+as random as other noise. This audit therefore fixes every stream that the adversary of a claim holds
+(`HeldKeys`), and repeats the same round with all other streams fresh. If all noise comes from streams that
+the adversary holds, its view no longer varies and reveals the update.
 
-The test. Let H be what the adversary holds, V the view of one position, and E(H) a set of outcomes. As H has
-one law in both worlds, a claim delta(epsilon) on (V, H) says, for the average over H,
+The test. Let H be the streams that the adversary holds, V the view of one position, and E(H) a set of
+outcomes. H has the same law in both worlds, so a claim delta(epsilon) on (V, H) bounds the average over H:
 
     E_H[P(V in E(H) | high, H)] <= e^epsilon E_H[P(V in E(H) | low, H)] + delta(epsilon).
 
-A *cell* is one position under one H. The first half of its draws chooses E(H), in two ways: among 8 classes
-between quantiles of the cell's own draws; and as a set, common to all cells, of distances from the cell's
-mean, in 16 classes. The other half estimates both probabilities. Estimates of different cells are independent
-and lie in [0, 1], so their mean obeys the Chernoff bound in its Kullback-Leibler form, however few draws a
-cell has. The number of cells decides the certainty. An alarm in a clean mechanism has probability `alpha` at
-most, all views, epsilons, sets and orders of the worlds together (rotated coordinates count as independent,
-as in `views`). Total disclosure is always seen: it proves delta = 1 up to about
-(1 + e^epsilon) log(1 / alpha) over the number of cells.
+A *cell* is one position under one H. The first half of its draws chooses E(H) in two ways. One way selects
+among 8 classes between quantiles of the cell's own draws. The other selects among 16 classes of distances
+from the cell's mean, with one selection for all cells. The second half of the draws estimates both
+probabilities.
 
-What is not asked: a claim may hold on average over H although for some H it does not (a partner who knows the
-shared word); a worst pair that follows the streams makes it hold for each (`Mechanism.worst_pair`).
+Estimates of different cells are independent and in [0, 1]. Their mean therefore satisfies the Chernoff bound
+in its Kullback-Leibler form, even with few draws per cell. The number of cells determines the confidence. A
+correct mechanism raises an alarm with probability at most `alpha`, over all views, epsilons, sets and orders
+of the worlds (rotated coordinates count as independent, as in `views`). Total disclosure is always detected:
+it proves delta = 1 up to about (1 + e^epsilon) log(1 / alpha) over the number of cells.
+
+The audit tests the average over H only. A claim may hold on average although it fails for some H, such as
+the H of a partner who knows the shared word. A worst pair that depends on the streams tests each H
+(`Mechanism.worst_pair`).
 """
 
 import math
@@ -39,7 +42,7 @@ from lightning_fedq.mechanisms.interface import Adversary, AuditCase, Mechanism,
 
 SEGMENTS = (104, 101)
 _CROWD = 16
-"""Clients, where all are attacked at once."""
+"""Number of clients in cases where all clients are victims at once."""
 _CLASSES = 8
 _DISTANCES = 16
 _MOST = 700.0  # e^epsilon stays a float
@@ -49,14 +52,14 @@ _HELD_ALIKE = (
     (Adversary.SERVER_AND_PARTNER,),
     (Adversary.CLIENT,),
 )
-"""Adversaries that hold the same streams look at the same rounds."""
+"""Groups of adversaries that hold the same streams and are tested on the same rounds."""
 _FRESH = 1 << 40
-"""Seeds of what is not held are counted from here on."""
+"""First seed of the streams that the adversary does not hold."""
 
 
 @dataclass(frozen=True)
 class _Sight:
-    """One adversary's view, and who tells it its keys."""
+    """One adversary's view: a number per position, extracted from a round, and the claim under test."""
 
     adversary: Adversary
     name: str
@@ -75,31 +78,31 @@ def audit_knowledge(
     repetitions: int = 60,
     against: Collection[Adversary] = tuple(Adversary),
 ) -> tuple[Finding, ...]:
-    """Fix all that each adversary holds, and try to refute what is claimed against it.
+    """Try to refute the claims against each adversary, with all streams fixed that the adversary holds.
 
     Args:
-        attacked: A mechanism, also one from outside, or a case of it.
-        trials: Rounds that are played with the same held streams, a multiple of 4; half of them judge.
-        alpha: Chance of an alarm if all claims hold.
+        attacked: Mechanism, or an audit case of it. Mechanisms of other packages are possible.
+        trials: Number of rounds with the same held streams, a multiple of 4. Half of them choose events.
+        alpha: Probability of an alarm if all claims hold.
         seed: Seed of the audit's own keys.
-        num_clients: Size of the cohort; None is the case's own, or the usual one.
-        cells: How many cells at least, where it takes no more than `repetitions`.
-        repetitions: Choices of the held streams at most; each gives a cell for every position of a view.
-        against: Adversaries whose claims are attacked.
+        num_clients: Size of the cohort. None is the size of the case, or the usual size.
+        cells: Number of cells to reach, unless `repetitions` ends the audit earlier.
+        repetitions: Maximum number of choices of the held streams. Each gives a cell per position.
+        against: Adversaries whose claims are tested.
 
     Returns:
-        One finding for each adversary with a claim, the proven delta beside the claimed one. Empty where
-        nothing is claimed.
+        One finding for each adversary with a claim, with the proven and the claimed delta. Empty if the
+        mechanism claims nothing.
 
     Raises:
-        ValueError: If `trials` is no positive multiple of 4.
+        ValueError: If `trials` is not a positive multiple of 4.
     """
     if trials < 4 or trials % 4:
         raise ValueError(f"trials must be a positive multiple of 4, got {trials}")
     case = attacked if isinstance(attacked, AuditCase) else AuditCase(attacked)
     size = num_clients or case.num_clients or (_CROWD if case.everybody else cohort_size(case.mechanism))
     segments = SEGMENTS
-    if case.everybody:  # a message is a cell: as many cells as of four clients in all repetitions
+    if case.everybody:  # a message is a cell here, so four clients in all repetitions are enough
         cells = min(cells, 4 * repetitions)
     if case.concentrated or case.everybody:
         segments = FEW_SEGMENTS if case.concentrated else CROWD_SEGMENTS
@@ -113,17 +116,18 @@ def audit_knowledge(
 
 
 def _sight(bench: Bench, adversary: Adversary) -> _Sight | None:
+    """Return the view of an adversary, or None if there is no claim or no other client to observe."""
     claim = bench.private_claim(adversary)
     if claim is None:
         return None
     message = Played.message if bench.symbolic else Played.decoded_message
     if adversary is Adversary.CLIENT:
         if len(bench.clients) < 2:
-            return None  # nobody else is there
+            return None  # there is no other client whose update the sum could reveal
         others = Played.honest_total if bench.rotated else Played.honest_sum
         return _Sight(adversary, "the sum less what a curious client knows", others, claim)
     if adversary is Adversary.OUTSIDER:
-        released = Played.total if bench.rotated else Played.released  # whoever knows the rotation
+        released = Played.total if bench.rotated else Played.released  # the rotation is public
         return _Sight(adversary, "the released sum", released, claim)
     if adversary is Adversary.SECAGG_SERVER and bench.mechanism.homomorphic:
         if bench.symbolic:
@@ -135,7 +139,7 @@ def _sight(bench: Bench, adversary: Adversary) -> _Sight | None:
 
 
 def _insiders(bench: Bench, victim: int, adversary: Adversary) -> frozenset[int]:
-    """Clients that tell the adversary their keys: a curious one itself, or the victim's partners."""
+    """Return the clients whose keys the adversary holds: the curious client, or the victim's partners."""
     if adversary is Adversary.CLIENT:
         place = bench.clients.index(victim) + 1
         return frozenset([bench.clients[place % len(bench.clients)]])
@@ -145,7 +149,7 @@ def _insiders(bench: Bench, victim: int, adversary: Adversary) -> frozenset[int]
 
 
 def _trials(bench: Bench, sight: _Sight, victim: int, held: int, trials: int) -> Iterator[Played]:
-    """The same round with the same held streams, `trials` times, labels in turn."""
+    """Yield the same round `trials` times with the same held streams and alternating labels."""
     known, insiders = SeededKeys(held), _insiders(bench, victim, sight.adversary)
     for trial in range(trials):
         fresh = SeededKeys(_FRESH + held * trials + trial)
@@ -156,6 +160,7 @@ def _trials(bench: Bench, sight: _Sight, victim: int, held: int, trials: int) ->
 def _judge(
     bench: Bench, sights: list[_Sight], trials: int, alpha: float, seed: int, cells: int, repetitions: int
 ) -> list[Finding]:
+    """Run the rounds of adversaries that hold the same streams, and test each claim."""
     values: list[list[Array]] = [[] for _ in sights]
     labels: list[list[NDArray[np.int64]]] = [[] for _ in sights]
     for repeat in range(repetitions):
@@ -163,10 +168,10 @@ def _judge(
         held = (1 << 20) * (seed + 1) + repeat
         played = list(_trials(bench, sights[0], victim, held, trials))
         for number, sight in enumerate(sights):
-            seen = np.stack([sight.extract(one) for one in played])
+            seen = np.stack([sight.extract(trial) for trial in played])
             if bench.concentrated and not bench.follows_streams:
                 seen = seen[:, :1]
-            labelled = np.stack([one.position_labels(seen.shape[1]) for one in played])
+            labelled = np.stack([trial.position_labels(seen.shape[1]) for trial in played])
             counted = labelled[0] >= 0
             values[number].append(seen[:, counted])
             labels[number].append(labelled[:, counted])
@@ -183,15 +188,15 @@ def _judge(
 
 
 def estimates(values: Array, labels: NDArray[np.int64], epsilons: list[float]) -> tuple[Array, Array]:
-    """Lower bounds from the second half of the draws for events that the first half chose.
+    """Estimate, from the second half of the draws, the probabilities of events that the first half chose.
 
     Args:
-        values: `(trials, cells)`, what was seen.
-        labels: `(trials, cells)`, 0 or 1, both in either half of the trials.
+        values: `(trials, cells)` observed numbers.
+        labels: `(trials, cells)` labels 0 or 1. Each half of the trials has both.
         epsilons: Epsilons at which events are chosen.
 
     Returns:
-        Mean over cells of P(E | its own label) and of P(E | the other one), each of shape
+        Mean over cells of P(E | label for which E was chosen) and of P(E | other label), each of shape
         `(2 ways to choose, 2 labels, len(epsilons))`.
     """
     half = len(values) // 2
@@ -209,6 +214,18 @@ def estimates(values: Array, labels: NDArray[np.int64], epsilons: list[float]) -
 def _chosen(
     classes: NDArray[np.int64], labels: NDArray[np.int64], size: int, epsilons: list[float], *, alike: bool
 ) -> tuple[Array, Array]:
+    """Choose sets of classes from the first half of the draws and estimate them from the second half.
+
+    Args:
+        classes: `(trials, cells)` class of each observed number.
+        labels: `(trials, cells)` labels 0 or 1.
+        size: Number of classes.
+        epsilons: Epsilons at which sets are chosen.
+        alike: Whether one set is chosen for all cells. Otherwise each cell has its own set.
+
+    Returns:
+        Two tensors `(2 labels, len(epsilons))`, see `estimates`.
+    """
     half, cells = len(classes) // 2, classes.shape[1]
     counts = np.zeros((2, 2, size, cells))
     for row in range(len(classes)):
@@ -229,6 +246,7 @@ def _chosen(
 def _finding(
     view: View, own: Array, other: Array, cells: int, draws: int, alpha: float, sight: _Sight
 ) -> Finding:
+    """Bound the mean probabilities and compare the proven delta with the claimed delta."""
     each = math.log(2.0 * own.size / alpha) / cells
     lower = np.vectorize(lambda mean: mean_bounds(mean, each)[0])(own)
     upper = np.vectorize(lambda mean: mean_bounds(mean, each)[1])(other)
@@ -240,19 +258,21 @@ def _finding(
     alarm = ""
     if beyond[worst]:
         alarm = (
-            f"with all that the adversary holds fixed, delta is {proven[worst]:.3g} or more at epsilon "
-            f"{view.epsilons[worst]:.3g}, {allowed[worst]:.3g} is claimed"
+            f"with all keys of the adversary fixed, delta is at least {proven[worst]:.3g} at epsilon "
+            f"{view.epsilons[worst]:.3g}, and the claim is {allowed[worst]:.3g}"
         )
     name = f"{sight.name}, {sight.adversary.name.lower()}"
     return Finding(name, float(allowed[worst]), float(proven[worst]), draws, alarm, view.epsilons[worst])
 
 
 def mean_bounds(mean: float, exponent: float) -> tuple[float, float]:
-    """Bounds of the expectation of a mean of independent numbers in [0, 1], each wrong with e^(-n exponent).
+    """Return lower and upper bounds of the expectation of a mean of n independent numbers in [0, 1].
+
+    Each bound is wrong with probability at most e^(-n exponent).
 
     Args:
-        mean: Mean of n numbers.
-        exponent: log(1 / probability) / n.
+        mean: Observed mean of the n numbers.
+        exponent: log(1 / error probability) / n.
 
     References:
         Hoeffding, Probability inequalities for sums of bounded random variables, 1963, Theorem 1.

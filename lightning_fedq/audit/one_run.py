@@ -1,6 +1,7 @@
-"""Audit, layer C: many canaries in one run, a guess for each, and what so many right guesses refute.
+"""Audit of one training run: many canaries, one guess for each, and the epsilon that the guesses refute.
 
-The run may be anything, a whole training included: what enters here is one fair coin a canary and one guess.
+The run may be any computation, for example a whole training. The inputs here are one fair random bit and one
+guess per canary.
 
 References:
     Steinke, Nasr, Jagielski, Privacy Auditing with One (1) Training Run, NeurIPS 2023, Theorem 5.2.
@@ -14,25 +15,25 @@ from lightning_fedq.audit.views import Finding
 
 
 def canary_coins(canaries: int, seed: int) -> NDArray[np.int64]:
-    """Fair coins, +1 or -1, one a canary. They protect nobody."""
+    """Return one fair random bit per canary, +1 or -1. Its generator is not cryptographic."""
     return np.random.default_rng(seed).integers(0, 2, canaries) * 2 - 1
 
 
 def one_run_lower_bound(canaries: int, guesses: int, correct: int, delta: float, alpha: float) -> float:
-    """Largest epsilon that `correct` of `guesses` right guesses refute, with error probability `alpha`.
+    """Return the largest epsilon that the guesses refute, with error probability `alpha`.
 
     Under (epsilon, delta)-DP, P(at least v right of r) <= P(B >= v) + 2 m delta max_i P(v > B >= v - i) / i,
-    B ~ Binomial(r, e^epsilon / (1 + e^epsilon)).
+    where B ~ Binomial(r, e^epsilon / (1 + e^epsilon)).
 
     Args:
-        canaries: m, each present or absent by a fair coin.
-        guesses: r <= m.
-        correct: v <= r.
-        delta: Delta of the claim that is tested.
+        canaries: Number m of canaries, each present or absent by a fair random bit.
+        guesses: Number r of guesses, at most m.
+        correct: Number v of right guesses, at most r.
+        delta: Delta of the claim under test.
         alpha: Error probability.
 
     Raises:
-        ValueError: If the numbers are out of order.
+        ValueError: Unless 0 <= correct <= guesses <= canaries.
     """
     if not 0 <= correct <= guesses <= canaries:
         raise ValueError(f"correct <= guesses <= canaries is needed, got {correct}, {guesses}, {canaries}")
@@ -54,14 +55,15 @@ def one_run_lower_bound(canaries: int, guesses: int, correct: int, delta: float,
     for _ in range(50):
         middle = 0.5 * (low + high)
         low, high = (middle, high) if refuted(middle) else (low, middle)
-    return low  # rounded down: it is refuted
+    return low  # the lower end of the bracket is refuted, so the bound is rounded down
 
 
 def surest_guesses(scores: NDArray[np.float64], count: int) -> NDArray[np.int64]:
-    """Guess the signs of the `count` largest scores, either way. 0, no guess, for the others.
+    """Guess the signs of the `count` scores with the largest absolute values. Other guesses are 0.
 
     Args:
-        scores: `(canaries,)`, the larger the more a canary's coin looks like +1; centred on 0.
+        scores: `(canaries,)`, centred on 0. A larger score is more evidence that a canary's bit is +1.
+        count: Number of guesses.
     """
     guesses = np.sign(scores).astype(np.int64)
     guesses[np.argsort(-np.abs(scores), kind="stable")[count:]] = 0
@@ -77,14 +79,15 @@ def judge_guesses(
     delta: float = 0.0,
     alpha: float = 1e-3,
 ) -> Finding:
-    """Bound epsilon from below by the right guesses.
+    """Compare a claimed epsilon with the lower bound that the right guesses prove.
 
     Args:
-        coins: `(canaries,)`, +1 or -1.
-        guesses: `(canaries,)`, +1, -1 or 0.
-        claim: The epsilon that is claimed for one canary in the whole run.
-        delta: The delta that goes with it.
-        alpha: Chance of an alarm if the claim holds.
+        view: Name of the view.
+        coins: `(canaries,)` random bits, +1 or -1.
+        guesses: `(canaries,)` guesses, +1, -1 or 0 for none.
+        claim: Epsilon that is claimed for one canary in the whole run.
+        delta: Delta of the claim.
+        alpha: Probability of an alarm if the claim holds.
     """
     made, right = int((guesses != 0).sum()), int((guesses == coins).sum())
     bound = one_run_lower_bound(len(coins), made, right, delta, alpha)

@@ -1,19 +1,27 @@
-"""Audit, layer B: does what is shipped keep what it claims? Simulation with certain error bounds.
+"""Audit by simulation: run the shipped mechanism on worst neighbours and test its claims with error bounds.
 
-The worst neighbours are played through a `RoundEngine` by a mechanism as it is shipped, real words,
-streams, packing and rounding, and every view for which something is claimed is counted: one message and its
-bits on the wire, all messages of a group, the sum behind secure aggregation, the released sum, and what is
-left of it for a curious client; of the first of them also two rounds and two layers together. See `bench`
-for the neighbours, `views` for the test; an alarm in a clean mechanism has probability `alpha` at most, 0.1%
-by default. What is released has to lie on the mechanism's grid.
+The shipped mechanism encodes the worst neighbours in a real `RoundEngine`, with its real streams, packing and
+rounding. The audit counts the outcomes of every view that has a claim:
 
-A claim about a whole vector (clipped in l1 or l2) has two worst cases. The difference *spread* over all
-coordinates gives one draw a coordinate, each held to its share of the claim (`Loss.spread`): the sharper
-test, at a noise that leaves one coordinate about as private as the claims of other mechanisms. The whole
-difference *concentrated* in one coordinate gives one draw an encoding, and sees wrong clipping.
+- one message and its bits on the wire
+- all messages of a group
+- the sum behind secure aggregation
+- the released sum
+- the released sum without the update of a curious client
 
-Where the worst pair follows streams (a public rotation, a selection that members know), each adversary is
-attacked with the pair that follows the streams it holds. What else it holds is fixed in `knowledge`.
+For the first view it also counts pairs of rounds and pairs of layers. See `bench` for the neighbours and
+`views` for the test. A correct mechanism raises an alarm with probability at most `alpha`, 0.1% by default.
+The released sum must also be on the mechanism's grid.
+
+A claim about a whole vector (clipped in l1 or l2) has two worst cases. A difference that is *spread* over all
+coordinates gives one draw per coordinate, and each coordinate is checked against its share of the claim
+(`Loss.spread`). This test is sharper. Its noise leaves one coordinate about as private as the claims of other
+mechanisms. A difference that is *concentrated* in one coordinate gives one draw per encoding, and detects
+wrong clipping.
+
+The worst pair may depend on streams, such as a public rotation or a selection that members know. Each
+adversary is then tested with the pair that depends on the streams it holds. `knowledge` fixes the other
+streams that an adversary holds.
 """
 
 from __future__ import annotations
@@ -47,17 +55,20 @@ _LEVELS: tuple[tuple[Adversary, tuple[Adversary, ...]], ...] = (
     (Adversary.CLIENT, (Adversary.CLIENT,)),
     (Adversary.OUTSIDER, (Adversary.EAVESDROPPER, Adversary.OUTSIDER)),
 )
-"""Where the worst pair follows streams: whose streams, and who is attacked with it. More knowledge first."""
+"""Owner of the streams that a worst pair may depend on, and the adversaries that are tested with this pair.
+
+Adversaries with more streams come first.
+"""
 _SUMS = (Adversary.SECAGG_SERVER, Adversary.OUTSIDER, Adversary.CLIENT)
 
 
 _MOST_TRIED = 32
-"""Sizes of a cohort that are looked at for two groups."""
+"""Number of cohort sizes that are tried to get two groups."""
 
 
 @dataclass(frozen=True)
 class _Look:
-    """One number per position that somebody sees, its classes, and where it is counted."""
+    """One adversary's number per position, the classes of this number, and the view that counts them."""
 
     extract: Callable[[Played], Array]
     bins: Bins
@@ -66,9 +77,10 @@ class _Look:
 
 
 def cohort_size(mechanism: Mechanism) -> int:
-    """Three clients where noise is shared out, else four, or more until there are two groups or none.
+    """Return the smallest cohort size for an audit: 3 clients with a fixed cohort, otherwise 4 or more.
 
-    Where the whole cohort is one group, whatever its size, that is the three or four.
+    The size grows until the mechanism forms no groups or at least two. If every size gives one group, the
+    smallest size is returned.
     """
     fewest = 3 if mechanism.fixed_cohort else 4
     sizes = range(fewest, fewest + 2 * _MOST_TRIED, 2)
@@ -87,21 +99,21 @@ def audit(
     """Try to refute a mechanism's claims by simulation.
 
     Args:
-        attacked: The mechanism, as it is shipped, or a case of it; see `Mechanism.audit_cases`.
-        draws: Draws of one coordinate per neighbour; 10^6 in tests, 10^7 takes up to two minutes.
-        alpha: Chance of an alarm if all claims hold.
+        attacked: Mechanism as it is shipped, or an audit case of it, see `Mechanism.audit_cases`.
+        draws: Draws of one coordinate per neighbour. Tests use 10^6, and 10^7 takes up to two minutes.
+        alpha: Probability of an alarm if all claims hold.
         seed: Seed of the audit's own keys.
-        concentrated: Put the whole difference into one coordinate, for claims about a whole vector; one
-            encoding is one draw then. A case says so itself.
-        times: Repetitions of both layers in a round, which then gives so many times the draws and
-            takes little longer. A claim about a whole vector leaves each coordinate of a longer one less, so
-            there the case is to be one of so many coordinates, see `Mechanism.audit_cases`.
+        concentrated: Whether one coordinate holds the whole difference, for claims about a whole vector. One
+            encoding is then one draw. An `AuditCase` has its own setting, which is used instead.
+        times: Number of repetitions of both layers in a round. A round then gives this many times more draws
+            and takes little longer. A claim about a whole vector leaves each coordinate of a longer vector a
+            smaller share, so the case must be made for this length, see `Mechanism.audit_cases`.
 
     Returns:
-        One finding per view. Empty for a mechanism that claims nothing against anybody.
+        One finding per view. Empty for a mechanism that claims nothing against any adversary.
 
     Raises:
-        ValueError: If there are too few draws for two halves, or a round of the case is given up.
+        ValueError: If there are too few draws for two halves, or a round of the case is aborted.
     """
     case = attacked if isinstance(attacked, AuditCase) else AuditCase(attacked, concentrated)
     segments = SEGMENTS
@@ -116,8 +128,8 @@ def audit(
     if not first.follows_streams:
         levels = ((Adversary.SERVER, tuple(Adversary)),)
     runs: list[_Run] = []
-    for level, who in levels:
-        adversaries = tuple(one for one in who if one in _SUMS or not case.only_sums)
+    for level, group in levels:
+        adversaries = tuple(adversary for adversary in group if adversary in _SUMS or not case.only_sums)
         promised = [look.promise for run in runs for look in run.looks]
         bench = Bench(case, seed, segments, size, level, times)
         runs += [run] if (run := _Run(bench, adversaries, draws, promised)).looks else []
@@ -128,7 +140,7 @@ def audit(
 
 
 class _Run:
-    """Rounds of two worlds, with everything that is looked at."""
+    """Rounds of two worlds, and the views that count their outcomes."""
 
     def __init__(
         self, bench: Bench, adversaries: tuple[Adversary, ...], draws: int, promised: list[Loss]
@@ -138,7 +150,7 @@ class _Run:
         self.views: list[View] = []
 
     def play(self, draws: int) -> None:
-        """Play as many rounds as give so many draws of one coordinate."""
+        """Run as many rounds as give `draws` draws of one coordinate."""
         bench, joint = self._bench, _Joint(self._bench, self.looks[0])
         rounds = draws // bench.draws // 2 * 2
         message = self.looks[0].extract in (Played.message, Played.decoded_message)
@@ -149,7 +161,7 @@ class _Run:
             for world in (0, 1):
                 played = bench.play(round, world)
                 if len(played.clients) < _FEWEST_ANSWERS:
-                    continue  # nobody else is there; delta pays for it
+                    continue  # there is no other client; the delta of the claim covers such rounds
                 self._grid.add(played)
                 for number, look in enumerate(self.looks):
                     classes = look.bins.fine(look.extract(played))
@@ -162,45 +174,45 @@ class _Run:
         self.views = [*(look.view for look in self.looks), *joint.views, *([wire.view] if wire else [])]
 
     def judge(self, each: float) -> tuple[Finding, ...]:
-        """Compare every view with its claim."""
+        """Test the claim of every view, each with error probability `each`."""
         return (*(view.judge(each) for view in self.views), *self._grid.judge())
 
 
 def _looks(bench: Bench, adversaries: tuple[Adversary, ...], rounds: int, before: list[Loss]) -> list[_Look]:
-    """View of every adversary with a claim.
+    """Return the views to count, at most one for every adversary with a claim.
 
-    The first one is also looked at twice in a row.
-
-    Who sees a function of what was looked at before, and is promised the same, is left out: the released sum
-    where the sum of the messages is there, everybody where each message protects itself. All messages of a
-    group are no function of one.
+    An adversary that sees a function of an earlier view, with the same claim, is left out. Examples are the
+    released sum after the sum of the messages, and every later adversary if each message has its own claim.
+    All messages of a group are always counted, because they are not a function of one message.
 
     Args:
-        rounds: How many there will be.
-        before: What was promised to those who have looked already, with more streams.
+        bench: Bench that runs the rounds.
+        adversaries: Adversaries that are tested.
+        rounds: Number of rounds that will be run.
+        before: Claimed losses of views of earlier levels, whose adversaries hold more streams.
     """
     claims = {who: bench.private_claim(who) for who in adversaries}
     coupled, summed = len(bench.groups[0]) > 1, bench.mechanism.homomorphic
-    one = Played.message if bench.symbolic else Played.decoded_message
+    message = Played.message if bench.symbolic else Played.decoded_message
     others = Played.honest_total if bench.rotated else Played.honest_sum
     wanted: list[tuple[str, Adversary, Callable[[Played], Array], bool]] = [
-        ("one message", Adversary.EAVESDROPPER, one, True),
+        ("one message", Adversary.EAVESDROPPER, message, True),
         ("all messages of a group", Adversary.SERVER, Played.group, bench.aligned and coupled),
-        ("one message", Adversary.SERVER, one, not coupled),
+        ("one message", Adversary.SERVER, message, not coupled),
         ("the sum of all messages", Adversary.SECAGG_SERVER, Played.total, bench.symbolic and summed),
         ("the released sum", Adversary.OUTSIDER, Played.released, True),
         ("a curious client", Adversary.CLIENT, others, len(bench.clients) > 1),
     ]
-    found: list[tuple[str, PrivacyClaim, Callable[[Played], Array]]] = []
+    tested: list[tuple[str, PrivacyClaim, Callable[[Played], Array]]] = []
     for name, who, extract, possible in wanted:
-        claim, promised = claims.get(who), [*before, *(one.loss for _, one, _ in found)]
+        claim, promised = claims.get(who), [*before, *(earlier.loss for _, earlier, _ in tested)]
         if claim is not None and possible and (claim.loss not in promised or extract is Played.group):
-            found.append((name, claim, extract))
-    if not found:
+            tested.append((name, claim, extract))
+    if not tested:
         return []
     sample = bench.calibration(min(max(rounds // 4, 8), MOST_CALIBRATIONS))
     calibration = [played for played in sample if len(played.clients) >= _FEWEST_ANSWERS]
-    return [_look(bench, *one, calibration) for one in found]
+    return [_look(bench, *parts, calibration) for parts in tested]
 
 
 def _look(
@@ -210,6 +222,7 @@ def _look(
     extract: Callable[[Played], Array],
     calibration: list[Played],
 ) -> _Look:
+    """Return a view whose classes are chosen on the calibration rounds."""
     if bench.concentrated and not bench.follows_streams:
         whole = extract
 
@@ -224,9 +237,10 @@ def _look(
 
 
 def position_loss(bench: Bench, claim: PrivacyClaim, positions: int) -> tuple[Loss, int]:
-    """The loss of one position and how often it composes there.
+    """Return the claimed loss of one position and the number of its compositions there.
 
-    What any function of a view shows is bounded by the claim as a whole, if nothing better is known.
+    If the claim can't be divided over positions, the loss of one position is the whole claim, which bounds
+    every function of the view.
     """
     spread = not bench.follows_streams or (bench.rotated and positions == bench.num_symbols)
     if claim.compositions == 1 and not bench.concentrated and spread:
@@ -243,21 +257,22 @@ class _Joint:
     """Two rounds of one position, and two layers of one round, as one outcome."""
 
     def __init__(self, bench: Bench, look: _Look) -> None:
-        one, self._bins = look.view, look.bins
-        self._size, positions = look.bins.coarse_size, one.counts.shape[2]
-        name, outcomes = one.name, look.bins.coarse_size**2
-        failure = 1.0 - (1.0 - one.failure) ** 2
-        times, copies = bench.times, 2 * one.copies
+        view, self._bins = look.view, look.bins
+        self._size, positions = look.bins.coarse_size, view.counts.shape[2]
+        name, outcomes = view.name, look.bins.coarse_size**2
+        failure = 1.0 - (1.0 - view.failure) ** 2
+        times, copies = bench.times, 2 * view.copies
         period = positions // times
-        self.views = [View(f"{name}, two rounds", one.loss, copies, positions, outcomes, failure, period)]
+        self.views = [View(f"{name}, two rounds", view.loss, copies, positions, outcomes, failure, period)]
         self._first, self._second = bench.segments[:2]
         if bench.aligned and positions == bench.dim and not bench.concentrated:
             number, period = times * self._second, self._second
-            two = View(f"{name}, two layers", one.loss, copies, number, outcomes, failure, period)
+            two = View(f"{name}, two layers", view.loss, copies, number, outcomes, failure, period)
             self.views.append(two)
         self._previous: dict[int, tuple[Integers, Integers]] = {}
 
     def add(self, half: int, round: int, world: int, labels: Integers, classes: Integers) -> None:
+        """Count the pair of this round and the round before it, and the pair of the two layers."""
         coarse = self._bins.coarse(classes)
         if round % 2 == 0:
             self._previous[world] = labels, coarse
@@ -266,19 +281,20 @@ class _Joint:
             self.views[0].add(half, earlier, self._size * before + coarse)
         if len(self.views) > 1:
             period, end = self._first + self._second, self._second
-            one, held = coarse.reshape(-1, period), labels.reshape(-1, period)
-            both = self._size * one[:, :end] + one[:, self._first :]
-            self.views[1].add(half, held[:, :end].flatten(), both.flatten())
+            layers, layer_labels = coarse.reshape(-1, period), labels.reshape(-1, period)
+            both = self._size * layers[:, :end] + layers[:, self._first :]
+            self.views[1].add(half, layer_labels[:, :end].flatten(), both.flatten())
 
 
 class _WireBits:
-    """The bits of the victim's stream, padding included, each held to the claim of its symbol."""
+    """Bits of the victim's packed message with padding, each checked against the claim of its symbol."""
 
     def __init__(self, view: View, symbol_of: Integers) -> None:
         self.view, self._symbol_of = view, symbol_of
 
     @classmethod
     def from_bench(cls, bench: Bench) -> _WireBits | None:
+        """Return the counter for a bench, or None if the claim is not about single symbols."""
         claim = bench.private_claim(Adversary.EAVESDROPPER)
         if claim is None or not bench.symbolic or bench.everybody:
             return None
@@ -296,7 +312,7 @@ class _WireBits:
 
 
 class _OnGrid:
-    """Is what leaves the server a multiple of the grid that the claims count on?"""
+    """Exact check that all released numbers are multiples of the mechanism's grid step."""
 
     def __init__(self, bench: Bench) -> None:
         self._grid = bench.mechanism.grid(bench.context(0))
@@ -311,5 +327,5 @@ class _OnGrid:
     def judge(self) -> tuple[Finding, ...]:
         if self._grid is None:
             return ()
-        alarm = f"{self._off} of {self._count} released numbers lie off it" if self._off else ""
+        alarm = f"{self._off} of {self._count} released numbers are not on the grid" if self._off else ""
         return (Finding("the grid of the released sum", math.inf, 0.0, self._count, alarm),)

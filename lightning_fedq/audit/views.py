@@ -1,14 +1,17 @@
-"""Counts of one view of the simulation, and certain bounds from them, against what was claimed for it.
+"""Statistical tests of a claim from the outcomes that one adversary observes in the simulation.
 
-A view counts outcomes for two neighbouring inputs, label 0 and label 1, position by position. Half of the
-draws choose an event for every epsilon (the outcomes that speak for one label), the other half bound its two
-probabilities (Clopper-Pearson). Half of a view's error probability goes to all positions taken together,
-the rest is shared out over single positions: one coordinate that is not randomised must show. Where Renyi
-divergences are claimed, they are bounded as well, because what follows from them about epsilon and delta is
-far from the truth (`proven_divergence`).
+A view counts outcomes for two neighbouring inputs, label 0 and label 1, at every position. Half of the draws
+choose an event for every epsilon: the outcomes that are more likely under one label. The other half bound the
+two probabilities of this event (Clopper-Pearson).
 
-Outcomes of many positions are counted as independent draws, which they are where every coordinate has its
-own coins (after a rotation, as in the distributed discrete Gaussian, they are uncorrelated and nearly so).
+Half of a view's error probability goes to the test of all positions together. The rest is divided over single
+positions, because one coordinate that is not randomised must raise an alarm. Claimed Renyi divergences are
+bounded as well, because the epsilon and delta that follow from them are far from tight
+(`proven_divergence`).
+
+Outcomes of different positions are counted as independent draws. They are independent if every coordinate has
+its own random bits. After a rotation, as in the distributed discrete Gaussian, they are uncorrelated and
+nearly independent.
 """
 
 import math
@@ -32,25 +35,26 @@ _POSITION_CLASSES = 4
 _LARGEST_EPSILON = 40.0
 _BOUNDED_POSITIONS = 32
 _ORDERS = (1.25, 2.0)
-"""Of Renyi divergences: little noise shows at the first, much noise at the second."""
+"""Orders of the tested Renyi divergences. The first is sharper for little noise, the second for much."""
 _DRAWS_OF_AN_OUTLIER = 3000
-"""One in so many of all draws is what a draw may weigh. With more, its range costs more than it shows."""
+"""The weight of one draw is at most 1/3000 of all draws. A larger range would widen the bound too much."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of the audit for one view: claim, lower bound, verdict.
+    """Result of the audit for one view: claim, lower bound and verdict.
 
     Args:
-        claim: The claimed pure epsilon; where the claim is a curve, the claimed delta at `epsilon`, or the
+        view: Name of the view.
+        claim: Claimed pure epsilon. If the claim is a curve, it is the claimed delta at `epsilon` or the
             claimed Renyi divergence of `order`.
-        lower_bound: Largest pure epsilon, delta at `epsilon` or divergence of `order` that the draws prove at
-            the suite's confidence.
-        draws: Draws per neighbour.
-        alarm: What contradicts the claim, or "".
-        epsilon: Where a curve is shown: of the tested points the one at which the proof comes closest to
-            the claim. None for a pure epsilon.
-        order: Order of the Renyi divergence that is shown, where the proof comes closer to that claim.
+        lower_bound: Largest pure epsilon, delta at `epsilon` or divergence of `order` that the draws prove
+            at the suite's confidence.
+        draws: Draws per neighbouring input.
+        alarm: Evidence that contradicts the claim, or "".
+        epsilon: For a curve, the tested epsilon at which the lower bound is closest to the claim. None for
+            a pure epsilon.
+        order: Order of the Renyi divergence, if the lower bound is closest to the claim there.
     """
 
     view: str
@@ -63,25 +67,25 @@ class Finding:
 
     @property
     def verdict(self) -> Literal["holds", "refuted", "saw nothing"]:
-        """Verdict: "holds" only where a fault that doubles the loss would have been refuted.
+        """Verdict on the claim, "holds" only if a fault that doubles the privacy loss would be refuted.
 
-        Twice a proven bound that is at least half of the claim exceeds it. What is checked exactly and has
-        no bound holds or is refuted.
+        The test could have seen such a fault if the lower bound is at least half of the claim. A property
+        that is checked exactly has no bound, and either holds or is refuted.
         """
         if self.alarm:
             return "refuted"
         if self.epsilon is not None and self.claim >= 1.0:
-            return "saw nothing"  # nothing could exceed it
+            return "saw nothing"  # delta can't exceed a claim of 1
         if math.isinf(self.claim) or 2.0 * self.lower_bound >= self.claim:
             return "holds"
         return "saw nothing"
 
 
 def clopper_pearson(hits: Counts, draws: Counts | int, alpha: float) -> tuple[Array, Array]:
-    """One-sided lower and upper bounds of a probability, each wrong with probability at most `alpha`."""
+    """Return one-sided lower and upper bounds of a probability, each wrong with probability <= `alpha`."""
     misses = draws - hits
     lower: Array = np.where(hits > 0, special.betaincinv(np.maximum(hits, 1), misses + 1, alpha), 0.0)
-    # by the other tail: 1 - alpha loses digits, and SciPy before 1.12 finds no root there
+    # use the other tail because 1 - alpha loses digits, and SciPy before 1.12 finds no root there
     rest = np.where(misses > 0, special.betaincinv(np.maximum(misses, 1), hits + 1, alpha), 0.0)
     upper: Array = 1.0 - rest
     return lower, upper
@@ -95,9 +99,15 @@ def _count(counts: Counts, labels: Counts, outcomes: Counts) -> None:
 
 
 def _worst(first: Array, second: Array, epsilon: float) -> Counts:
-    """The positions whose frequencies look worst, by difference or by ratio: bounds take time.
+    """Return the positions whose frequencies differ most, by difference or by ratio.
 
-    To leave the others out can only lose an alarm, never raise one: every position is paid for.
+    Only these positions are bounded, which saves time. The error probability still counts every position, so
+    the selection can lose an alarm but not raise a false one.
+
+    Args:
+        first: `(positions,)` frequencies of the event under the first label.
+        second: `(positions,)` frequencies of the event under the second label.
+        epsilon: Epsilon of the test.
     """
     if len(first) <= 2 * _BOUNDED_POSITIONS:
         return np.arange(len(first))
@@ -107,17 +117,18 @@ def _worst(first: Array, second: Array, epsilon: float) -> Counts:
 
 
 def proven_divergence(order: float, learned: Array, fresh: Counts, alpha: float) -> float:
-    """Lower bound on the Renyi divergence of two laws, wrong with probability at most `alpha`.
+    """Return a lower bound on the Renyi divergence of two laws, wrong with probability <= `alpha`.
 
-    For every function g of an outcome it is at least a / (a - 1) ln E_P[e^((a - 1) g)] - ln E_Q[e^(a g)], and
-    both expectations are of bounded numbers, so that the draws bound them (empirical Bernstein). The best g
-    is the log of the likelihood ratio: it is learned from other draws, and cut off.
+    For every function g of an outcome, the divergence of order a is at least
+    a / (a - 1) ln E_P[e^((a - 1) g)] - ln E_Q[e^(a g)]. Both expectations are of bounded numbers, so the
+    draws bound them (empirical Bernstein). The best g is the log of the likelihood ratio. It is estimated
+    from other draws and clipped.
 
     Args:
-        order: a > 1.
-        learned: `(2, outcomes)` estimates of the two laws, > 0, from other draws.
-        fresh: `(2, outcomes)` counts, P's and Q's.
-        alpha: In (0, 1).
+        order: Order a of the divergence, > 1.
+        learned: `(2, outcomes)` estimates of the laws P and Q, > 0, from other draws.
+        fresh: `(2, outcomes)` counts of the draws from P and Q.
+        alpha: Error probability, in (0, 1).
 
     References:
         Birrell et al., Variational Representations and Neural Network Estimation of Renyi Divergences, 2021,
@@ -133,7 +144,14 @@ def proven_divergence(order: float, learned: Array, fresh: Counts, alpha: float)
 
 
 def _bernstein(values: Array, counts: Counts, alpha: float, side: float) -> float:
-    """Bound below (side -1) or above (1) on the mean of values that were drawn so often."""
+    """Return an empirical Bernstein bound on the mean: a lower bound for side -1, an upper bound for 1.
+
+    Args:
+        values: `(outcomes,)` value of each outcome.
+        counts: `(outcomes,)` number of draws of each outcome.
+        alpha: Error probability of the bound.
+        side: -1.0 or 1.0.
+    """
     draws, log = int(counts.sum()), math.log(2.0 / alpha)
     mean = float(values @ counts) / draws
     variance = float((values - mean) ** 2 @ counts) / (draws - 1)
@@ -142,15 +160,18 @@ def _bernstein(values: Array, counts: Counts, alpha: float, side: float) -> floa
 
 
 class View:
-    """Histograms of one view, [half, label, position, outcome], and the claim that they have to meet.
+    """Histograms of one adversary's view, [half, label, position, outcome], and the claim under test.
 
     Args:
-        loss: Claimed for one composition.
-        copies: Compositions that one outcome shows.
+        name: Name of the view.
+        loss: Privacy loss that is claimed for one composition.
+        copies: Number of compositions that one outcome shows.
+        positions: Number of positions.
         outcomes: Number of outcomes of a position.
-        failure: Chance of rounds that the loss does not speak of, which delta pays for.
-        period: Positions of one stretch, where the positions are several ones and some that pad them. A place
-            in a stretch is judged over all of them, too: with the draws of as many rounds of one stretch.
+        failure: Probability of rounds that the loss does not cover. It is added to delta.
+        period: Length of a stretch, if the positions repeat a stretch several times, perhaps with padding.
+            The same place in all stretches is then also tested as one position with more draws. None is one
+            stretch.
     """
 
     def __init__(
@@ -165,27 +186,33 @@ class View:
     ) -> None:
         self.name, self.copies, self.outcomes, self.failure = name, copies, outcomes, failure
         self._period, self._allowed = period or positions, dict[float, float]()
-        if (one := loss.composed(copies)) is not None:
-            loss, self.copies = one, 1
+        if (composition := loss.composed(copies)) is not None:
+            loss, self.copies = composition, 1
         self.loss = loss
         self.counts: Counts = np.zeros((2, 2, positions, outcomes), np.int64)
 
     def add(self, half: int, labels: Counts, outcomes: Counts) -> None:
-        """Count one outcome of every position under its label, -1 for not at all. Both `(positions,)`."""
+        """Count one outcome of every position under its label.
+
+        Args:
+            half: 0 for draws that choose events, 1 for draws that bound probabilities.
+            labels: `(positions,)` labels 0 or 1, or -1 for positions that are not counted.
+            outcomes: `(positions,)` outcomes.
+        """
         _count(self.counts[half], labels, outcomes)
 
     @cached_property
     def claimed(self) -> float:
-        """The pure epsilon that is claimed. Infinite where the claim is a curve."""
+        """Claimed pure epsilon. Infinite if the claim is a curve."""
         return self.copies * self.loss.pure_epsilon if not self.failure else math.inf
 
     def allowed(self, epsilon: float) -> float:
-        """The delta that the claim grants at epsilon."""
-        if (known := self._allowed.get(epsilon)) is None:
-            one = self.copies == 1
-            curve = self.loss.curve(np.array([epsilon]))[0] if one else self._composed.delta(epsilon)
-            known = self._allowed[epsilon] = min(float(curve) + self.failure, 1.0)
-        return known
+        """Return the delta that the claim allows at epsilon."""
+        if (delta := self._allowed.get(epsilon)) is None:
+            single = self.copies == 1
+            curve = self.loss.curve(np.array([epsilon]))[0] if single else self._composed.delta(epsilon)
+            delta = self._allowed[epsilon] = min(float(curve) + self.failure, 1.0)
+        return delta
 
     @cached_property
     def _composed(self) -> LossGrid:
@@ -193,8 +220,11 @@ class View:
 
     @cached_property
     def epsilons(self) -> list[float]:
-        """Where the claim is tested: 0, half and all of a pure epsilon, or where a curve has fallen to half,
-        a tenth and a hundredth."""
+        """Epsilons at which the claim is tested.
+
+        For a pure epsilon they are 0, half of it and all of it. For a curve they are 0 and the epsilons at
+        which delta has fallen to half, a tenth and a hundredth.
+        """
         if math.isfinite(self.claimed):
             return [0.0, 0.5 * self.claimed, self.claimed]
         first, floor = self.allowed(0.0), self.allowed(_LARGEST_EPSILON)
@@ -203,6 +233,7 @@ class View:
         return [0.0, *(self._find_epsilon(floor + part * (first - floor)) for part in (0.5, 0.1, 0.01))]
 
     def _find_epsilon(self, delta: float) -> float:
+        """Return the smallest epsilon at which the claim allows at most `delta`, by bisection."""
         low, high = 0.0, _LARGEST_EPSILON
         for _ in range(20):
             middle = 0.5 * (low + high)
@@ -210,7 +241,7 @@ class View:
         return high
 
     def judge(self, alpha: float) -> Finding:
-        """Compare with the claim. A true claim raises an alarm with probability at most `alpha`."""
+        """Test the claim. A true claim raises an alarm with probability at most `alpha`."""
         pooled = [self.counts.sum(2, keepdims=True)]
         positions = self.counts.shape[2]
         if positions >= 2 * _POSITION_CLASSES:
@@ -221,7 +252,8 @@ class View:
         together = np.concatenate(pooled, axis=2)
         renyi = {order: self.copies * self.loss.divergence(order) for order in _ORDERS if not self.failure}
         divergences = {order: claimed for order, claimed in renyi.items() if math.isfinite(claimed)}
-        # two orders of the labels, two bounds a test; half goes to the divergences, where some are claimed
+        # alpha is divided over two orders of the labels, two bounds a test and all epsilons; claimed
+        # divergences get half of it
         share = 0.25 * alpha * 0.5 / len(self.epsilons) / (2.0 if divergences else 1.0)
         allowed = [self.allowed(epsilon) for epsilon in self.epsilons]
         looked_at = [(together, "pooled"), (self.counts, "position")]
@@ -262,7 +294,14 @@ class View:
     def _test(
         self, counts: Counts, alpha: float, allowed: list[float], what: str
     ) -> tuple[float, list[float], str]:
-        """Largest proven pure epsilon, proven delta at every epsilon, and the first contradiction."""
+        """Return the largest proven pure epsilon, the proven delta at every epsilon, and an alarm or "".
+
+        Args:
+            counts: `(2 halves, 2 labels, positions, outcomes)` counts.
+            alpha: Error probability of one bound at one position.
+            allowed: Claimed delta at every epsilon of `epsilons`.
+            what: Noun for a position in the alarm.
+        """
         best, proven, alarm = 0.0, [], ""
         learned, fresh = counts[0] + 0.5, counts[1]
         learned = learned / learned.sum(2, keepdims=True)

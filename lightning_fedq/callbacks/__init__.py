@@ -1,4 +1,4 @@
-"""Lightning callbacks: the federation itself, and what reports on it."""
+"""Lightning callbacks: the federation, DP-SGD, privacy budgets, attacks, reports and logging."""
 
 from lightning_fedq.callbacks.byzantine import ByzantineClients
 from lightning_fedq.callbacks.dpsgd import DPSGD

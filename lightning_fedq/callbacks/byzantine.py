@@ -1,8 +1,8 @@
-"""`ByzantineClients`: some clients of a simulation lie, in their updates or on the wire.
+"""`ByzantineClients`: simulated clients that send wrong updates or wrong messages.
 
-Byzantine clients are the same in every round. Behind which coin they lie matters: an update attack goes
-through the mechanism like any update, a wire attack does not. More attacks of the literature stand in
-`reproductions/cpa/liars.py`, as a subclass.
+The Byzantine clients are the same in every round. An attack on updates goes through the mechanism, with its
+clipping and noise. An attack on messages replaces the mechanism's output. More attacks from the literature
+are in `reproductions/cpa/liars.py`, as a subclass.
 
 References:
     Lang et al., CPA: Compressed Private Aggregation, section 5 (ones, flip).
@@ -33,27 +33,29 @@ _ON_BITS = ("ones", "flip", "inverted", "inverted_without_coin")
 
 
 class ByzantineClients(pl.Callback, Tampering):
-    """Byzantine clients: a fixed fraction lies in one way.
+    """Byzantine clients: a fixed fraction of the clients makes the same attack in every round.
 
-    "sign_flip" turns the update around before it is encoded. The others are on one-bit messages: "ones" sends
-    ones, "flip" turns each bit by a fair coin, which are the attacks of the CPA paper and with its words both
-    noise of mean zero; "inverted" turns all bits around, and "inverted_without_coin" those of a message that
-    was encoded without the coin which makes honest clients private. That is worth 1 / tanh(epsilon / 2)
-    honest votes, the mechanism's lever.
+    "sign_flip" replaces an update by -scale times the update, before it is encoded. The other attacks are on
+    one-bit messages. "ones" sends ones. "flip" flips each bit with probability 1/2. The CPA paper describes
+    these two as noise of mean zero. "inverted" flips all bits. "inverted_without_coin" flips all bits of a
+    message that was encoded without the randomised bits that make honest clients private. Such a message
+    counts as much as 1 / tanh(epsilon / 2) honest messages (the maximum influence of one client).
 
     Args:
-        fraction: Share of all clients, in [0, 1); their number is rounded to the nearest.
-        attack: What they do.
-        scale: Strength of sign_flip, finite: it sends -scale times the update.
-        seed: Seed of the choice of byzantine clients and of their randomness; >= 0.
+        fraction: Fraction of clients that are Byzantine, in [0, 1). Their number is rounded to the nearest
+            integer.
+        attack: Attack that the Byzantine clients make: "sign_flip", "ones", "flip", "inverted" or
+            "inverted_without_coin".
+        scale: Factor of the "sign_flip" attack, finite.
+        seed: Seed that selects the Byzantine clients and draws their random numbers, >= 0.
 
     Attributes:
-        byzantine: Byzantine clients, from `on_fit_start` on.
+        byzantine: The Byzantine clients, from `on_fit_start` on.
 
     Raises:
-        ValueError: If a setting is out of its range, or the attack does not fit the mechanism.
+        ValueError: If a setting is out of its range, or if the attack does not fit the mechanism.
 
-    Example:
+    Examples:
         >>> liars = ByzantineClients(0.2, "sign_flip")  # behind Federated in trainer.callbacks
     """
 
@@ -67,19 +69,19 @@ class ByzantineClients(pl.Callback, Tampering):
         if attack not in self.attacks:
             raise ValueError(f"attack must be one of {', '.join(self.attacks)}, got {attack!r}")
         if not math.isfinite(scale):
-            raise ValueError(f"scale must be finite, got {scale}; a NaN client is tested by its update")
+            raise ValueError(f"scale must be finite, got {scale}. To test a NaN, put it into an update.")
         self.fraction, self.scale, self.seed = fraction, scale, seed
         self.attack: str = attack
         self.byzantine: frozenset[int] = frozenset()
 
     def num_byzantine(self, num_clients: int) -> int:
-        """Number of Byzantine clients among so many."""
+        """Return the number of Byzantine clients in a federation of `num_clients`."""
         return math.floor(self.fraction * num_clients + 0.5)
 
     # ---- Lightning ----------------------------------------------------------------------------------
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Choose the Byzantine clients and stand between training and the wire."""
+        """Choose the Byzantine clients, and intercept updates and messages of the round engine."""
         federated = find_federated(trainer, "ByzantineClients")
         engine = federated.engine
         if engine is None:
@@ -99,24 +101,24 @@ class ByzantineClients(pl.Callback, Tampering):
     def _check_mechanism(self, context: RoundContext) -> None:
         if self.attack in _ON_BITS and self._mechanism.code(context) != FixedLength(1):
             raise ValueError(
-                f"{self.attack} is an attack on one-bit messages, {type(self._mechanism).__name__} sends "
-                "others; use sign_flip"
+                f"{self.attack} needs one-bit messages, but {type(self._mechanism).__name__} sends others. "
+                "Use sign_flip."
             )
         if self.attack == "inverted_without_coin":
             self._mechanism.without_noise(context)
 
     def state_dict(self) -> dict[str, Any]:
-        """Who lies, for the privacy report of a checkpoint. Nothing is read back."""
+        """Return the Byzantine clients for a checkpoint's privacy report. They are not loaded again."""
         return {"byzantine": sorted(self.byzantine)}
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Step aside."""
+        """Stop intercepting messages."""
         self._detach(trainer)
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        """Step aside. Lightning calls no `teardown` then."""
+        """Stop intercepting messages, because Lightning calls no `teardown` after an exception."""
         self._detach(trainer)
 
     def _detach(self, trainer: pl.Trainer) -> None:
@@ -125,7 +127,7 @@ class ByzantineClients(pl.Callback, Tampering):
             engine.tampering = None
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Log how many lie, and the lever that the coin gives each of them."""
+        """Log the number of Byzantine clients and the maximum influence of each."""
         if trainer.barebones:
             return
         log_figure(pl_module, "byzantine/num_byzantine", float(len(self.byzantine)))
@@ -135,11 +137,19 @@ class ByzantineClients(pl.Callback, Tampering):
     # ---- rounds.Tampering -----------------------------------------------------------------------------
 
     def begin(self, plan: RoundPlan, context: RoundContext) -> None:
-        """Note which round it is."""
+        """Remember the plan and the context of the round."""
         self._plan, self._context = plan, context
 
     def hold(self, clients: Sequence[int], updates: Tensor) -> tuple[Sequence[int], Tensor]:
-        """Turn the Byzantine clients' updates around, where that is the attack. Nobody is held back."""
+        """Multiply the Byzantine clients' updates by -scale if the attack is "sign_flip".
+
+        Args:
+            clients: Clients of the rows of `updates`.
+            updates: Updates `(len(clients), dim)`, changed in place.
+
+        Returns:
+            All clients and their updates. This attack holds no client back.
+        """
         if self.attack == "sign_flip":
             updates[self._rows(clients)] *= -self.scale
         return clients, updates
@@ -152,7 +162,15 @@ class ByzantineClients(pl.Callback, Tampering):
         context: RoundContext,
         rand: ClientRandomness,
     ) -> Message:
-        """Return what goes on the wire in place of `message`."""
+        """Return the message that clients send in place of the honest `message`.
+
+        Args:
+            clients: Clients of the rows of `values` and of the message.
+            values: Updates that are encoded, `(len(clients), dim)`.
+            message: The honest message.
+            context: Context of the round.
+            rand: Randomness with which the honest message was encoded.
+        """
         rows = self._rows(clients)
         lies = self._lies(clients, values, message.symbols, context, rand) if rows else None
         if lies is None:
@@ -169,7 +187,7 @@ class ByzantineClients(pl.Callback, Tampering):
         context: RoundContext,
         rand: ClientRandomness,
     ) -> Tensor | None:
-        """Lies of all these clients, `(len(clients), m)`. None is the honest message."""
+        """Return attack symbols for all given clients, `(len(clients), m)`, or None for honest messages."""
         if self.attack == "ones":
             return torch.ones_like(symbols)
         if self.attack == "flip":
@@ -182,17 +200,17 @@ class ByzantineClients(pl.Callback, Tampering):
         return None
 
     def _rows(self, clients: Sequence[int]) -> list[int]:
-        """Rows of the Byzantine clients among these."""
+        """Return the rows of the Byzantine clients among the given clients."""
         return [row for row, client in enumerate(clients) if client in self.byzantine]
 
     def _words(self, purpose: str, client: int, count: int) -> Tensor:
-        """Random 32-bit words of a client in this round, `(count,)` int64."""
+        """Return random 32-bit words of a Byzantine client in this round, `(count,)` int64."""
         public = PublicRandomness(SeededKeys(self.seed), self._plan.round, self._context.attempt)
         return torch.from_numpy(public.public(f"{purpose} {client}").words(count).astype("int64"))
 
 
 def max_influence(mechanism: Mechanism, context: RoundContext) -> float | None:
-    """The longest lever of any client of the round, see `Mechanism.lever`. None where one is not known."""
+    """Return the maximum influence of any client of the round (`Mechanism.lever`), or None if unknown."""
     levers = [mechanism.lever(client, context) for client in context.cohort]
     known = [lever for lever in levers if lever is not None]
     return max(known) if len(known) == len(levers) else None

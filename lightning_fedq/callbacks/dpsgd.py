@@ -1,27 +1,27 @@
 """`DPSGD`: sample-level differential privacy for an ordinary Lightning module, alone or inside every client.
 
-Opacus's hooks give every sample's gradient on the module itself, which is never wrapped or swapped: hooks
-and the optimiser's wrapper go on at the start of the fit and come off in `teardown`. Batches are Poisson
-samples, drawn anew for every step; an empty batch is a step like any other, with noise alone. Every step is
-charged before its noise is drawn. What the module logs from training batches is a release of its own, which
-no epsilon covers; so is a loss that looks at other samples of the batch.
+Opacus's hooks compute per-sample gradients on the user's module, which is neither wrapped nor replaced. Hooks
+and the optimiser's wrapper are added at the start of the fit and removed in `teardown`. Every step draws a
+Poisson batch. An empty batch is also a step, with noise alone. Every step is charged before its noise is
+drawn. Metrics that the module logs from training batches are separate releases that no epsilon covers. A loss
+that compares samples of a batch is not covered either.
 
-Clipping bounds what a sample adds to a sum; it does not bound what it changes in the dropout masks and
-transforms of others, which all come from one sequence: a sample more shifts those of all that follow. To
-whoever knows the sequence, by a seed, that is a change of the whole sum. So every draw of a step (torch's,
-NumPy's and Python's generators, in worker processes too) comes from a secret of the step, and counts as
-noise that is drawn anew for every sample: given the same draws for the samples that are in both batches,
-sums differ by one clipped gradient, and a mixture of such pairs is no easier to tell apart than one of them
-(joint convexity).
+Clipping bounds a sample's contribution to a sum. It does not bound its effect on the dropout masks and random
+transforms of other samples. All of them are drawn from one sequence, so one additional sample shifts the
+draws of all later samples. An adversary who knows the sequence, from a seed, sees the whole sum change. So
+every draw of a step (torch's, NumPy's and Python's generators, also in worker processes) comes from a secret
+key of the step. Such draws count as noise that is drawn anew for every sample. Given equal draws for the
+samples that are in both batches, the sums differ by one clipped gradient. A mixture of such pairs is no
+easier to distinguish than one of them (joint convexity).
 
-Beside `Federated` the clients train one at a time, every local step is such a step on samples of that
-client's own data, and every client has an account of its own. What a client sends is computed from its
-noisy steps alone, so the claim holds against whoever sees the messages, the server included. Who takes
-part and how many samples a client holds count as known.
+With `Federated`, the clients train one at a time. Every local step is a DP-SGD step on that client's samples,
+and every client has its own account. A client's messages follow from its noisy steps alone, so the guarantee
+holds against any adversary who sees the messages, including the server. The participating clients and their
+numbers of samples count as public.
 
-What is counted is a row of the training data set, or a person in `rows_per_person` of them (`dpsgd.opacus`).
-Rows that `Subset` and `ConcatDataset` repeat are seen by their indices, and refused beyond that number. Every
-client's account charges for all rows of a person, as nobody knows where they lie.
+The guarantee is for one row of the training data set, or for a person in up to `rows_per_person` rows
+(`dpsgd.opacus`). Rows that `Subset` and `ConcatDataset` repeat are found by their indices, and refused above
+that number. Every client's account charges for all rows of a person, because their clients are unknown.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ if TYPE_CHECKING:
     )
 
 _FROM_LOADER = (
-    "DPSGD samples its own batches, and a loader handed straight to fit(...) can't be replaced; "
-    "return it from train_dataloader of the module or of a LightningDataModule"
+    "DPSGD draws its own batches, so it must replace the loader, but fit(...) got one directly. "
+    "Return it from train_dataloader of the module or of a LightningDataModule."
 )
 
 
 class _HandedOver(DataLoader[Any]):
-    """Lets this process draw from a batch's secret when it arrives, as hooks on the batch do."""
+    """Loader that seeds this process from each batch's secret key, before hooks on the batch draw from it."""
 
     def __iter__(self) -> Any:
         epoch: Any = self.sampler
@@ -88,27 +88,28 @@ class _HandedOver(DataLoader[Any]):
 
 
 class DPSGD(pl.Callback):
-    """DP-SGD for an ordinary module, or any optimiser on its noisy gradients.
+    """DP-SGD callback: per-sample clipping and noise for an ordinary module with any optimiser.
 
     Args:
-        noise_multiplier: Std of the noise on the summed gradient / `max_grad_norm`, > 0.
-        max_grad_norm: Norm to which every sample's gradient is clipped, > 0.
-        delta: Delta at which `dp/epsilon` is logged, below 1 / samples (of the largest client).
-        seed: An integer makes batches, noise and all random draws of a step reproducible, and NOT private;
-            None takes them from the operating system, whatever `seed_everything` was told.
-        rows_per_person: Rows of the training data set, >= 1, in which one person stands at most. Epsilon is
-            about the data with and without all of them; it grows faster than this number.
+        noise_multiplier: Standard deviation of the noise on the summed gradient, divided by `max_grad_norm`,
+            > 0.
+        max_grad_norm: L2 norm to which each per-sample gradient is clipped, > 0.
+        delta: Delta at which `dp/epsilon` is logged, in (0, 1 / n) for n samples of the largest client.
+        seed: An integer makes batches, noise and all random draws of a step reproducible, and NOT private.
+            None draws them from the operating system, also after `seed_everything`.
+        rows_per_person: Largest number of training rows of one person, >= 1. Epsilon compares the data with
+            and without all of these rows. It grows faster than this number.
 
     Attributes:
-        accounts: What was spent, by client; client 0 is everybody where there is no federation.
-        num_non_finite: Samples whose gradient was not finite and counted as zero.
-        loss_reduction: How the loss of a batch is reduced, "mean" or "sum", as found before the first
-            charge; a checkpoint keeps it. None before.
+        accounts: Privacy account of each client. Without a federation, client 0 is the whole data set.
+        num_non_finite: Number of samples whose gradient was not finite and counted as zero.
+        loss_reduction: Reduction of the loss over a batch, "mean" or "sum". It is found before the first
+            charge (None until then), and checkpoints keep it.
 
     Raises:
         ValueError: If a setting is out of its range.
 
-    Example:
+    Examples:
         >>> dpsgd = DPSGD(noise_multiplier=1.0, max_grad_norm=1.0, delta=1e-5)  # in trainer.callbacks
     """
 
@@ -150,9 +151,9 @@ class DPSGD(pl.Callback):
 
     knows_clients = True
     crosses_clients = True
-    """Every client's training has this very object, which keeps everybody's account."""
+    """All clients of a simulation share this object, which keeps the account of each client."""
     of_each_client = True
-    """A real client has one of its own, and its account with it; a server of real clients has none."""
+    """A real client has its own callback with its own account, and a server of real clients has none."""
 
     def _new_root(self) -> None:
         secret = os.urandom(32) if self.seed is None else pack_fields("reproducible", hex(self.seed))
@@ -160,23 +161,23 @@ class DPSGD(pl.Callback):
 
     @property
     def protects_samples(self) -> bool:
-        """Whoever knows a seed knows all noise."""
+        """Whether samples are protected. With a seed they are not, because the seed reveals all noise."""
         return self.seed is None
 
     def training_words(self) -> str:
-        """Numbers that both sides of a deployment compare, without the secrets."""
+        """Return the settings that both sides of a deployment compare, without secrets."""
         rows = "" if self.rows_per_person == 1 else f", rows_per_person={self.rows_per_person}"
         norm = self.max_grad_norm
         return f"DPSGD({self.noise_multiplier}, {norm}, delta={self.delta}, seed={self.seed}{rows})"
 
     @property
     def unit(self) -> str:
-        """Unit of the claim, in words."""
+        """Unit of the guarantee in words: the data that neighbouring data sets differ by."""
         return describe_unit(self.rows_per_person)
 
     @property
     def account(self) -> list[list[float]]:
-        """Account of client 0, for a real client to keep: noise multiplier, sampling rate, steps, in turn."""
+        """Charges of client 0, which a real client stores: noise multiplier, sampling rate, steps of each."""
         return self._spent.history(0)
 
     @account.setter
@@ -186,22 +187,22 @@ class DPSGD(pl.Callback):
     # ---- set up and take off ----------------------------------------------------------------------
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Refuse what can't work, and put Poisson sampling in place of the user's loader."""
+        """Refuse settings that can't work, and replace the user's loader by Poisson sampling."""
         if stage != "fit":
             return
-        if self.seed is None:  # a copy of this object, or a fork of its process, may have drawn from the old
+        if self.seed is None:  # a copy of this object, or of its process, may have drawn from the old key
             self._new_root()
         self._reset_fit()
         self._home, self._optimizer, self.loss_reduction, self._non_finite = trainer, None, None, 0
-        found = [c for c in trainer.callbacks if hasattr(c, "use_batches")]  # type: ignore[attr-defined]
-        self._federated = found[0] if found else None  # `Federated`, or a real client's `LocalRound`
+        federations = [c for c in trainer.callbacks if hasattr(c, "use_batches")]  # type: ignore[attr-defined]
+        self._federated = federations[0] if federations else None  # `Federated`, or a client's `LocalRound`
         self._first = getattr(self._federated, "number", 0)
         if sum(isinstance(callback, DPSGD) for callback in trainer.callbacks) > 1:  # type: ignore[attr-defined]
-            raise ValueError("the Trainer has two DPSGD callbacks; leave one of them out")
+            raise ValueError("The Trainer has two DPSGD callbacks. Leave one of them out.")
         if trainer.datamodule is None and not is_overridden(  # type: ignore[attr-defined]
             "train_dataloader", pl_module, pl.LightningModule
         ):
-            behind = "" if self._federated is None else "; or put DPSGD behind Federated in the callbacks"
+            behind = "" if self._federated is None else " Or put DPSGD behind Federated in the callbacks."
             raise ValueError(_FROM_LOADER + behind)
         check_settings(trainer, pl_module)
         if self._federated is not None:
@@ -218,7 +219,7 @@ class DPSGD(pl.Callback):
         return Stream(self._key(purpose, client, step))
 
     def _reseed_draws(self, when: str) -> None:
-        """Let all that is drawn from here on come from a secret of the present client's coming step."""
+        """Seed all default generators from a secret key of the present client's next step."""
         account = self.accounts.get(self._present)
         seed_generators(self._key("draws", self._present, 0 if account is None else account.steps), when)
 
@@ -227,7 +228,7 @@ class DPSGD(pl.Callback):
     skips_empty = False
 
     def begin(self, work: LocalWork) -> None:
-        """Open an account for everybody who holds data. What was spent before stays spent."""
+        """Open an account for each client, and keep all earlier charges."""
         from lightning_fedq.privacy.accounting import check_delta
 
         check_delta(self.delta, max(map(len, work.client_indices)), "samples")
@@ -237,11 +238,14 @@ class DPSGD(pl.Callback):
         self._spent.open(self._batches, self.noise_multiplier)
 
     def check(self, dataset: Dataset[Any], client_indices: Sequence[Tensor]) -> None:
-        """Refuse data, reloaded ones too, whose rows stand in more samples than are charged for."""
+        """Refuse data in which a row appears in more than `rows_per_person` samples, also reloaded data."""
         check_repeats(dataset, client_indices, self.rows_per_person)
 
     def draw(self, round: int, attempt: int, clients: Sequence[int]) -> list[tuple[Tensor, ...]]:
-        """The next steps of each client, whatever the round, which is opened and charged next."""
+        """Return the sample indices of each client's next steps.
+
+        The account's step number selects the stream, not the round. The ledger charges the round afterwards.
+        """
         if self._home.current_epoch != self._tried_in:
             self._try_loss(self._home, self._home.lightning_module)
         self._charge_elsewhere()
@@ -256,7 +260,7 @@ class DPSGD(pl.Callback):
         ]
 
     def keys(self, client: int, steps: int) -> tuple[bytes, ...]:
-        """Secrets of the client's coming steps."""
+        """Return the secret keys for the random draws of a client's next steps."""
         first = self._first_step[client]
         return tuple(self._key("draws", client, first + step) for step in range(steps))
 
@@ -278,15 +282,15 @@ class DPSGD(pl.Callback):
         return self._loader
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Refuse several optimisers, and who decides by training metrics. Remember the user's own."""
+        """Refuse several optimisers, and callbacks that decide by training metrics."""
         if len(trainer.optimizers) != 1:
             raise ValueError(
-                f"DPSGD needs exactly one optimiser, the module has {len(trainer.optimizers)}; "
-                "put all parameters into one optimiser"
+                f"DPSGD needs exactly one optimiser, but the module has {len(trainer.optimizers)}. "
+                "Put all parameters into one optimiser."
             )
         original = trainer.strategy.optimizers
         self._undo.callback(setattr, trainer.strategy, "optimizers", original)
-        if self._federated is None and self.protects_samples:  # beside it, client_metrics says who may
+        if self._federated is None and self.protects_samples:  # a federation checks this by client_metrics
             watch_training_log(trainer, self._undo)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -299,23 +303,22 @@ class DPSGD(pl.Callback):
         self._undo.enter_context(preserve_generators())
         self._reseed_draws("start")
         self._undo.enter_context(warnings.catch_warnings())
-        # torch warns that the first layer's inputs need no gradient, which is as it should be
+        # torch warns that the first layer's inputs need no gradient, as is expected here
         warnings.filterwarnings("ignore", message="Full backward hook is firing")
 
     def _charge_elsewhere(self) -> None:
-        """Pay for rounds that stand in the ledger and that this process has not played. Between rounds."""
+        """Charge rounds of the ledger that this process has not run. Called between rounds."""
         federated = self._federated
         if federated is None or federated.engine is None or federated.seed is not None:
             return
         if self._spent.charge_elsewhere(federated.engine.ledger.charges_elsewhere.tolist()):
             rank_zero_warn(
-                "these clients were charged for rounds that this DPSGD has not played, of a killed process "
-                "or of another run; it counts them as taken by their whole cohorts, at its own noise and "
-                f"batches: epsilon {self.epsilon(self.delta):.3g} so far"
+                "The ledger has rounds of a killed process or another run. DPSGD charges their whole cohorts "
+                f"at the present noise and batches: epsilon {self.epsilon(self.delta):.3g} so far."
             )
 
     def _make_noisy(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Let the optimiser of the fit, or of a client's, step with noisy sums."""
+        """Wrap the optimiser of the fit, or of a client's fit, so that it steps with noisy sums."""
         from lightning_fedq.dpsgd.opacus import GridDPOptimizer
 
         self._non_finite = self.num_non_finite
@@ -327,25 +330,27 @@ class DPSGD(pl.Callback):
             words=lambda: self._charge(module),
             loss_reduction=self.loss_reduction or "mean",
         )
-        # what layers hold constant, and what is said of parameters, behind every step: post-processing
-        said = {} if self._federated is None else self._federated.fit.vector.constraints
-        handles = constrain_steps(trainer.optimizers[0], module, said)
-        for handle in handles if self._federated is None else ():  # a client's optimiser goes with it
+        # constraints on parameters are applied after every noisy step, so they are post-processing
+        constraints = {} if self._federated is None else self._federated.fit.vector.constraints
+        handles = constrain_steps(trainer.optimizers[0], module, constraints)
+        # a client's optimiser is dropped after its training, so its handles stay
+        for handle in handles if self._federated is None else ():
             self._undo.callback(handle.remove)
         trainer.strategy.optimizers = [self._optimizer]
 
     def _try_loss(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Look, once an epoch and before its first charge, at the loss and the gradients of a few samples.
+        """Check the loss and the gradients of a few samples, once an epoch and before its first charge.
 
-        A module may have another loss in another epoch. What follows from samples decides at the first look
-        alone: later ones can only stop the run. Beside a federation the samples are anybody's, so they are
-        tried on a copy that nobody trains.
+        A module may change its loss from epoch to epoch. Only the first check chooses the loss reduction,
+        since the choice follows from raw data. Later checks can only stop the run. In a federation the
+        samples come from all clients, so they are tried on a copy that is not trained.
 
         Args:
-            trainer: The user's.
+            trainer: The user's Trainer.
+            module: The user's module.
 
         Raises:
-            ValueError: See `loss_reduction`, `draws` and `between_steps`.
+            ValueError: If a check of `dpsgd.loss_reduction`, `dpsgd.draws` or `dpsgd.between_steps` fails.
         """
         from lightning_fedq.dpsgd.opacus import SampleGradientHooks
 
@@ -363,16 +368,16 @@ class DPSGD(pl.Callback):
         batch = fetch(held[tried])
         try:
             again = lambda: fetch(held[tried].flip(0))  # noqa: E731
-            found = loss_reduction(trainer, module, batch, SampleGradientHooks, self.loss_reduction, again)
+            result = loss_reduction(trainer, module, batch, SampleGradientHooks, self.loss_reduction, again)
         except Exception:
-            check_layers(module)  # they fail in words of their own, on a batch of one say
+            check_layers(module)  # mixing layers fail on a batch of one, with a less helpful error
             raise
-        self.loss_reduction = found
+        self.loss_reduction = result
         check_between_steps(home, fetch, held[torch.roll(tried, epoch)], trainer.train_dataloader)
         self._tried_in = epoch
 
     def _hook_into(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Put Opacus's hooks on the module, whose layers are in the mode of the first step by now."""
+        """Put Opacus's hooks on the module. By now its layers are in the mode of the first step."""
         from lightning_fedq.dpsgd.opacus import SampleGradientHooks
 
         if self._federated is not None and trainer is not self._inside:
@@ -399,7 +404,7 @@ class DPSGD(pl.Callback):
 
         if self._federated is None:
             self._undo.replace(plugin, "train_step_context", context)
-        else:  # the client's own
+        else:  # the plugin belongs to this client's copy, so nothing has to be undone
             plugin.train_step_context = context  # type: ignore[method-assign]
 
     def _remove_hooks(self) -> None:
@@ -418,12 +423,12 @@ class DPSGD(pl.Callback):
             self._hooks = None
 
     def _reset_fit(self) -> None:
-        """Nobody trains."""
+        """Forget the Trainer and the guards of the last fit."""
         self._home = self._inside = self._buffers = self._parameters = None
         self._tried_in = -1
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Take everything off again."""
+        """Remove hooks, loader and optimiser wrapper."""
         self._undo.close()
         if stage == "fit":
             self._remove_hooks()
@@ -432,20 +437,17 @@ class DPSGD(pl.Callback):
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        """Take everything off again, but go on to refuse to save what training has changed."""
+        """Remove hooks, loader and optimiser wrapper. Keep the guards against saving changed tensors."""
         self._undo.close()
         self._remove_hooks()
-        if self._federated is not None:  # what a client has changed was its copy
+        if self._federated is not None:  # a client has changed its copy only
             self._reset_fit()
 
     # ---- training ---------------------------------------------------------------------------------
 
     @property
     def accountant(self) -> SampledGaussianAccountant:
-        """Accountant of the run, where there is one data set.
-
-        `accounts` has those of a federation's clients.
-        """
+        """Accountant of a run without a federation. For clients, see `accounts`."""
         from lightning_fedq.dpsgd.opacus import SampledGaussianAccountant
 
         return (
@@ -454,18 +456,15 @@ class DPSGD(pl.Callback):
 
     @property
     def num_non_finite(self) -> int:
-        """Samples whose gradient was not finite."""
+        """Number of samples whose gradient was not finite and counted as zero."""
         return self._non_finite + (0 if self._optimizer is None else self._optimizer.num_non_finite)
 
     def epsilon(self, delta: float) -> float:
-        """The largest epsilon that any client has spent at `delta`."""
+        """Return the largest epsilon that any client has spent at `delta`."""
         return max((account.epsilon(delta) for account in self.accounts.values()), default=0.0)
 
     def statement(self) -> SampleStatement | None:
-        """Privacy statement on samples so far, of whoever has spent most.
-
-        None before the first account.
-        """
+        """Return the statement of the client with the largest epsilon, or None before the first fit."""
         if not self.accounts:
             return None
         account = max(self.accounts.values(), key=lambda account: account.epsilon(self.delta))
@@ -482,7 +481,9 @@ class DPSGD(pl.Callback):
         )
 
     def next_steps(self) -> dict[int, int]:
-        """Who takes how many steps before the training can next stop: one step, or a round of the cohort.
+        """Return each client's number of steps until the training can next stop.
+
+        Without a federation this is one step of client 0, otherwise the next round's steps of its cohort.
 
         Raises:
             ValueError: If the training does not run on Poisson samples.
@@ -500,21 +501,21 @@ class DPSGD(pl.Callback):
 
     @property
     def largest_data_set(self) -> int:
-        """Samples of the client that holds most."""
+        """Largest number of samples of any client."""
         return max(self._batches.num_samples(client) for client in self.accounts)
 
     def _expected_size(self, client: int) -> int:
         return max(round(self._batches.sample_rate(client) * self._batches.num_samples(client)), 1)
 
     def _charge(self, module: torch.nn.Module) -> NoiseWords:
-        """Pay for one step, then hand out its noise. Whoever thawed a layer behind our back gets none."""
+        """Charge one step and return its noise. Refuse if a layer was unfrozen since the last check."""
         check_layers(module)
         return self._stream("noise", self._present, self._spent.charge(self._present)).words64
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Tell the optimiser whose batch it is, and whether anybody is in it. Refuse what breaks the step."""
+        """Set the client and the size of the batch for the optimiser, and refuse invalid steps."""
         check_accumulation(trainer)
         check_layers(pl_module)
         if trainer is not self._inside or trainer.current_epoch != self._tried_in:
@@ -527,7 +528,7 @@ class DPSGD(pl.Callback):
             self._optimizer.batch_size, self._optimizer.batch_is_empty = size, size == 0
         else:
             stack, number = self._federated.fit.present_batch(batch_idx)
-            if not stack.clients:  # nobody answers, and no step is taken
+            if not stack.clients:  # no client answers in this round, and no step is taken
                 return
             (self._present,) = stack.clients
             self._check_step(self._present, self._first_step[self._present] + number)
@@ -539,29 +540,31 @@ class DPSGD(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Draw from a secret of the next step, whose hooks on the batch come before it."""
+        """Seed the generators for hooks that run between two steps."""
         self._reseed_draws("between")
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """The same after a validation, which may have a seed of its own."""
+        """Seed the generators again, because a validation may have seeded them."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._reseed_draws("after validation")
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """The same in an epoch."""
+        """Seed the generators at the start of an epoch."""
         self._reseed_draws("epoch")
 
     def _check_step(self, client: int, drawn: int) -> None:
-        """A batch is drawn from the stream of the step that it is charged as. No stream is drawn for two."""
+        """Refuse a batch that was drawn for another step than the next one to charge.
+
+        Every step has its own random stream, which must not be used for two steps.
+        """
         if drawn != self.accounts[client].steps:
             raise RuntimeError(
-                f"the batch of step {drawn} of client {client} is here and {self.accounts[client].steps} "
-                "steps are charged: no step was taken on the last batch, or several; return a loss for every "
-                "batch and leave every optimizer step to Lightning"
+                f"Got the batch of step {drawn} of client {client} after {self.accounts[client].steps} "
+                "charged steps. Return a loss for every batch, and leave every optimizer step to Lightning."
             )
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Log what was spent, by whoever has spent most."""
+        """Log the largest epsilon of any client."""
         if self._buffers is not None:
             self._buffers.check(content=True)
         if is_client(trainer):
@@ -572,41 +575,41 @@ class DPSGD(pl.Callback):
             log_figure(pl_module, "dp/epsilon", epsilon, prog_bar=True)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Say what was protected, where no federation does."""
-        if self._federated is None and (found := self.statement()) is not None:
-            rank_zero_info(f"privacy of {found.line}")
+        """Print the privacy statement, unless a federation prints it."""
+        if self._federated is None and (statement := self.statement()) is not None:
+            rank_zero_info(f"privacy of {statement.line}")
 
     # ---- checkpoint -------------------------------------------------------------------------------
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Save no model whose buffers or parameters hold what training saw."""
+        """Refuse to save a model whose buffers or parameters were changed without noise."""
         if self._buffers is not None:
             self._buffers.check(content=True)
         if self._parameters is not None:
             self._parameters.check()
 
     def state_dict(self) -> dict[str, Any]:
-        """Every account, in plain types.
+        """Return all accounts in plain types.
 
-        With seeds, a checkpoint of an open round is one of its start, and so is this. Without, the whole of
-        an open round counts: a process that is killed after this can't say how far it came.
+        With seeds, the checkpoint of an open round describes the round's start, and so do the accounts.
+        Without seeds, an open round counts in full, because a killed process can't report its progress.
         """
         federated = self._federated
-        found = {"loss_reduction": self.loss_reduction}
+        reduction = {"loss_reduction": self.loss_reduction}
         if federated is None or federated.engine is None:
-            return self._spent.state_dict() | found
+            return self._spent.state_dict() | reduction
         engine = federated.engine
         ledger = engine.ledger
         charges = (ledger.charges - ledger.charges_elsewhere).tolist() if federated.seed is None else []
         is_open = federated.fit.start_of_round is not None
         if None not in (self.seed, federated.seed):
-            return self._spent.state_dict(charges, at_start_of_round=is_open) | found
+            return self._spent.state_dict(charges, at_start_of_round=is_open) | reduction
         survivors = () if engine.plan is None else engine.plan.survivors
-        return self._spent.state_dict(charges, round_taken_by=survivors) | found
+        return self._spent.state_dict(charges, round_taken_by=survivors) | reduction
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from what a checkpoint had spent, and this object besides."""
+        """Continue the accounts of a checkpoint. Without a seed, charges of this object are kept."""
         self._spent.load_state_dict(state_dict, repeatable=self.seed is not None)
         self.loss_reduction = state_dict.get("loss_reduction")

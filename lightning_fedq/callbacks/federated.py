@@ -1,17 +1,19 @@
 """`Federated`: one callback makes an ordinary Lightning training federated.
 
-One Lightning epoch is one round. The callback puts its own training loader on the user's data module (or
-module) and its own loops into the Trainer for the time of the fit. The loops train a round: every client in
-a fit of its own, on a copy (`clients`), each update through the round engine (`rounds`), the server's step
-into the module (`training.fit`). The user's module holds the global model from the first to the last line.
+One Lightning epoch is one round. During a fit the callback replaces the training loader of the user's data
+module (or module) by its own, and the Trainer's loops by loops that run a round. In a round every client
+trains in a separate fit on a copy of the module (`clients`). The round engine aggregates the updates
+(`rounds`), and the server's step goes into the user's module (`training.fit`). So the user's module holds the
+global model all the time.
 
-Here are the arguments, which become four frozen groups of settings (`training.settings`), and the hooks.
-What belongs to one fit is made when it starts (`training.fit`), on the clients that there are
-(`training.population`).
+This file defines the arguments, which become four frozen groups of settings (`training.settings`), and the
+Lightning hooks. Objects that belong to one fit are made when it starts (`training.fit`), on the clients of
+that fit (`training.population`).
 
-A checkpoint written in mid-round says that the round has not begun: a resumed run starts it anew, with the
-same streams where there is a seed, else with new keys and another charge. Beside the checkpoints lies the
-ledger's journal (`training.journal`), so that a process that is killed outright forgets no charge.
+A checkpoint that is written during a round describes the state before that round. A resumed run repeats the
+round: with the same random streams if there is a seed, otherwise with new keys and another charge. The
+ledger's journal (`training.journal`) is stored next to the checkpoints, so that no charge is lost when a
+process is killed.
 """
 
 from __future__ import annotations
@@ -67,95 +69,101 @@ if TYPE_CHECKING:
 
 
 class Federated(Federation, pl.Callback):
-    """Federated training of an ordinary Trainer, module and data module.
+    """Federated training for an ordinary Trainer, module and data module.
 
     Args:
-        mechanism: Turns updates into messages, e.g. `CorBin(epsilon=5.0)`.
-        num_clients: Size of the population, >= 1.
-        cohort: Law by which clients take part in a round (`privacy.cohorts`): `FixedSize(10)`, `Cyclic(10)`,
-            `DisjointOnce(10)`, `Poisson(10)`, `Available(rule, 10)`, or `Everybody()`. A
-            number is `FixedSize` of so many, None is everybody.
-        dropout_probability: Chance in [0, 1) that a client of the cohort does not answer.
-        deadline: Time limit of a round: who is late is dropped. Claims then count on nobody in particular.
-        partition: Partition of the samples over the clients; a `FederatedDataModule` may say otherwise.
+        mechanism: Mechanism that compresses and privatises the clients' updates, e.g. `CorBin(epsilon=5.0)`.
+        num_clients: Number of clients of the federation, >= 1.
+        cohort: Rule that selects the clients of a round (`privacy.cohorts`): `FixedSize(10)`, `Cyclic(10)`,
+            `DisjointOnce(10)`, `Poisson(10)`, `Available(rule, 10)` or `Everybody()`. A number n means
+            `FixedSize(n)`, and None means that all clients take part in every round.
+        dropout_probability: Probability in [0, 1) with which a client of the cohort does not answer.
+        deadline: Time limit of a round, after which stragglers are dropped. Privacy claims then assume the
+            fewest answers that the round accepts, whichever clients are missing. None waits for all clients.
+        partition: Partition of the samples over the clients. A `FederatedDataModule` may set it instead.
         labels: Labels for label-based partitions, if they are not found automatically: the index or key of
-            the label in a sample, or one integer a sample.
-        algorithm: What clients add to their gradients or keep back: `FedProx(mu)`, `SCAFFOLD()`,
-            `FedDyn(alpha)` or `ErrorFeedback(share)`; None
-            is federated averaging.
-        local_epochs: Passes of each client over its data in a round, >= 1. The Trainer's
-            `limit_train_batches` shortens every pass of every client, as it would one loader's.
-        local_steps: Batches of each client in a round, >= 1, instead of `local_epochs`.
-        clients_per_step: How many clients train side by side in one step. "auto" decides by the size of the
-            model and of a step, never by the clock (`clients.stack_size`). Any number gives the same
-            weights up to rounding, dropout masks, random transforms of the data and other random numbers of
-            the training included.
-        target: What is quantised: "updates" (local - global) or, as in the CorBin paper, "weights".
-        ranges: Rule for the quantiser's range; None is `AdaptiveRange()` for updates and
+            the label in a sample, or a sequence with one integer for each sample.
+        algorithm: Local algorithm, which corrects the clients' gradients or keeps a part of their updates
+            for later: `FedProx(mu)`, `SCAFFOLD()`, `FedDyn(alpha)` or `ErrorFeedback(share)`. None is
+            federated averaging.
+        local_epochs: Number of passes of each client over its data in a round, >= 1. The Trainer's
+            `limit_train_batches` shortens every pass of every client.
+        local_steps: Number of batches of each client in a round, >= 1, instead of `local_epochs`.
+        clients_per_step: Number of clients that train together in one step as one batch of clients, >= 1.
+            "auto" chooses it from the size of the model and of a step, never from timing
+            (`clients.stack_size`). Any number gives the same weights up to rounding, including dropout
+            masks, random transforms of the data and other random numbers of the training.
+        target: Quantity that is quantised: "updates" (local - global) or, as in the CorBin paper, "weights".
+        ranges: Rule for the range of the quantiser. None is `AdaptiveRange()` for updates and
             `PreviousMinMax()` for weights.
-        server_lr: Server learning rate lambda in (0, 1]; the model moves to (1 - lambda) w + lambda w_new.
-        server_optimizer: Takes the parameters, returns a torch optimiser that is given minus the mean
-            update as gradient; None applies the mean update itself.
-        weighting: "uniform"; "samples" for a mean weighted by how much data each client holds, whatever
-            `local_steps` or a limit lets it use of them in one round; or
-            "inverse_variance", by one over how noisy its messages are (clients with their own epsilon).
-        aggregator: A robust rule in place of the mean, e.g. `RobustAggregation("median")`. The server sees
-            every message then; behind secure aggregation there is nothing to filter.
-        secure_aggregation: Run every round behind secure aggregation: the server is handed the sum only.
-        buffers: What happens to buffers that training changes, such as BatchNorm's running statistics.
-            "share": they are coordinates of an update like parameters, quantised, averaged and charged;
-            "local": every client keeps its own, and the model that is evaluated has those of the start;
-            "frozen": normalisation layers train in eval mode.
-        local: Patterns of names, such as `["head.*"]`: parameters and buffers that match stay with the client
-            (FedPer, LG-FedAvg), which trains them and finds its own again in its next round. They are in no
-            message and no claim, and the model that is validated has those of the start.
-        seed: An integer makes the run reproducible, and NOT private: every coin follows from it. None
-            takes keys and plan from the operating system.
-        diagnostics: Also compare each aggregate with the exact mean, which only a simulation knows.
-        ledger: Ledger of an earlier training with the same clients (`other.ledger`); None starts a new one.
-        client_metrics: What `self.log` in training does with what follows from one client's data. "shared"
-            logs it as usual, without noise; "none" drops it; "local" keeps it with the client, which in a
-            simulation means a file of its own in the run folder. None is "shared" where nothing is private
-            anyway (a seed, or no claim against anybody), else "local".
-        privacy: A target that sets the mechanism's privacy parameter when the fit starts, from the Trainer's
-            rounds, cohort, dropouts, corrupt clients and dimension, and that the ledger holds to. The
-            parameter's own value does not count then.
-        check_isolation: Before the first round, train a client alone and beside another one, in forks where
-            there are any, and refuse to go on if anything of it, or anything that leaves, is not the same
-            (`training.isolation`). None does so where something is claimed, and where client_metrics keeps
-            what is logged with the clients.
-        evaluate_clients: Measure the global model, and each client's own, on what every client holds out:
-            `ClientEvaluation(held_out=0.2)`. The numbers go where client_metrics lets training metrics go.
-        shared: Patterns of names, such as `["teacher.*"]`: buffers and frozen parameters that travel beside
-            the trained ones. What a client's first steps change travels by itself; this is for what begins
-            to change later, and for Flower, whose server has no data to try.
-        constraints: What parameters and buffers are, by patterns of their names, such as
-            `{"norm.var": "positive"}`: what is decoded is made so, and what a step of `DPSGD` makes.
-            "positive", "fixed" (the value of before), "unit" (rows along the last axis of length 1), or a
-            function from the decoded tensor to the nearest valid one. Variances of torch's normalisation
-            layers, the row of `padding_idx` and weights that torch's `prune` has masked are known.
-        broadcast_bits: Bits a coordinate, 1 to 16, of the model that clients are sent: each segment is
-            rounded to 2^bits levels between its extremes (`rounds.broadcast`). The server's own model stays
-            exact, and no claim changes, because what is sent follows from what was released. None sends
-            floats as they are.
-        statistics: Release the mean of a vector of each client's data in the first rounds, for normalisation,
-            class weights and the like: `Statistics(size, bound)`. They are rounds of `max_epochs` as all
-            others, with the same cohorts, noise and charge.
+        server_lr: Server learning rate lambda in (0, 1]. The server moves the model from w to
+            (1 - lambda) w + lambda w_new.
+        server_optimizer: Function from parameters to a torch optimiser, whose gradient is minus the mean
+            update. None applies the mean update itself.
+        weighting: Weights of the clients in the mean update. "uniform" gives all clients the same weight.
+            "samples" weights by the number of samples that a client holds, also if `local_steps` or a limit
+            uses fewer in a round. "inverse_variance" weights by one over the noise variance of a client's
+            messages, for clients with different epsilons.
+        aggregator: Robust aggregation in place of the mean, e.g. `RobustAggregation("median")`. The server
+            then sees every message, so it can't be combined with secure aggregation.
+        secure_aggregation: Secure aggregation for every round, so that the server sees only the sum.
+        buffers: Handling of buffers that training changes, such as BatchNorm's running statistics. "share"
+            adds them to the update as coordinates, which are quantised, averaged and charged like
+            parameters. "local" keeps them on each client, and the evaluated model has their initial values.
+            "frozen" trains normalisation layers in eval mode.
+        local: Name patterns of personalised parameters and buffers, such as `["head.*"]` (FedPer,
+            LG-FedAvg). They stay on the client, which trains them and continues with them in its next round.
+            They are in no message and no claim, and the validated model has their initial values.
+        seed: Seed that makes the run reproducible, and NOT private, because all random draws follow from it.
+            None draws keys and cohorts from the operating system.
+        diagnostics: Whether to compare each aggregate with the exact mean, which only a simulation knows.
+        ledger: Privacy ledger of an earlier training with the same clients (`other.ledger`), to which this
+            training adds its charges. None starts a new ledger.
+        client_metrics: Handling of metrics that `self.log` in training computes from one client's data.
+            "shared" logs them as usual, without noise. "none" drops them. "local" keeps them with the
+            client, which in a simulation means a separate file in the run folder. None is "shared" if
+            nothing is private anyway (a seed, or no privacy claim), otherwise "local".
+        privacy: Privacy target, which sets the mechanism's privacy parameter when the fit starts and limits
+            the ledger. The parameter follows from the Trainer's rounds, the cohorts, dropouts, corrupt
+            clients and dimension. The mechanism's own value of it is ignored.
+        check_isolation: Whether to check before the first round that clients are isolated
+            (`training.isolation`). A client trains alone and next to another client, in forked processes if
+            possible. Its update and all other outputs must be identical. None checks if there is a privacy
+            claim, or if `client_metrics` keeps metrics with the clients.
+        evaluate_clients: Evaluation of the global model, and of each client's personalised model, on held-out
+            samples of every client, e.g. `ClientEvaluation(held_out=0.2)`. The results are handled as
+            `client_metrics` handles training metrics.
+        shared: Name patterns of buffers and frozen parameters, such as `["teacher.*"]`, that clients send in
+            addition to trained parameters. Tensors that a client's first steps change are found
+            automatically. List tensors that change only later, and all of them with Flower, whose server
+            has no data to try.
+        constraints: Constraints on parameters and buffers by name patterns, such as
+            `{"norm.var": "positive"}`. They are enforced on decoded tensors and after each step of `DPSGD`.
+            A constraint is "positive", "fixed" (keeps the previous value), "unit" (rows along the last axis
+            have length 1), or a function from a decoded tensor to the nearest valid tensor. Variances of
+            torch's normalisation layers, the row of `padding_idx`, and weights that torch's `prune` has
+            masked are constrained automatically.
+        broadcast_bits: Bits per coordinate, 1 to 16, of the model on the downlink. Each segment is rounded to
+            2^bits levels between its extremes (`rounds.broadcast`). The server's model stays exact, and no
+            claim changes, because the sent model follows from released values. None sends floats.
+        statistics: Release of the mean of one vector per client in the first rounds, for normalisation or
+            class weights: `Statistics(size, bound)`. These rounds count in `max_epochs` like all others,
+            with the same cohorts, noise and charge. None releases no statistics.
 
     Attributes:
-        clients: Settings of the population: the arguments from num_clients to labels.
-        local: Settings of what a client does; its `patterns` are the argument `local`.
-        server: Settings of what the server does.
-        mechanism: The mechanism, as the privacy target has set it.
-        ledger: Privacy ledger: rounds charged per client. It belongs to this object, outlives fits, failures
-            and servers, and a second training adds to it.
+        clients: Settings of the clients: the arguments from num_clients to labels.
+        local: Settings of the clients' training. Its `patterns` are the argument `local`.
+        server: Settings of the server.
+        mechanism: The mechanism, with the parameter that the privacy target has set.
+        ledger: Privacy ledger: rounds charged per client. It outlives fits, failures and servers, and a
+            second training adds to it.
 
     Raises:
-        ValueError: If a setting is out of its range, or two do not go together.
-        TypeError: If a setting is of another kind, or the mechanism is not homomorphic and there is secure
-            aggregation.
+        ValueError: If a setting is out of its range, or two settings can't be combined.
+        TypeError: If a setting has another type, or if secure aggregation is set for a mechanism that is not
+            homomorphic.
 
-    Example:
+    Examples:
         >>> from lightning_fedq import CorBin
         >>> from lightning_fedq.data.datasets import DigitsDataModule
         >>> from lightning_fedq.data.models import Classifier, Linear
@@ -210,7 +218,7 @@ class Federated(Federation, pl.Callback):
         self._check_settings(protection, clients, group(Local, given), group(Server, given))
 
     def _check_settings(self, protection: Protection, clients: Clients, local: Local, server: Server) -> None:
-        """Take settings that are right by themselves, and refuse what does not go together."""
+        """Store settings that are valid by themselves, and refuse invalid combinations."""
         mechanism, seed, privacy = protection.mechanism, protection.seed, protection.privacy
         planner = clients.planner(secrets.randbits(63) if seed is None else seed)
         ledger = protection.ledger
@@ -222,7 +230,7 @@ class Federated(Federation, pl.Callback):
         self.clients, self.local, self.server = clients, local, server
         self.ledger = Ledger(clients.num_clients, repr(mechanism)) if ledger is None else ledger
         self.owns_ledger = ledger is None
-        # a target sets the mechanism when the fit starts, and compares it then
+        # with a privacy target the mechanism is set, and compared with the ledger, when the fit starts
         self.ledger.check(clients.num_clients, self.ledger.mechanism if privacy else repr(mechanism))
         self.privacy_target = privacy
         self.calibrated_target = None if privacy is None else CalibratedTarget(privacy, mechanism)
@@ -236,11 +244,11 @@ class Federated(Federation, pl.Callback):
     # ---- set up and take off ----------------------------------------------------------------------
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Refuse what can't work, and put the clients' loader and loops in place of the user's own."""
+        """Refuse settings that can't work, and replace the user's loader and loops by the federation's."""
         if stage != "fit":
             return
         if sum(isinstance(callback, Federated) for callback in get_callbacks(trainer)) > 1:
-            raise ValueError("the Trainer has two Federated callbacks; leave one of them out")
+            raise ValueError("The Trainer has two Federated callbacks. Leave one of them out.")
         check_setup(trainer, pl_module)
         if self.planner.law.secret:
             check_processes(trainer)
@@ -251,11 +259,11 @@ class Federated(Federation, pl.Callback):
         self._population = self._make_population(trainer, pl_module)
 
     def _make_population(self, trainer: pl.Trainer, module: pl.LightningModule) -> Population:
-        """The clients of a fit that is being set up."""
+        """Return the clients of the fit that is being set up."""
         return SimulatedClients(self, trainer, module, self._undo)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Deal out the data, make the server, choose how many clients train side by side."""
+        """Partition the data, create the server, and choose how many clients train in one step."""
         population = self._population
         assert population is not None
         population.check_start(trainer)
@@ -272,19 +280,19 @@ class Federated(Federation, pl.Callback):
         self.client_evaluations, self.clients_per_step_chosen = fit.client_evaluations, fit.clients_per_step
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Refuse to train on a loader that is not the clients', and tell loggers the settings."""
+        """Refuse a loader that does not serve the clients, and log the settings."""
         check_loader_is_ours(trainer, self.fit.population.loader())
         log_settings(trainer, self)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Log a round, as soon as it has ended."""
+        """Log the metrics of a round as soon as it has ended."""
         if not trainer.barebones:
             self.fit.log_round()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Stop where no further round can be."""
+        """Stop the training if no further round is possible."""
         engine = self.fit.engine
         if engine.round == self.planner.num_rounds:
             trainer.should_stop = True  # every cohort has had its round
@@ -292,20 +300,20 @@ class Federated(Federation, pl.Callback):
             self.calibrated_target.end_round(engine, trainer)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Say what was protected from whom, and what stood idle."""
+        """Print the privacy outcome of the run, and report idle CPU cores."""
         for line in describe_outcome(self, trainer):
             rank_zero_info(line)
         self.fit.report_idle_cores()
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Take everything off again."""
+        """Restore the user's loader and the Trainer's loops."""
         if stage == "fit":
             self._restore_trainer()
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        """Give up the open round."""
+        """Give up the open round, and restore the Trainer."""
         if self._population is not None and self._population.ranks is not None:
             self._population.ranks.fails = True
         if self._fit is not None:
@@ -318,10 +326,10 @@ class Federated(Federation, pl.Callback):
             self._fit.end()
 
     def use_batches(self, rule: BatchRule) -> None:
-        """Let a rule draw the local batches until this fit is over. For callbacks, in their `setup`.
+        """Let a rule draw the local batches until this fit is over. Callbacks call this in their `setup`.
 
         Raises:
-            ValueError: If another rule draws them already, or clients are to train side by side.
+            ValueError: If another rule draws them already, or if several clients train in one step.
         """
         check_batch_rule(rule, self.batch_rule, self.local)
         self._undo.replace(self, "batch_rule", rule)
@@ -329,10 +337,15 @@ class Federated(Federation, pl.Callback):
     # ---- privacy target ---------------------------------------------------------------------------
 
     def calibrated(self, dim: int, rounds: int, num_byzantine: int) -> Mechanism:
-        """The mechanism as a privacy target would set it for so many parameters and rounds, or as it is.
+        """Return the mechanism as the privacy target sets it, or unchanged if there is no target.
+
+        Args:
+            dim: Number of coordinates of an update.
+            rounds: Number of rounds of the run.
+            num_byzantine: Number of Byzantine clients, whose noise does not count.
 
         Raises:
-            ValueError: If the target can't be met; with what could be.
+            ValueError: If the target can't be met. The message says which target could be.
         """
         if self.calibrated_target is None:
             return self.mechanism
@@ -340,20 +353,20 @@ class Federated(Federation, pl.Callback):
 
     @property
     def calibration(self) -> Calibration | None:
-        """Solution of the privacy target, from `on_fit_start` on."""
+        """Calibrated privacy parameter of the privacy target, from `on_fit_start` on."""
         return None if self.calibrated_target is None else self.calibrated_target.calibration
 
     # ---- the fit, while it runs and when it is over -----------------------------------------------
 
     @property
     def fit(self) -> FederatedFit:
-        """The present or last fit. From `on_fit_start` on."""
+        """The present or last fit, from `on_fit_start` on."""
         assert self._fit is not None
         return self._fit
 
     @property
     def client_indices(self) -> list[Tensor]:
-        """The sample indices of each client. Empty until the data are dealt out."""
+        """Sample indices of each client. Empty until the data are partitioned."""
         population = self._population
         return (
             []
@@ -363,19 +376,20 @@ class Federated(Federation, pl.Callback):
 
     @property
     def training_clients(self) -> tuple[int, ...]:
-        """Who trains in the present batch, in the order of its rows. One client's batch has no such axis."""
+        """Clients that train in the present batch, in the order of its rows, if several train in one step."""
         present = None if self._fit is None else self._fit.side.present
         return () if present is None else present.clients
 
     def personal_state(self, client: int) -> dict[str, Tensor]:
-        """Tensors that a client keeps for itself, by name. There is none if it has not trained.
+        """Return a client's personalised tensors by name. Empty if the client has not trained.
 
-        With them loaded over the global model (`load_state_dict(..., strict=False)`) it is the client's own.
+        Load them into the global model with `load_state_dict(..., strict=False)` to get the client's
+        personalised model.
         """
-        return {name: own.clone() for name, own in self.fit.vector.personal.get_tensors(client).items()}
+        return {name: value.clone() for name, value in self.fit.vector.personal.get_tensors(client).items()}
 
     def unprotected_outputs(self, trainer: pl.Trainer) -> str:
-        """Where clients' figures went, and what the trial of isolation found."""
+        """Describe outputs that differential privacy does not cover, and the isolation check's result."""
         log = self.client_log
         measured = describe_evaluation_outputs(self.client_evaluations, log is not None and log.shared)
         released = describe_statistics_outputs(self.fit.engine)
@@ -388,10 +402,10 @@ class Federated(Federation, pl.Callback):
     # ---- checkpoint -------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The server, the records and the choices of this run. Of an open round, its start."""
+        """Return the state of the server, the records and the choices of this run, before any open round."""
         if self._fit is None:
             return {}
-        if self.planner.law.secret:  # the ledger's state and the plan's seed tell who was drawn
+        if self.planner.law.secret:  # the ledger's state and the plan's seed would reveal the cohorts
             return {"cohorts": "secret"}
         return self._fit.state_dict()
 
@@ -403,14 +417,13 @@ class Federated(Federation, pl.Callback):
         """
         if self.planner.law.secret or "cohorts" in state_dict:
             raise ValueError(
-                "a federation with secret cohorts is not resumed: its checkpoint has no ledger and no plan, "
-                "which would tell who was drawn; load only the weights, begin a new Federated, and add the "
-                "epsilons of both"
+                "A federation with secret cohorts can't resume, since its checkpoint has no ledger. "
+                "Load only the weights, begin a new Federated, and add both epsilons."
             )
         own = self.identity()
         if self.calibrated_target is not None:
             self.calibrated_target.check(state_dict.get("calibration"))
-            # found again, and compared, when the fit starts and the parameters are known
+            # the mechanism is calibrated again, and compared, when the fit knows the dimension
             own["mechanism"] = state_dict["federation"]["mechanism"]
         check_federation(own, state_dict["federation"])
         self._loaded = state_dict
@@ -422,15 +435,15 @@ class Federated(Federation, pl.Callback):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Of an unfinished round, save that it has not begun: everything else is as it was before it."""
+        """Mark an unfinished round as not begun, because all other state is saved as before the round."""
         reset_unfinished_round(checkpoint["loops"]["fit_loop"])
 
     # ---- pictures ---------------------------------------------------------------------------------
 
     def label_figure(self) -> Figure:
-        """Draw who holds which labels, once the data are dealt out.
+        """Draw how many samples of each label each client holds, once the data are partitioned.
 
         Raises:
-            ValueError: If the dataset has no integer labels.
+            ValueError: If the data set has no integer labels.
         """
         return label_figure(self.fit.population.labels(), self.client_indices)

@@ -1,13 +1,13 @@
-"""`Langevin`: a federation that samples the posterior instead of optimising, the compressor making the noise.
+"""`Langevin`: sample the posterior with a federation, using the compressor's error as noise.
 
-With U_i the loss of client i, summed over its data (minus its part of the log posterior), the chain theta <-
-theta - g sum_i grad U_i + N(0, 2 g I) samples exp(-sum_i U_i), up to a bias of order g. One full-batch SGD
-step a client, with learning rate g n, makes the mean of the updates the drift; a mechanism whose mean error
-is exactly Gaussian brings a known part of the noise, and this callback adds only what is missing.
+Let U_i be the loss of client i, summed over its data (its part of the negative log posterior). The chain
+theta <- theta - g sum_i grad U_i + N(0, 2 g I) samples exp(-sum_i U_i), up to a bias of order g. If each of
+the n clients takes one full-batch SGD step with learning rate g n, the mean update is the drift. A mechanism
+whose mean error is exactly Gaussian contributes a known part of the noise, and this callback adds the rest.
 
-Departure from the paper's algorithm 6 (`reproductions.exact.langevin`): the compressor's noise is fixed
-beforehand and not scaled by each client's largest coordinate, so no float travels, and updates are clipped as
-the mechanism says; a clipped update bends the drift, so a round that clips is refused.
+Departure from the paper's algorithm 6 (`reproductions.exact.langevin`): the compressor's noise is fixed in
+advance and not scaled by each client's largest coordinate, so no float is sent. Updates are clipped by the
+mechanism. A clipped update would bias the drift, so a round that clips is refused.
 
 References:
     Hegazy et al., Compression with Exact Error Distribution for Federated Learning, AISTATS 2024, appendix C.
@@ -28,20 +28,21 @@ from lightning_fedq.training.settings import Federation
 
 
 class Langevin(pl.Callback):
-    """Langevin sampling with a federation. Stands behind `Federated` in the list of callbacks.
+    """Langevin sampling with a federation. Put it behind `Federated` in the list of callbacks.
 
     Args:
-        step_size: g > 0; the clients' SGD needs learning rate g times the number of clients.
-        burn_in: Rounds before samples count, >= 0.
+        step_size: Step size g of the chain, > 0. The clients' SGD needs learning rate g times the number of
+            clients.
+        burn_in: Number of first rounds whose samples are discarded, >= 0.
 
     Attributes:
-        num_samples: Rounds that counted.
-        mean: Running mean of the weights, `(dim,)` float64; the estimate of the posterior mean.
+        num_samples: Number of rounds whose samples count.
+        mean: Running mean of the weights, `(dim,)` float64, which estimates the posterior mean.
 
     Raises:
-        ValueError: If step_size or burn_in is out of range.
+        ValueError: If step_size or burn_in is out of its range.
 
-    Example:
+    Examples:
         >>> sampler = Langevin(step_size=1e-4)  # behind Federated in trainer.callbacks
     """
 
@@ -61,26 +62,26 @@ class Langevin(pl.Callback):
 
     @property
     def variance(self) -> Tensor:
-        """Running variance of the weights, `(dim,)`. The estimate of the posterior's diagonal.
+        """Running variance of the weights, `(dim,)` float64, which estimates the posterior variance.
 
         Raises:
-            ValueError: If fewer than two rounds have counted.
+            ValueError: If fewer than two samples count.
         """
         if self.num_samples < 2:
-            raise ValueError(f"a variance needs 2 samples, got {self.num_samples}; run more rounds")
+            raise ValueError(f"A variance needs 2 samples, got {self.num_samples}. Run more rounds.")
         return self._squares / (self.num_samples - 1)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Refuse what would sample another law."""
+        """Refuse settings with which the chain would sample another distribution."""
         federated = self._federated(trainer)
         planner, mechanism = federated.planner, federated.mechanism
         if not mechanism.gaussian_error:
             raise ValueError(
-                f"the error of {type(mechanism).__name__} is not exactly Gaussian with a known variance; "
-                "use LayeredGaussian, AggregateGaussian or FedAvg"
+                f"The error of {type(mechanism).__name__} is not exactly Gaussian with a known variance. "
+                "Use LayeredGaussian, AggregateGaussian or FedAvg."
             )
         if planner.cohort_size != planner.num_clients or planner.dropout_probability:
-            raise ValueError("a missing client bends the drift; let all clients answer in every round")
+            raise ValueError("Missing clients would bias the drift. Let all clients answer in every round.")
         if (
             federated.server.server_lr != 1.0
             or federated.server.target != "updates"
@@ -89,30 +90,30 @@ class Langevin(pl.Callback):
             or federated.local.statistics
         ):
             raise ValueError(
-                "a chain moves by the mean update itself; use target='updates', server_lr=1.0, no "
-                "server_optimizer, no broadcast_bits and no statistics, whose rounds take no step"
+                "Langevin moves the model by the mean update itself. Use target='updates', server_lr=1.0, no "
+                "server_optimizer, no broadcast_bits and no statistics."
             )
         if not federated.server.diagnostics:
-            raise ValueError("a clipped update bends the drift, and only diagnostics=True shows it")
-        wanted = self.step_size * federated.clients.num_clients
+            raise ValueError("Langevin must detect clipped updates. Use Federated(diagnostics=True).")
+        lr = self.step_size * federated.clients.num_clients
         optimizer = trainer.optimizers[0]
         rates = {float(group["lr"]) for group in optimizer.param_groups}
-        if not isinstance(optimizer, torch.optim.SGD) or any(abs(r / wanted - 1.0) > 1e-9 for r in rates):
+        if not isinstance(optimizer, torch.optim.SGD) or any(abs(r / lr - 1.0) > 1e-9 for r in rates):
             raise ValueError(
-                f"the clients' optimiser must be SGD with lr = step_size * num_clients = {wanted:g}, got "
+                f"The clients' optimiser must be SGD with lr = step_size * num_clients = {lr:g}, got "
                 f"{type(optimizer).__name__} with {sorted(rates)}"
             )
 
     def _federated(self, trainer: pl.Trainer) -> Federation:
         federated, order = find_federated(trainer, "Langevin"), get_callbacks(trainer)
         if order.index(federated) > order.index(self):
-            raise ValueError("Langevin must stand behind Federated in the list of callbacks")
+            raise ValueError("Langevin must come behind Federated in the list of callbacks")
         return federated
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """After the last batch of a round: add the missing noise, count the sample."""
+        """Add the missing noise after the last batch of a round, and update the running moments."""
         federated = find_federated(trainer, "Langevin")
         engine = federated.engine
         assert engine is not None
@@ -121,16 +122,16 @@ class Langevin(pl.Callback):
         record = federated.records[-1]
         if record.aborted or record.clip_rate > 0.0 or record.non_finite_clients:
             raise ValueError(
-                f"round {record.round + 1} was aborted, clipped or held a NaN, so its step is not "
-                "Langevin's; raise clip_norm or lower step_size"
+                f"Round {record.round + 1} was aborted, clipped or had a NaN, so it is no Langevin step. "
+                "Raise clip_norm, or lower step_size."
             )
         plan = engine.planner.plan(record.round, engine.mechanism)
         context = engine.context(plan)
         missing = 2.0 * self.step_size - self._error_variance(federated, context, plan.cohort)
         if bool((missing < 0.0).any()):
             raise ValueError(
-                f"the compressor's variance exceeds 2 step_size = {2.0 * self.step_size:g} by "
-                f"{-missing.min().item():.3g}; lower noise_multiplier"
+                f"The compressor's variance exceeds 2 step_size = {2.0 * self.step_size:g} by "
+                f"{-missing.min().item():.3g}. Lower noise_multiplier."
             )
         stream = PublicRandomness(engine.keys, record.round).members("langevin noise")
         normal = torch.special.ndtri(torch.from_numpy(stream.uniforms(context.dim)))
@@ -142,7 +143,7 @@ class Langevin(pl.Callback):
     @staticmethod
     def _error_variance(federated: Federation, context: Any, cohort: tuple[int, ...]) -> Tensor:
         variance = federated.mechanism.noise_variance(context, cohort)
-        assert variance is not None  # all mechanisms that `on_fit_start` lets through state it
+        assert variance is not None  # `on_fit_start` refuses mechanisms that do not state it
         return variance
 
     def _add_sample(self, weights: Tensor, round: int) -> None:
@@ -151,12 +152,12 @@ class Langevin(pl.Callback):
         if not self.num_samples:
             self.mean, self._squares = torch.zeros_like(weights), torch.zeros_like(weights)
         self.num_samples += 1
-        away = weights - self.mean
-        self.mean = self.mean + away / self.num_samples
-        self._squares = self._squares + away * (weights - self.mean)
+        deviation = weights - self.mean  # Welford's update of mean and sum of squares
+        self.mean = self.mean + deviation / self.num_samples
+        self._squares = self._squares + deviation * (weights - self.mean)
 
     def state_dict(self) -> dict[str, Any]:
-        """The running moments."""
+        """Return the running moments."""
         return {"num_samples": self.num_samples, "mean": self.mean, "squares": self._squares}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Settings of a federation in the configuration of each logger's run."""
+"""Settings of a federation, written into the configuration of each logger's run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def collect_settings(trainer: pl.Trainer, federation: Federation) -> dict[str, Any]:
-    """Settings of a federation that has its server: plain values by name."""
+    """Return the settings of a federation, whose engine exists, as plain values by name."""
     engine, target, mechanism = federation.engine, federation.privacy_target, federation.mechanism
     assert engine is not None
     protecting = sample_protectors(get_callbacks(trainer))
@@ -42,38 +42,40 @@ def collect_settings(trainer: pl.Trainer, federation: Federation) -> dict[str, A
 
 
 def log_settings(trainer: pl.Trainer, federation: Federation) -> None:
-    """Put a federation into the configuration of every logger's run, beside what is there."""
+    """Add a federation's settings to the configuration of every logger's run."""
     for logger in trainer.loggers if trainer.is_global_zero else ():
         settings: dict[str, Any] = {"federation": collect_settings(trainer, federation)}
         if isinstance(logger, pl.loggers.MLFlowLogger):
-            # a parameter is written once: a second fit of the same run keeps the first's
-            there = logger.experiment.get_run(logger.run_id).data.params
-            settings = {key: value for key, value in _flat(settings).items() if key not in there}
+            # MLflow writes a parameter once, so a second fit of a run keeps the values of the first
+            existing = logger.experiment.get_run(logger.run_id).data.params
+            settings = {key: value for key, value in _flat(settings).items() if key not in existing}
         logger.log_hyperparams(settings)
         if isinstance(logger, pl.loggers.TensorBoardLogger):
-            # Lightning wrote the module's own before the fit, and never writes over a file that is there
+            # Lightning wrote the module's settings before the fit, and never overwrites an existing file
             (Path(logger.log_dir) / logger.NAME_HPARAMS_FILE).unlink(missing_ok=True)
             logger.save()
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    """Return nested settings as one dict, with names joined by slashes."""
+    flat: dict[str, Any] = {}
     for key, value in settings.items():
         inner = isinstance(value, dict) and value
-        found |= _flat(value, f"{prefix}{key}/") if inner else {f"{prefix}{key}": value}
-    return found
+        flat |= _flat(value, f"{prefix}{key}/") if inner else {f"{prefix}{key}": value}
+    return flat
 
 
 def _settings_in(shown: str) -> dict[str, Any]:
-    """Arguments of a class in its `repr`, plain values or as they are shown."""
+    """Return the arguments in the `repr` of an object, as Python values or, if they are none, as text."""
     try:
         call = ast.parse(shown, mode="eval").body
     except SyntaxError:
         return {}
-    return {str(one.arg): _plain(one.value) for one in getattr(call, "keywords", [])}
+    return {str(keyword.arg): _plain(keyword.value) for keyword in getattr(call, "keywords", [])}
 
 
 def _plain(node: ast.expr) -> Any:
+    """Return the value of a literal, or the text of any other expression."""
     try:
         return ast.literal_eval(node)
     except ValueError:

@@ -1,8 +1,8 @@
-"""`PrivacyBudget`: a run that stops itself before it has given away more than it may.
+"""`PrivacyBudget`: stop a run before any client's epsilon exceeds a budget.
 
-For a federation the budget limits the charges of every client in the federation's ledger, each by what
-protects it, so no round is opened that would break it, whatever the loop does. For `DPSGD`, alone or inside
-the clients, it limits every account's steps in the same way.
+For a federation the budget limits the charges of every client in the ledger, each by its own mechanism. So no
+round that would exceed the budget is opened, whatever the training loop does. For `DPSGD`, alone or inside
+the clients, it limits the steps of every account in the same way.
 """
 
 from __future__ import annotations
@@ -30,33 +30,35 @@ if TYPE_CHECKING:
     from lightning_fedq.rounds import RoundEngine
 
 _NAMED = 10
-"""Clients that an error names."""
+"""Largest number of clients that an error names."""
 
 
 class PrivacyBudget(pl.Callback):
-    """Privacy budget: stop, fail or warn before any client's epsilon exceeds it.
+    """Privacy budget, which stops the training, fails or warns before any client's epsilon exceeds it.
 
-    Logs what is spent every round.
+    It logs the spent epsilon every round.
 
     Args:
-        epsilon: Budget over the run, > 0, in nats; of a client's, between any two of its updates.
-        delta: Chance with which the guarantee may fail, below 1 / clients, or 1 / samples with `DPSGD`.
-        adversary: Against whom, as a member of `Adversary` or its name in any case. "secagg_server" needs
-            `Federated(secure_aggregation=...)`. `DPSGD` alone protects against the outsider, who sees the
-            model; inside the clients against everybody.
-        on_exhausted: "stop" ends the training after the last round that fits, "raise" fails before the first
-            that does not, "warn" goes on.
-        unit: Unit of privacy: a "client" (by the mechanism) or a "sample" (by `DPSGD`). None takes
-            what there is, and asks where both are.
+        epsilon: Privacy budget over the run, > 0, in nats. For clients it is the epsilon under replace-one
+            adjacency: one client's updates replaced by any others.
+        delta: Delta of the guarantee, in (0, 1 / clients), or in (0, 1 / samples) with `DPSGD`.
+        adversary: Adversary of the guarantee, as a member of `Adversary` or its name in upper or lower case.
+            "secagg_server" needs `Federated(secure_aggregation=...)`. `DPSGD` alone protects against the
+            outsider, who sees the model. Inside the clients it protects against every adversary.
+        on_exhausted: Action when the budget is spent. "stop" ends the training after the last round that
+            fits. "raise" fails before the first round that does not fit. "warn" continues.
+        unit: Unit of privacy: "client" (protected by the mechanism) or "sample" (protected by `DPSGD`). None
+            takes the one that is protected, and refuses if both are.
 
     Attributes:
         epsilon_spent: Largest epsilon of any client so far.
-        affordable: Rounds (or steps, with `DPSGD`) that fit into the budget of the least protected client.
+        affordable: Number of rounds (of steps with `DPSGD`) that fit into the budget of the least protected
+            client.
 
     Raises:
         ValueError: If a setting is out of its range.
 
-    Example:
+    Examples:
         >>> budget = PrivacyBudget(8.0, 1e-5, "secagg_server")  # behind Federated in trainer.callbacks
     """
 
@@ -89,29 +91,26 @@ class PrivacyBudget(pl.Callback):
 
     @property
     def statement(self) -> str:
-        """Budget and spending in words.
-
-        "" before the first fit.
-        """
+        """Budget and spent epsilon in words. "" before the first fit."""
         if not self._began:
             return ""
-        whose = "data set" if self._counts_samples else "client"
-        by = "who never learns who took part, by every client alike"
+        owner = "data set" if self._counts_samples else "client"
+        spender = "who never learns the cohorts, by every client"
         if not self._secret:
-            by = f"by the {whose} that has spent most{self._unit}"
+            spender = f"by the {owner} with the largest epsilon{self._unit}"
         return (
             f"Privacy budget: epsilon {format_epsilon(self._current_spending())} of {self.epsilon:g} spent "
-            f"at delta {self.delta:g} against {self.adversary.value}, {by}"
-            + (", had keys not come from a seed" if self._seeded else "")
-            + ("; the run was not to stop there" if self.on_exhausted == "warn" else "")
+            f"at delta {self.delta:g} against {self.adversary.value}, {spender}"
+            + (", if keys had not come from a seed" if self._seeded else "")
+            + (". The budget did not limit the run" if self.on_exhausted == "warn" else "")
         )
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Find what is affordable, and refuse to go on if it is spent already."""
+        """Compute how many rounds or steps fit into the budget, and refuse to start if it is spent."""
         federated, dpsgd = _find_callback(trainer, Federation), _find_callback(trainer, DPSGD)
         if federated is None and dpsgd is None:
             raise ValueError(
-                "PrivacyBudget has nothing to account for; add Federated or DPSGD to the callbacks"
+                "PrivacyBudget has nothing to account for. Add Federated or DPSGD to the callbacks."
             )
         self._counts_samples = self._find_unit(federated, dpsgd) == "sample"
         self._each_step = self._counts_samples and federated is None
@@ -127,35 +126,35 @@ class PrivacyBudget(pl.Callback):
         self._began, self.epsilon_spent = True, self._current_spending()
         if why := self._blocked():
             self._act_on_exhausted(
-                f"the budget of epsilon {self.epsilon:g} at delta {self.delta:g} is spent: {why}; "
-                "raise the budget or stop here"
+                f"The budget of epsilon {self.epsilon:g} at delta {self.delta:g} is spent: {why}. "
+                "Raise the budget, or stop here."
             )
 
     # ---- what is counted ----------------------------------------------------------------------------
 
     def _find_unit(self, federated: Federation | None, dpsgd: DPSGD | None) -> str:
-        """The unit of the budget: there is one that protects something, or the user has said which."""
+        """Return the unit of the budget: the one that is protected, or the user's choice if both are."""
         if federated is None or dpsgd is None:
-            found = "client" if dpsgd is None else "sample"
-            if self.unit not in (None, found):
+            protected = "client" if dpsgd is None else "sample"
+            if self.unit not in (None, protected):
                 raise ValueError(
-                    f"nothing here protects a {self.unit}; leave unit out, or add "
-                    + ("DPSGD" if found == "client" else "Federated with a private mechanism")
+                    f"No callback protects a {self.unit}. Leave unit out, or add "
+                    + ("DPSGD." if protected == "client" else "Federated with a private mechanism.")
                 )
-            return found
+            return protected
         if self.unit is None:
             engine = federated.engine
             assert engine is not None
             claims = engine.mechanism.claims(engine.context(engine.next_plan()))
             if not all(isinstance(claim.loss, NonPrivate) for claim in claims):
                 raise ValueError(
-                    "the mechanism protects clients and DPSGD protects samples; say which of the two the "
-                    "budget is about with unit='client' or unit='sample'"
+                    "The mechanism protects clients, and DPSGD protects samples. "
+                    "Choose the unit of the budget by unit='client' or unit='sample'."
                 )
         return self.unit or "sample"
 
     def _follow_rounds(self, federated: Federation, trainer: pl.Trainer, secret: bool) -> None:
-        """Limit what the ledger may charge: released rounds where cohorts are secret, else each client."""
+        """Limit the charges of the ledger: each client's, or all released rounds if cohorts are secret."""
         engine, adversary = federated.engine, self.adversary
         assert engine is not None
         ledger, clients = engine.ledger, engine.planner.num_clients
@@ -174,13 +173,13 @@ class PrivacyBudget(pl.Callback):
             if isinstance(loss, NonPrivate):
                 whom = "" if len(group) == clients else f" for clients {group[:_NAMED]}"
                 raise ValueError(
-                    f"no budget can be kept against {adversary.value}{whom}: {loss.reason}; "
-                    "choose an adversary that the mechanism protects against"
+                    f"No budget can be kept against {adversary.value}{whom}: {loss.reason}. "
+                    "Choose an adversary that the mechanism protects against."
                 )
             limits[group] = affordable(account, adversary, self.epsilon, secret=secret, client=client)
-        self.affordable = most = int(limits.min())
-        if self.on_exhausted != "warn" and secret:  # a privacy target may have set limits, too
-            ledger.round_limit = most if ledger.round_limit is None else min(most, ledger.round_limit)
+        self.affordable = rounds = int(limits.min())
+        if self.on_exhausted != "warn" and secret:  # a privacy target may have set limits before
+            ledger.round_limit = rounds if ledger.round_limit is None else min(rounds, ledger.round_limit)
         elif self.on_exhausted != "warn":
             ledger.limits = limits if ledger.limits is None else torch.minimum(limits, ledger.limits)
 
@@ -188,39 +187,42 @@ class PrivacyBudget(pl.Callback):
             return torch.full((clients,), ledger.rounds) if secret else ledger.charges
 
         def spent() -> float:
-            most = [(int(charged()[group].max()), client) for group, client in groups]
-            return max(account.epsilon(adversary, n, secret=secret, client=client) for n, client in most)
+            rounds = [(int(charged()[group].max()), client) for group, client in groups]
+            return max(account.epsilon(adversary, n, secret=secret, client=client) for n, client in rounds)
 
         self._current_spending, self._blocked = spent, lambda: _blocked(engine, charged(), limits)
         self._key = "fed/sim_epsilon" if simulated else "fed/epsilon"
 
     def _follow_steps(self, dpsgd: DPSGD) -> None:
+        """Limit the steps of each account of `DPSGD`."""
         dpsgd.next_steps()  # refuses a loader without Poisson sampling
         if self._each_step and self.adversary is not Adversary.OUTSIDER:
             raise ValueError(
-                f"DPSGD protects samples against whoever sees the model, got {self.adversary.value}; "
-                "use Adversary.OUTSIDER"
+                f"DPSGD alone protects samples against the outsider, got {self.adversary.value}. "
+                "Use Adversary.OUTSIDER."
             )
         accounts = dpsgd.accounts
         check_delta(self.delta, dpsgd.largest_data_set, "samples")
         self._seeded = dpsgd.seed is not None
         if self._seeded:
             rank_zero_warn(
-                "DPSGD draws from a seed, so nothing is private; "
-                "PrivacyBudget counts what DPSGD(seed=None) would give"
+                "DPSGD draws from a seed, so nothing is private. "
+                "PrivacyBudget counts as for DPSGD(seed=None)."
             )
-        limits = {who: own.steps_within(self.epsilon, self.delta) for who, own in accounts.items()}
+        limits = {
+            client: account.steps_within(self.epsilon, self.delta) for client, account in accounts.items()
+        }
         if self.on_exhausted != "warn":
-            for who, account in accounts.items():
-                account.step_limit = limits[who]
+            for client, account in accounts.items():
+                account.step_limit = limits[client]
         self.affordable = min(limits.values())
         unit = "steps" + ("" if self._each_step else " of one client")
 
         def blocked() -> str:
-            if all(accounts[who].steps + steps <= limits[who] for who, steps in dpsgd.next_steps().items()):
+            if all(accounts[k].steps + steps <= limits[k] for k, steps in dpsgd.next_steps().items()):
                 return ""
             done = max(account.steps for account in accounts.values())
-            return f"{self.affordable} {unit} fit into it and {done} are done"
+            return f"{self.affordable} {unit} fit into it, and {done} are done"
 
         self._current_spending, self._blocked = (lambda: dpsgd.epsilon(self.delta)), blocked
         self._key, self._unit = "dp/epsilon", f" ({dpsgd.unit})"
@@ -245,25 +247,27 @@ class PrivacyBudget(pl.Callback):
         """Log what is spent, and end the training if the next round does not fit."""
         self.epsilon_spent = self._current_spending()
         if not self._counts_samples and not trainer.barebones:
-            budgets = [one for one in get_callbacks(trainer) if isinstance(one, PrivacyBudget)]
-            several = sum(not one._counts_samples for one in budgets) > 1  # one name would have their mean
-            target = _find_callback(trainer, Federation).privacy_target  # whose figure has the short name
-            named = several or (target is not None and target.against is not self.adversary)
-            key = f"{self._key}_{self.adversary.name.lower()}" if named else self._key
+            budgets = [callback for callback in get_callbacks(trainer) if isinstance(callback, PrivacyBudget)]
+            # Lightning would log the mean of several budgets under one name
+            several = sum(not budget._counts_samples for budget in budgets) > 1
+            # the epsilon of the privacy target has the short name
+            target = _find_callback(trainer, Federation).privacy_target
+            is_named = several or (target is not None and target.against is not self.adversary)
+            key = f"{self._key}_{self.adversary.name.lower()}" if is_named else self._key
             log_figure(pl_module, key, self.epsilon_spent, prog_bar=True)
             log_figure(pl_module, "fed/delta", self.delta)
         if why := self._blocked():
             self._end(trainer, why)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """The next fit has the budget of its own callbacks."""
+        """Remove the limits, because the next fit may have other budgets."""
         if stage == "fit":
             self._remove_limits(trainer)
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        """So has the next one after a fit that failed, which is not torn down."""
+        """Remove the limits after a failed fit, for which Lightning calls no `teardown`."""
         self._remove_limits(trainer)
 
     @staticmethod
@@ -276,16 +280,25 @@ class PrivacyBudget(pl.Callback):
         if self.on_exhausted == "stop":
             trainer.should_stop = True
         elif self.on_exhausted == "warn":
-            self._act_on_exhausted(f"the budget of epsilon {self.epsilon:g} is spent: {reason}; going on")
+            self._act_on_exhausted(
+                f"The budget of epsilon {self.epsilon:g} is spent: {reason}. The training goes on."
+            )
 
 
 def _find_callback(trainer: pl.Trainer, kind: Any) -> Any:
-    """The trainer's callback of a class, or None."""
+    """Return the trainer's callback of a class, or None."""
     return next((callback for callback in get_callbacks(trainer) if isinstance(callback, kind)), None)
 
 
 def _blocked(engine: RoundEngine, charges: torch.Tensor, limits: torch.Tensor) -> str:
-    """Who of the next cohort can't afford the round, or can't afford any at all, in words. "" for nobody."""
+    """Return why the next round does not fit into the budget, or "" if it does.
+
+    Args:
+        engine: Engine of the federation.
+        charges: Charged rounds of each client, `(num_clients,)`.
+        limits: Rounds of each client that fit into the budget, `(num_clients,)`. A client with limit 0 blocks
+            the run even if it is not in the next cohort.
+    """
     if engine.round == engine.planner.num_rounds:
         return "every client has taken part once"
     never = torch.nonzero(limits == 0).flatten().tolist()
@@ -293,9 +306,9 @@ def _blocked(engine: RoundEngine, charges: torch.Tensor, limits: torch.Tensor) -
     if client is None:
         return ""
     whose = "" if bool((limits == limits[0]).all()) else f" of client {client}"
-    return f"{int(limits[client])} rounds{whose} fit into it and {int(charges[client])} are done"
+    return f"{int(limits[client])} rounds{whose} fit into it, and {int(charges[client])} are done"
 
 
 def _zero_spending() -> float:
-    """Spending before the first fit. Not a lambda, so that a new callback can be pickled."""
+    """Return the spending before the first fit. A function can be pickled, unlike a lambda."""
     return 0.0

@@ -1,4 +1,4 @@
-"""A progress bar that counts rounds and clients, in place of Lightning's, which counts batches."""
+"""Progress bar that counts rounds and clients, in place of Lightning's bar, which counts batches."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from lightning_fedq.reports.runs import BITS_PER_MEGABYTE, first_metric
 
 
 class RoundProgressBar(pl.callbacks.ProgressBar):
-    """Progress bar of rounds: clients done, one metric, bits and seconds.
+    """Progress bar of rounds, with the finished clients, one metric, megabytes and seconds.
 
-    On a terminal it is one line that moves. In a pipe or a file it prints whole lines, the first and
-    the last round always and others at least `interval` seconds apart.
+    On a terminal it is one line that is updated. In a pipe or a file it prints whole lines: always for the
+    first and the last round, and for others at least `interval` seconds apart.
 
     Args:
-        monitor: A logged metric to show; None is `val_acc`, `val/acc`, or else the first of validation.
-        interval: Seconds between lines where there is no terminal, >= 0.
-        file: File to write to; None is standard error.
+        monitor: Name of a logged metric to show. None shows `val_acc`, `val/acc` or else the first
+            validation metric.
+        interval: Smallest number of seconds between lines if there is no terminal, >= 0.
+        file: File to write to. None is standard error.
 
-    Example:
-        >>> callbacks = [RoundProgressBar()]  # beside Federated(...)
+    Examples:
+        >>> callbacks = [RoundProgressBar()]  # next to Federated(...)
     """
 
     knows_clients = True
@@ -44,20 +45,20 @@ class RoundProgressBar(pl.callbacks.ProgressBar):
         self._enabled, self._last_line, self._started = True, float("-inf"), 0.0
 
     def disable(self) -> None:
-        """Print nothing (Lightning calls this on ranks other than zero)."""
+        """Stop printing. Lightning calls this on all ranks except zero."""
         self._enabled = False
 
     def enable(self) -> None:
-        """Print again."""
+        """Start printing again."""
         self._enabled = True
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """Print above the bar."""
+        """Print a line above the bar."""
         if self._enabled:
             self._console.print(*args)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Open the bar, on a terminal."""
+        """Open the bar if the output is a terminal."""
         self._started = time.monotonic()
         find_federated(trainer, "RoundProgressBar")
         if self._enabled and self._console.is_terminal:
@@ -73,7 +74,7 @@ class RoundProgressBar(pl.callbacks.ProgressBar):
             self._progress.start()
 
     def on_clients_done(self, trainer: pl.Trainer, done: int, expected: int) -> None:
-        """Move the bar by a part of a round."""
+        """Move the bar to the finished part of the round."""
         if self._progress is not None:
             self._progress.update(
                 self._task,
@@ -83,7 +84,7 @@ class RoundProgressBar(pl.callbacks.ProgressBar):
             )
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Say how the round ended."""
+        """Show the metric, the clients and the megabytes of the round."""
         note = self._note(trainer)
         if self._progress is not None:
             self._progress.update(self._task, completed=trainer.current_epoch + 1, note=note)

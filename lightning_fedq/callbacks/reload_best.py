@@ -1,9 +1,8 @@
 """Go back to the best global model after some rounds without improvement, as CorBin-FL's training does.
 
-The paper reloads after 5 "epochs"; we read rounds. The reload happens at the end of the round, after
-validation and after the checkpoint that goes with it, so that this checkpoint holds the model that the
-metrics are about. The choice looks at validation data; what that costs in privacy is in no epsilon.
-What the rounds spent stays spent.
+The paper reloads after 5 "epochs", which we read as rounds. The reload happens at the end of a round, after
+validation and after its checkpoint, so that the checkpoint has the model that the metrics describe. The
+choice depends on validation data, and no epsilon covers this. Rounds that are undone stay charged.
 """
 
 from __future__ import annotations
@@ -20,19 +19,24 @@ from lightning_fedq.callbacks.trainer_lookup import find_engine, find_federated
 class ReloadBest(pl.Callback):
     """Rollback to the best global model after `patience` validations without a better `monitor`.
 
-    Ranges and the server optimiser's state go on as they are.
+    Quantiser ranges and the server optimiser's state are not rolled back.
 
     Args:
-        monitor: A logged metric, such as `val_acc`.
-        patience: Validations (as a rule one a round) without improvement until the reload, >= 1; then the
-            count starts again.
-        mode: Is a larger ("max") or a smaller ("min") value better?
+        monitor: Name of the logged metric that defines the best model, such as `val_acc`.
+        patience: Number of validations without improvement until the reload, >= 1. Usually there is one
+            validation per round. After a reload the count starts again.
+        mode: Whether a larger ("max") or a smaller ("min") value of the metric is better.
+
+    Attributes:
+        best_value: Best value of the metric so far, or None.
+        best_weights: Weights of the best model, `(dim,)`, or None.
+        num_reloads: Number of reloads so far.
 
     Raises:
-        ValueError: If patience or mode is none of these; on validation, if `monitor` was not logged.
+        ValueError: If patience or mode is invalid. On validation, if `monitor` was not logged.
 
-    Example:
-        >>> callbacks = [ReloadBest("val_acc", mode="max", patience=3)]  # beside Federated(...)
+    Examples:
+        >>> callbacks = [ReloadBest("val_acc", mode="max", patience=3)]  # next to Federated(...)
     """
 
     knows_clients = True
@@ -51,27 +55,25 @@ class ReloadBest(pl.Callback):
         self.rounds_without, self.num_reloads = 0, 0
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Reload, if this round exhausted the patience."""
+        """Reload the best model if this round exhausted the patience."""
         if self.rounds_without < self.patience or self.best_weights is None:
             return
         self.rounds_without = 0
         if self.best_segments != list(find_engine(trainer, "ReloadBest").segments):
-            rank_zero_warn(
-                "parameters have joined or left since the best model, so there is no way back to it"
-            )
+            rank_zero_warn("Parameters were added or removed since the best model, so it can't be reloaded")
             self.best_weights, self.best_value = None, None
             return
         find_federated(trainer, "ReloadBest").fit.replace_weights(self.best_weights)
         self.num_reloads += 1
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Remember the model if it is the best so far."""
+        """Keep the model's weights if it is the best so far."""
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
         if self.monitor not in trainer.callback_metrics:
             raise ValueError(
                 f"ReloadBest monitors {self.monitor!r}, but validation logged "
-                f"{sorted(trainer.callback_metrics)}; set monitor to one of these"
+                f"{sorted(trainer.callback_metrics)}. Set monitor to one of these."
             )
         value = float(trainer.callback_metrics[self.monitor])
         sign = 1.0 if self.mode == "max" else -1.0
@@ -83,7 +85,7 @@ class ReloadBest(pl.Callback):
             self.rounds_without += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """The best model and how long ago it was."""
+        """Return the best model and the number of validations since then."""
         return {
             "best_value": self.best_value,
             "best_weights": self.best_weights,
@@ -93,7 +95,7 @@ class ReloadBest(pl.Callback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from `state_dict`."""
+        """Load the state that `state_dict` returned."""
         self.best_value, self.best_weights = state_dict["best_value"], state_dict["best_weights"]
         self.best_segments = state_dict["best_segments"]
         self.rounds_without, self.num_reloads = state_dict["rounds_without"], state_dict["num_reloads"]

@@ -1,4 +1,7 @@
-"""Write what a run did to a folder: rounds, summary, a page, pictures. See `lightning_fedq.reports.runs`."""
+"""Write the results of a run to a folder: rounds, model, summary, reports and figures.
+
+`lightning_fedq.reports.runs` describes the files.
+"""
 
 from __future__ import annotations
 
@@ -61,33 +64,47 @@ RECORDED |= {metric_name("num_non_finite"), "charged", "seconds"}
 RECORDED |= {name.removeprefix("fed/") for name in FIGURES}
 RECORDED |= {f"{sim}epsilon_{who.name.lower()}" for who in Adversary for sim in ("", "sim_")}
 SIMULATION_ONLY = ("sim_", "leak/")
-"""How columns begin that no checkpoint of a private run holds."""
+"""Prefixes of columns that are left out of the checkpoints of a private run."""
 
 
 class RunFolder(pl.Callback):
-    """Folder of a run: its rounds and global model, at the end a summary, a report and pictures.
+    """Folder of a run with its rounds and global model, and at the end a summary, reports and figures.
 
-    `metrics.csv` and `model.ckpt` are kept up to date every round. `model.ckpt` is a Lightning checkpoint of
-    the weights alone, for `trainer.test(..., ckpt_path=...)` or `fedq test runs/name`; to resume a run takes
-    one of Lightning's own. A folder that is there is left alone: the next one is called `name-2`. A resumed
-    run goes on in its own folder, as the checkpoint names it: one that holds these rounds, or none below
-    `root`. Elsewhere it begins a new one. What clients log in training and what stays with them
-    (`Federated(client_metrics="local")`) is in `clients/`, a file a client, and so is who holds which labels:
-    it is part of the simulation, and nothing that a server would have.
+    `metrics.csv` and `model.ckpt` are updated every round. `model.ckpt` is a Lightning checkpoint of the
+    weights alone, for `trainer.test(..., ckpt_path=...)` or `fedq test runs/name`. To resume a run, use a
+    full Lightning checkpoint. An existing folder is never overwritten: the next run gets the folder `name-2`.
+    A resumed run continues in the folder that its checkpoint names, if that folder has the checkpoint's
+    rounds, or if it is below `root` and has no rounds yet. Otherwise the resumed run starts a new folder.
+
+    Metrics that stay with the clients (`Federated(client_metrics="local")`) are in `clients/`, one file per
+    client, together with a table of each client's samples and labels. Only a simulation has these data. A
+    real server would not have them.
 
     Args:
-        name: Name of the run and of its folder below `root`.
-        root: Folder of all runs.
-        monitor: The metric of the pictures and of "best"; None is `val_acc`, or else the first `val_*` one.
-        mode: Is a larger ("max") or a smaller ("min") value better? None goes by the metric's name: losses
-            and errors are better small.
-        delta: Chance with which the reported privacy guarantee may fail, in (0, 1 / num_clients); the fit
-            refuses another at its start, and one that is not a `PrivacyBudget`'s. None is that, the privacy
-            target's, or min(1e-5, 0.1 / num_clients). Loggers have it as `fed/delta`.
-        show: Print the summary when the training ends.
-        baseline: A value of the metric to draw as a line, such as that of a central training.
+        name: Name of the run, and of its folder below `root`.
+        root: Folder that contains the folders of all runs.
+        monitor: Name of the metric for the figure and for the best round. None is `val_acc`, or else the
+            first `val_*` metric.
+        mode: Whether a larger ("max") or a smaller ("min") value of the metric is better. None follows from
+            the metric's name: losses and errors should be small, other metrics large.
+        delta: Delta of the reported privacy guarantee, in (0, 1 / num_clients). It must equal the delta of a
+            `PrivacyBudget`, if there is one. None takes the delta of the budget or of the privacy target,
+            or else min(1e-5, 0.1 / num_clients). It is logged as `fed/delta`.
+        show: Whether to print the summary when the training ends.
+        baseline: Value of the metric to draw as a horizontal line, such as the accuracy of a central
+            training. None draws no line.
 
-    Example:
+    Attributes:
+        path: Folder of the run, from the start of the training on.
+        rows: Metrics of each round, as in `metrics.csv`.
+        summary: Contents of `summary.json`.
+        privacy: Privacy report of the run, or None before the end.
+
+    Raises:
+        ValueError: If `mode` or `name` is invalid. At the start of a fit, if `delta` is out of its range.
+        TypeError: If `show` or `baseline` has another type.
+
+    Examples:
         >>> callbacks = [RunFolder("digits", "runs")]  # behind Federated(...), writes runs/digits
     """
 
@@ -107,7 +124,7 @@ class RunFolder(pl.Callback):
             raise ValueError(f"mode must be 'max' or 'min', got {mode!r}")
         if not isinstance(show, bool) or not isinstance(baseline, float | int | None):
             got = f"{show!r} and {baseline!r}"
-            raise TypeError(f"show must be True or False and baseline a number, got {got}; write no quotes")
+            raise TypeError(f"show must be True or False and baseline a number, got {got}. Write no quotes.")
         check_run_name(name)
         self.name, self.root, self.monitor, self.mode = name, Path(root), monitor, mode
         self.delta, self.show, self.baseline = delta, show, baseline
@@ -117,14 +134,14 @@ class RunFolder(pl.Callback):
         self.summary: dict[str, Any] = {}
         self.privacy: PrivacyReport | None = None
         self.config: str | None = None
-        """The resolved configuration as YAML; the `fedq` command sets it."""
+        """The resolved configuration as YAML, which the `fedq` command sets."""
         self._test_metrics: dict[str, float] = {}
         self._round_started, self._private, self._trains = 0.0, True, False
         self._lengths_tell, self._starts_at = True, 0
         self._ended, self._drawn = "", False
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Refuse a delta that the report at the end could not use."""
+        """Refuse a delta that the report at the end can't use."""
         if stage != "fit":
             return
         federated = find_federated(trainer, "RunFolder")
@@ -134,7 +151,7 @@ class RunFolder(pl.Callback):
             raise ValueError(f"RunFolder(delta={self.delta!r}): {error}") from None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Choose the folder: the one of the run that goes on, or a new one."""
+        """Choose the folder: that of the resumed run, or a new one."""
         federated, engine = find_federated(trainer, "RunFolder"), find_engine(trainer, "RunFolder")
         records, client_log = federated.records, federated.client_log
         if self._starts_at and self._starts_at == len(records):
@@ -155,27 +172,27 @@ class RunFolder(pl.Callback):
             write_atomically(self._folder() / "config.yaml", self.config)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Start the clock."""
+        """Start the timer of the round."""
         self._round_started = time.monotonic()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Add the round's row."""
+        """Append the round to `metrics.csv`, and save the clients' metrics and the model."""
         federated = find_federated(trainer, "RunFolder")
         if len(federated.records) == len(self.rows):
-            return  # the round was stopped on the way
+            return  # the round did not end
         record = federated.records[-1]
         logged = {key.removeprefix("fed/"): float(value) for key, value in trainer.callback_metrics.items()}
         seconds = time.monotonic() - self._round_started
         charged = {"charged": float(federated.ledger.max_charges)}
-        if federated.planner.law.secret:  # both would tell of who was drawn
+        if federated.planner.law.secret:  # charges and seconds could reveal the cohort
             charged, seconds = {}, math.nan
         self.rows.append({**logged, **record.metrics(), **charged, "seconds": seconds})
         if trainer.is_global_zero:
             append_row(self._folder() / "metrics.csv", self.rows)
-        # add a line to the file of every client that has logged something which stays with it
+        # append metrics that stay with the clients to each client's own file
         assert federated.client_log is not None
-        taken = federated.client_log.pop_metrics()  # of all ranks, so all of them ask
-        for client, values in taken.items() if trainer.is_global_zero else ():
+        client_metrics = federated.client_log.pop_metrics()  # collects from all ranks, so all call it
+        for client, values in client_metrics.items() if trainer.is_global_zero else ():
             path = self._folder() / CLIENTS / f"{client}.jsonl"
             path.parent.mkdir(exist_ok=True)
             with path.open("a") as file:
@@ -188,15 +205,15 @@ class RunFolder(pl.Callback):
         trainer.save_checkpoint(self._folder() / MODEL, weights_only=True)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write the final model, summary and report, and pictures last, which are the largest."""
+        """Write the final model, summary and reports, and the figures last, because they are largest."""
         self._trains = False
         if not self.rows:
             return
-        # once more: a callback may have chosen another model at the end
+        # save again, because a callback may have chosen another model at the end
         trainer.save_checkpoint(self._folder() / MODEL, weights_only=True)
         self._drawn, self._ended = True, stopped(trainer) or self._ended
         self._write(trainer)
-        # write who holds what beside what stays with the clients
+        # write the table of each client's samples next to the clients' metrics
         federated, engine = find_federated(trainer, "RunFolder"), find_engine(trainer, "RunFolder")
         counts = federated.fit.population.label_counts() if trainer.is_global_zero else None
         held = federated.fit.population.partitioned_data
@@ -215,44 +232,51 @@ class RunFolder(pl.Callback):
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        """Write what an interrupted run has reached and spent. Of several ranks only some may know of it."""
+        """Write the results and the spent epsilon of an interrupted run.
+
+        With several ranks nothing is written, because only some of them may have the exception.
+        """
         trains, self._trains = self._trains, False
         if not trains or not self.rows or trainer.world_size > 1:
             return
         self._ended = f"by {type(exception).__name__} after round {len(self.rows)}"
         try:
             self._write(trainer)
-        except OSError as error:  # a full disk may be what has ended the run
-            rank_zero_info(f"no summary of the run was written: {error}")
+        except OSError as error:  # a full disk may have ended the run
+            rank_zero_info(f"No summary of the run was written: {error}")
             return
-        rank_zero_info(f"ended {self._ended}; what was spent until then: {self._folder() / 'privacy.md'}")
+        rank_zero_info(f"Ended {self._ended}. The spent epsilon is in {self._folder() / 'privacy.md'}")
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Add the test metrics, where a run was trained before."""
+        """Add the test metrics to the summary if a run was trained before."""
         self._test_metrics = {key: float(value) for key, value in trainer.callback_metrics.items()}
         if self.rows:
             self._write(trainer)
 
     def unprotected_outputs(self, trainer: pl.Trainer) -> str:
-        """Notice of what this folder shows of clients."""
+        """Describe the data about clients that this folder contains."""
         federated = find_federated(trainer, "RunFolder")
-        why = "because this is a simulation that deals out the data; do not hand it on."
+        why = "because this simulation partitions the data itself. Do not share this file."
         if federated.fit.population.label_counts() is not None:
-            return f"Who holds how many samples of which label: clients/holdings.csv, {why}"
+            return f"Each client's number of samples of each label is in clients/holdings.csv, {why}"
         if any(len(part) for part in federated.client_indices):
-            return f"How many samples every client holds: clients/holdings.csv, {why}"
+            return f"Each client's number of samples is in clients/holdings.csv, {why}"
         return ""
 
     def _is_free(self, path: Path) -> bool:
-        """Is there a run of nobody else? Before the first round a folder has a configuration at most."""
-        below = self.root.resolve() in path.resolve().parents
-        return below and not (path.is_dir() and {each.name for each in path.iterdir()} - {"config.yaml"})
+        """Return whether a folder is below `root` and has no rounds of another run.
+
+        Before its first round a run has written at most its configuration.
+        """
+        is_below = self.root.resolve() in path.resolve().parents
+        return is_below and not (path.is_dir() and {file.name for file in path.iterdir()} - {"config.yaml"})
 
     def _folder(self) -> Path:
         assert self.path is not None
         return self.path
 
     def _write(self, trainer: pl.Trainer) -> None:
+        """Write the summary, the privacy report and the report page."""
         federated, engine = find_federated(trainer, "RunFolder"), find_engine(trainer, "RunFolder")
         privacy = make_report(federated, trainer, choose_delta(federated, trainer))
         columns = list(dict.fromkeys(k for row in self.rows for k, value in row.items() if value == value))
@@ -297,24 +321,25 @@ class RunFolder(pl.Callback):
         write_atomically(folder / "report.md", page)
 
     def _promises(self, trainer: pl.Trainer, charged: int) -> Iterator[str]:
-        """Target and budgets that the run was held to, and rounds that its table does not show."""
+        """Yield notes on charged rounds that the table does not show, and on the budgets of the run."""
         if charged != len(self.rows):
             yield (
-                f"{charged} rounds were charged, and the table of this folder has {len(self.rows)}: earlier "
-                "trainings of the same federation, repeated rounds and one that did not end count, too."
+                f"{charged} rounds were charged, and the table of this folder has {len(self.rows)}. Earlier "
+                "trainings of the same federation, repeated rounds and an unfinished round are charged also."
             )
         for callback in get_callbacks(trainer):
             if isinstance(callback, PrivacyBudget) and callback.statement:
                 yield f"{callback.statement}."
 
     def _summarize(self, engine: RoundEngine, privacy: PrivacyReport, num_buffers: int) -> dict[str, Any]:
+        """Return the contents of `summary.json`."""
         cost = totals(self.rows)
         cost.pop("messages")
         known = totals([row for row in self.rows if not math.isnan(row["uplink_bits"])])
         coordinates = known["messages"] * engine.weights.numel()
-        nothing = math.nan if engine.planner.law.own_draws else 0.0
+        default = math.nan if engine.planner.law.own_draws else 0.0
         up, protocol = (
-            known[name] * BITS_PER_MEGABYTE / coordinates if coordinates else nothing
+            known[name] * BITS_PER_MEGABYTE / coordinates if coordinates else default
             for name in ("uplink_megabytes", "protocol_megabytes")
         )
         metrics = {key: value for key, value in self.rows[-1].items() if key not in RECORDED}
@@ -339,10 +364,10 @@ class RunFolder(pl.Callback):
         }
 
     def _bits(self, engine: RoundEngine) -> Bits:
-        """Bits of a message, up and down, as they were counted."""
+        """Return the measured bits per coordinate of a message, on the uplink and the downlink."""
         summary, dim = self.summary, engine.weights.numel()
         known = [row for row in self.rows if not math.isnan(row["downlink_bits"])]
-        asked = sum(row["cohort_size"] for row in known) * dim
+        coordinates = sum(row["cohort_size"] for row in known) * dim
         up, keys = (summary[name] for name in ("bits_per_parameter", "protocol_bits_per_parameter"))
         plain = fixed_bits(engine.mechanism, engine.context(engine.next_plan()))
 
@@ -354,25 +379,26 @@ class RunFolder(pl.Callback):
             update=known_or_none(up - keys),
             unmasked=plain,
             keys=known_or_none(keys),
-            down=sum(row["downlink_bits"] for row in known) / asked if asked else None,
+            down=sum(row["downlink_bits"] for row in known) / coordinates if coordinates else None,
             megabytes_up=known_or_none(summary["uplink_megabytes"] + summary["setup_megabytes"]),
             megabytes_down=known_or_none(summary["downlink_megabytes"]),
             rounds=len(self.rows),
         )
 
     def _metric(self) -> str:
-        """The metric of the pictures."""
+        """Return the name of the metric for the figure and the best round."""
         return self.monitor or first_metric(self.rows) or "val_acc"
 
     def _best(self) -> dict[str, Any]:
+        """Return the metric, its best value and the round of it, or {} if no round has the metric."""
         monitor = self._metric()
         rows = [row for row in self.rows if monitor in row]
         if not rows:
             if self.monitor is not None:
                 known = ", ".join(sorted({key for row in self.rows for key in row} - RECORDED))
                 rank_zero_warn(
-                    f"no round has a metric {monitor}, so there is no best one and no curve; "
-                    f"RunFolder(monitor=...) takes one of {known}"
+                    f"No round has the metric {monitor}, so there is no best round and no curve. "
+                    f"Set RunFolder(monitor=...) to one of {known}."
                 )
             return {}
         choose = max if (self.mode or metric_mode(monitor)) == "max" else min
@@ -380,10 +406,10 @@ class RunFolder(pl.Callback):
         return {"monitor": monitor, "value": row[monitor], "round": row["round"]}
 
     def state_dict(self) -> dict[str, Any]:
-        """The folder, how many rounds its table has, and the last of them, by which it is known again.
+        """Return the folder, the number of rounds in its table, and the last round, which identifies the run.
 
-        Of a private run, without the columns that only a simulation knows, and without lengths of messages
-        where they tell of updates.
+        For a private run, columns that only a simulation knows are left out. Message lengths are left out if
+        they reveal something about updates.
         """
         last = dict(self.rows[-1]) if self.rows else {}
         if self._private:
@@ -392,25 +418,24 @@ class RunFolder(pl.Callback):
         return {"path": str(self._folder()), "rounds": len(self.rows), "last": last}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on in the folder of the checkpoint's run, whose table has the rounds before."""
-        rows = state_dict.get("rows", [])  # of a checkpoint of 0.2, which had all of them
+        """Continue in the folder of the checkpoint's run if its table has the checkpoint's rounds."""
+        rows = state_dict.get("rows", [])  # checkpoints of 0.2 have all rows
         rounds = state_dict.get("rounds", len(rows))
         self.path, last = Path(state_dict["path"]), state_dict.get("last", rows[-1] if rows else {})
         table = self.path / "metrics.csv"
-        whole = read_rows(table) if table.is_file() else []
-        if len(whole) >= rounds > 0 and _is_same(last, whole[rounds - 1]):
-            self.rows = whole[:rounds]
-        elif rounds or whole or not self._is_free(self.path):  # whatever it is, this run does not write there
+        saved_rows = read_rows(table) if table.is_file() else []
+        if len(saved_rows) >= rounds > 0 and _is_same(last, saved_rows[rounds - 1]):
+            self.rows = saved_rows[:rounds]
+        elif rounds or saved_rows or not self._is_free(self.path):  # the folder belongs to another run
             rank_zero_warn(
-                f"the checkpoint names {self.path} as its run's folder, which does not hold its rounds; this "
-                f"run goes on in a new folder below {self.root}, whose table has of the rounds before what "
-                "the federation has recorded"
+                f"The checkpoint's run folder {self.path} does not have its rounds. The run continues in a "
+                f"new folder below {self.root}, with the earlier rounds that the federation has recorded."
             )
             self.path, self._starts_at = None, rounds
 
 
 def _is_same(row: Row, saved_row: Row) -> bool:
-    """Is a row of a table that of a checkpoint, seconds included?"""
+    """Return whether a row of a checkpoint agrees with a row of a table in all common columns."""
     return all(
         row[key] == saved_row[key] or (math.isnan(row[key]) and math.isnan(saved_row[key]))
         for key in row.keys() & saved_row.keys()
@@ -420,13 +445,13 @@ def _is_same(row: Row, saved_row: Row) -> bool:
 def _write_holdings(
     folder: Path, sizes: Sequence[int], held_out: Sequence[int], counts: Tensor | None
 ) -> None:
-    """Write who holds what: a table with a row for each client.
+    """Write `holdings.csv`, a table with the numbers of samples of each client.
 
     Args:
-        folder: The folder of what only a simulation has; it is made if need be.
-        sizes: Samples that each client trains on.
-        held_out: Samples that each client keeps out of it; empty if nobody does.
-        counts: `(clients, labels)` samples of each label; None where labels are not at hand.
+        folder: Folder for data that only a simulation has. It is created if it does not exist.
+        sizes: Number of training samples of each client.
+        held_out: Number of held-out samples of each client, or an empty sequence if there are none.
+        counts: Number of samples of each label, `(clients, labels)`, or None if labels are unknown.
     """
     folder.mkdir(exist_ok=True)
     labels = [] if counts is None else [f"label_{label}" for label in range(counts.shape[1])]
@@ -438,21 +463,22 @@ def _write_holdings(
 
 
 def _sha256(path: Path) -> str:
-    """Hash of a file. "" where there is none."""
+    """Return the SHA-256 hash of a file, or "" if it does not exist."""
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
 def plot_title(name: str, mechanism: Mechanism) -> str:
-    """Title of a run's pictures: short, as its settings stand in the report."""
+    """Return the title of a run's figure. It is short, because the report has the settings."""
     return f"{name} ({type(mechanism).__name__})"
 
 
 def _describe_noise_cost(noise: dict[str, Any]) -> Iterator[str]:
-    """Cost of the guarantee for the model, which no epsilon says."""
+    """Yield a note on the effect of the noise on learning, which no epsilon describes."""
     if words := noise["words"]:
         yield (
-            f"Noise over signal of the whole run: {words}. R is the squared error of the decoded mean over "
-            "the squared mean update, divided by the number of rounds; up to 0.1 no loss was seen in "
-            "trainings, above 4 hardly anything is learnt. Planned: with 0.3 of the updates' energy common "
-            "to all clients. As seen: known to a simulation only, with what clipping cuts off."
+            f"Noise-to-signal ratio of the whole run: {words}. R is the squared error of the decoded mean, "
+            "divided by the squared mean update and by the number of rounds. Up to 0.1 trainings showed no "
+            "loss of accuracy, and above 4 they hardly learnt. The planned R assumes that 0.3 of the "
+            "updates' energy is common to all clients. The measured R is known in a simulation only, and "
+            "includes the error of clipping."
         )

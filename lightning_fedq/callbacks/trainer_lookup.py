@@ -1,4 +1,4 @@
-"""The federation of a Trainer, for callbacks that report on it."""
+"""Look up the federation of a Trainer, for callbacks that report on it."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ def find_federated(trainer: pl.Trainer, asking: str) -> Federated:
     """Return the trainer's `Federated` callback.
 
     Args:
-        asking: Name of the caller, for the message.
+        trainer: The user's Trainer, or a client's Trainer.
+        asking: Name of the calling callback, for the error message.
 
     Raises:
-        ValueError: If there is none.
+        ValueError: If the trainer has no `Federated` callback.
     """
-    of_the_fit = getattr(trainer, "home", trainer)  # a client's own Trainer has its own callbacks only
-    found: list[Any] = [
-        callback for callback in get_callbacks(of_the_fit) if isinstance(callback, Federation)
+    user_trainer = getattr(trainer, "home", trainer)  # a client's Trainer has the client's callbacks only
+    federations: list[Any] = [
+        callback for callback in get_callbacks(user_trainer) if isinstance(callback, Federation)
     ]
-    if not found:
+    if not federations:
         raise ValueError(
-            f"{asking} reports on a federation, and the Trainer has no Federated callback; "
-            "add lightning_fedq.callbacks.Federated to its callbacks"
+            f"{asking} needs a federation, but the Trainer has no Federated callback. "
+            "Add lightning_fedq.callbacks.Federated to its callbacks."
         )
-    federated: Federated = found[0]
+    federated: Federated = federations[0]
     return federated
 
 
 def find_engine(trainer: pl.Trainer, asking: str) -> RoundEngine:
-    """Return the engine of the trainer's federation. There is one from the start of the training on.
+    """Return the round engine of the trainer's federation, which exists from the start of the training on.
 
     Raises:
         ValueError: If there is no `Federated` callback.

@@ -1,1 +1,1 @@
-"""A client's training: a fit of its own on a copy of everything that the user's fit holds."""
+"""Training of clients: each client runs a separate fit on a copy of the user's training state."""

@@ -1,9 +1,9 @@
-"""Random numbers of a stack of clients, each client's from its own sequence.
+"""Random draws of a stack of clients, with a separate random sequence per client.
 
-Under `vmap` one operation draws for all clients at once, from one generator: what a client gets would
-depend on its place in the stack. Below `vmap` such an operation has a leading client dimension. It is taken
-apart there and made once for each client, from the client's own turn of torch's generators, so that dropout
-masks and noise are those of the client on its own, whoever trains beside it.
+Under `vmap` one operation draws for all clients from one generator, so a client's numbers would depend on its
+place in the stack. Below `vmap` such an operation has a leading client dimension. There it is split and
+repeated for each client with the client's own generator state. A client therefore gets the same dropout masks
+and noise in a stack as alone.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ _FOR_ALL_CLIENTS = {
     *("randint", "randint_like", "normal", "normal_", "uniform_", "exponential_", "log_normal_"),
     *("cauchy_", "geometric_", "random_", "poisson", "multinomial"),
 }
-"""Operations of aten that `vmap` makes once, with the clients in front."""
+"""Operations of aten that `vmap` calls once, with a leading client dimension."""
 
 _FOR_EACH_CLIENT = {"randperm"}
-"""Operations that `vmap` makes again for every client."""
+"""Operations that `vmap` calls once per client."""
 
 
 class DropoutInPlace(TorchFunctionMode):  # type: ignore[no-untyped-call]
-    """While it is on, dropout draws its mask in the layout of what it drops, as it does outside of `vmap`.
+    """Mode in which dropout draws its mask in the memory layout of its input, as it does without `vmap`.
 
-    A mask is drawn in the order of memory; `vmap` draws it in the order of dimensions, which is another one
-    after a transposition, as behind attention.
+    Without `vmap` a mask is drawn in memory order. `vmap` draws it in the order of dimensions, which differs
+    after a transposition, for example in attention.
     """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Write dropout out. Leave everything else alone."""
+        """Replace dropout by its own steps, and pass all other functions through."""
         kwargs = kwargs or {}
         if func is nn.functional.dropout:
             return self._dropout(*args, **kwargs)
@@ -48,6 +48,7 @@ class DropoutInPlace(TorchFunctionMode):  # type: ignore[no-untyped-call]
 
     @staticmethod
     def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        """Apply dropout with a mask in the layout of the input, if the input is below `vmap`."""
         mapped = torch._C._functorch.maybe_get_bdim(_inner(input)) >= 0
         if not training or not 0.0 < p < 1.0 or not mapped:
             return nn.functional.dropout(input, p, training, inplace)
@@ -56,17 +57,18 @@ class DropoutInPlace(TorchFunctionMode):  # type: ignore[no-untyped-call]
 
 
 def _inner(tensor: Tensor) -> Tensor:
-    """The tensor that `grad` has wrapped."""
+    """Return the tensor inside the wrappers of `torch.func.grad`."""
     while torch._C._functorch.is_gradtrackingtensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor
 
 
 class ClientDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While it is on, every draw is each client's own.
+    """Mode in which every random operation below `vmap` draws from each client's own sequence.
 
     Args:
-        rows: Indices of those that belong to the clients of the map, in order.
+        turns: Random sequences of the clients.
+        rows: Indices of the sequences of the mapped clients, in order.
     """
 
     def __init__(self, turns: GeneratorTurns, rows: Sequence[int]) -> None:
@@ -77,7 +79,11 @@ class ClientDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Take a draw apart. Leave everything else alone."""
+        """Split a random operation by client, and pass all other operations through.
+
+        Raises:
+            TypeError: If a random operation can't be split by client.
+        """
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
@@ -91,17 +97,18 @@ class ClientDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return func(*args, **kwargs)
         before = generator_state()
         result = func(*args, **kwargs)
-        if not same_state(before, generator_state()):  # attention is tagged, and may draw nothing
-            raise TypeError(f"{name} draws for all clients at once, which can't be told apart")
+        if not same_state(before, generator_state()):  # attention has the tag, but may draw nothing
+            raise TypeError(f"{name} draws for all clients at once and can't be split by client")
         return result
 
     def _draw_per_client(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a random operation once per client, and concatenate the results."""
         parts = []
         for index, row in enumerate(self._rows):
-            own = tuple(self._part(arg, index) for arg in args)
+            client_args = tuple(self._part(arg, index) for arg in args)
             with self._turns.activate(row):
-                parts.append(func(*own, **kwargs))
-        if func.overloadpacket.__name__.endswith("_"):  # in place, into the one tensor
+                parts.append(func(*client_args, **kwargs))
+        if func.overloadpacket.__name__.endswith("_"):  # in place: write into the given tensor
             whole: Tensor = args[0]
             return whole.copy_(torch.cat(parts))
         if isinstance(parts[0], Tensor):
@@ -109,16 +116,16 @@ class ClientDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
     def _part(self, arg: Any, index: int) -> Any:
-        """One client's share of an argument: a copy of its layout, which draws follow."""
+        """Return one client's part of an argument. A clone keeps the memory layout, which draws follow."""
         clients = len(self._rows)
         if isinstance(arg, Tensor):
             if not arg.dim() or len(arg) % clients:
-                raise TypeError(f"{tuple(arg.shape)} has no dimension of {clients} clients in front")
+                raise TypeError(f"{tuple(arg.shape)} has no leading dimension of {clients} clients")
             rows = len(arg) // clients
             part = arg[index * rows : (index + 1) * rows]
             return part.clone()
-        if isinstance(arg, list | tuple | torch.Size):  # the shape of what is drawn
+        if isinstance(arg, list | tuple | torch.Size):  # shape of the drawn tensor
             if not arg or arg[0] % clients:
-                raise TypeError(f"{tuple(arg)} has no dimension of {clients} clients in front")
+                raise TypeError(f"{tuple(arg)} has no leading dimension of {clients} clients")
             return [arg[0] // clients, *arg[1:]]
         return arg

@@ -1,10 +1,11 @@
-"""Lightning's loop over a client's batches, in which a step calls only what somebody listens to.
+"""Lightning's epoch loop for a client, with a fast path for steps without active hooks.
 
-A step of Lightning's calls some twenty hooks, most of which nobody overrides; for a small client they take
-longer than the step. `ClientLoop` looks, before each step, whether any hook, callback, profiler, precision,
-clipping or accumulation would do something in it. If none does, the step is what is left of Lightning's own:
-the batch on its device, `training_step`, `zero_grad`, `backward` in the optimiser's closure, schedules,
-counts, and what is logged. Else it is Lightning's, and from `training_step` on, if that has set something.
+A step of Lightning calls about twenty hooks, most of which nobody overrides. For a small client they take
+longer than the step itself. Before each step, `ClientLoop` checks whether any hook, callback, profiler,
+precision plugin, clipping or accumulation is active. If none is, the step consists of the rest of Lightning's
+step: move the batch to its device, call `training_step`, `zero_grad` and `backward` in the optimiser's
+closure, then update schedules, counters and logs. Otherwise Lightning's own step runs. If `training_step`
+itself installs a hook, the rest of the step is Lightning's.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _OF_STRATEGY = (
 
 
 def _originals(kind: Any, *names: str) -> tuple[frozenset[str], Callable[[Any], Any], Any]:
-    """Names, how to read them off a class, and what this class has."""
+    """Return method names, a getter for them, and the methods of this class."""
     names = tuple(name for name in names if hasattr(kind, name))
     read = attrgetter(*names)
     return frozenset(names), read, read(kind)
@@ -43,23 +44,23 @@ _HOOKS = {
     pl.Callback: _originals(pl.Callback, *BATCH_HOOKS),
     pl.strategies.Strategy: _originals(pl.strategies.Strategy, *_OF_STRATEGY),
 }
-"""Lightning's own, as they are when this is imported."""
+"""Methods of Lightning's classes at import time, to detect overrides."""
 _wanted: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
 def _is_plain(one: Any, base: type, stack: Any = None) -> bool:
-    """Are all of these hooks Lightning's own, in the class and in the instance, or a stack's?"""
-    names, read, own = _HOOKS[base]
-    held = vars(one)
-    if read(type(one)) != own:
+    """Return whether an object overrides no hook of its Lightning class, except with a stack's methods."""
+    names, read, originals = _HOOKS[base]
+    attributes = vars(one)
+    if read(type(one)) != originals:
         return False
-    return held.keys().isdisjoint(names) or all(
-        held[name] == getattr(stack, name, ...) for name in names if name in held
+    return attributes.keys().isdisjoint(names) or all(
+        attributes[name] == getattr(stack, name, ...) for name in names if name in attributes
     )
 
 
 def _wants_index(step: Any) -> bool:
-    """Does `training_step` take the number of the batch, too? Found by its signature, once a function."""
+    """Return whether `training_step` takes a batch index. The result is cached per function."""
     function = getattr(step, "__func__", None)
     if function is None:
         return bool(_takes_parameter(step, "batch_idx", min_args=2))
@@ -69,27 +70,30 @@ def _wants_index(step: Any) -> bool:
 
 
 def _is_on_device(batch: Any, device: torch.device) -> bool:
-    """Is it a plain tuple or list of tensors on this device, so that nothing is to be moved?"""
+    """Return whether a batch is a plain tuple or list of tensors that are on the device already."""
     return type(batch) in (list, tuple) and all(
-        type(one) is torch.Tensor and one.device == device for one in batch
+        type(item) is torch.Tensor and item.device == device for item in batch
     )
 
 
 class ClientLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
-    """Lightning's epoch loop, with steps that leave out what nobody listens to.
+    """Lightning's epoch loop with a fast path for steps without active hooks.
 
     Attributes:
-        stack: A stack, whose `training_step` and `backward` stand in for the strategy's.
+        stack: Stack of clients whose `training_step` and `backward` replace those of the strategy, or None.
         steps_before: Optimiser steps of one client before this round.
     """
 
     stack: Any = None
     steps_before = 0
     _quiet = True
-    """Was the step quiet when `training_step` had run?"""
+    """Whether no hook was active after `training_step` of the last step."""
 
     def __getattr__(self, name: str) -> Any:
-        """Loops that few clients need, which take a fifth of a world to load: made when one is asked for."""
+        """Make the validation loop or the manual optimisation loop on first use.
+
+        Few clients need them, and copying them would take a fifth of the time to load a client's copy.
+        """
         if name == "manual_optimization":
             made: Any = _loops._ManualOptimization(self.trainer)
             steps = made.optim_step_progress.total
@@ -106,7 +110,7 @@ class ClientLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
         return made
 
     def is_quiet(self) -> bool:
-        """Would every hook of a step be Lightning's own, which does nothing?"""
+        """Return whether no hook, plugin or option is active in a step, so that the fast path applies."""
         trainer = self.trainer
         strategy, module, data = trainer.strategy, trainer.lightning_module, trainer.datamodule
         return (
@@ -126,8 +130,8 @@ class ClientLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
         )
 
     def run(self, data_fetcher: Any) -> None:
-        """Train on all batches, of a fetcher that has begun."""
-        if self.batch_progress.current.ready:  # else there is nothing to reset
+        """Train on all batches of a fetcher that was set up."""
+        if self.batch_progress.current.ready:  # a fresh loop needs no reset
             self.reset()
         if type(self.trainer.profiler) is not pl.profilers.PassThroughProfiler:
             data_fetcher._start_profiler = self._on_before_fetch
@@ -155,7 +159,7 @@ class ClientLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
         connector._first_loop_iter = connector._first_loop_iter is None
         results.batch, results.batch_size, results.dataloader_idx = batch, None, None
         if batch is None:
-            self._warning_cache.warn("train_dataloader yielded None; no step was taken")
+            self._warning_cache.warn("train_dataloader yielded None. No step was taken.")
         else:
             progress.increment_started()
             output = self._step(strategy._lightning_optimizers[0].optimizer, batch, index)
@@ -176,7 +180,7 @@ class ClientLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
         connector.update_train_step_metrics()
 
     def on_advance_end(self, data_fetcher: Any) -> None:
-        """End a batch: global models are validated in the user's Trainer, and no client's."""
+        """End a batch without validation, because only global models are validated."""
         if self.trainer.lr_scheduler_configs:
             self.update_lr_schedulers("step", update_plateau_schedulers=True)
         if not self._should_accumulate():
@@ -186,48 +190,52 @@ class ClientLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
             raise pl.utilities.exceptions.SIGTERMException
 
     def _step(self, optimizer: Any, batch: Any, index: int) -> Any:
-        """`training_step`, `zero_grad` and `backward`, in the closure of the optimiser's step."""
-        trainer, own = self.trainer, self.automatic_optimization
-        module, done = trainer.lightning_module, own.optim_progress.optimizer
-        said = vars(module)  # which hook it is in, by which `log` knows what it may do
-        made: Any = None
+        """Step the optimiser with a closure of `training_step`, `zero_grad` and `backward`.
+
+        Returns:
+            Output of `training_step` for the hooks that follow. Empty if no hook is active.
+        """
+        trainer, loop = self.trainer, self.automatic_optimization
+        module, progress = trainer.lightning_module, loop.optim_progress.optimizer
+        attributes = vars(module)  # `log` reads the name of the current hook from `_current_fx_name`
+        result: Any = None
 
         def in_hook(name: str, call: Callable[..., Any], *args: Any) -> Any:
-            before, said["_current_fx_name"] = said["_current_fx_name"], name
-            found = call(*args)
-            said["_current_fx_name"] = before
-            return found
+            before, attributes["_current_fx_name"] = attributes["_current_fx_name"], name
+            output = call(*args)
+            attributes["_current_fx_name"] = before
+            return output
 
         def closure() -> Any:
-            nonlocal made
-            made = None
+            nonlocal result
+            result = None
             with torch.enable_grad():
                 args = (batch, index) if _wants_index(module.training_step) else (batch,)
                 loss = in_hook("training_step", (self.stack or module).training_step, *args)
-                quiet = self._quiet = self.is_quiet()  # what it has set is listened to at once
+                quiet = self._quiet = self.is_quiet()  # `training_step` may have installed a hook
                 if not (quiet and isinstance(loss, torch.Tensor)):
-                    made = own.output_result_cls.from_training_step_output(
+                    result = loop.output_result_cls.from_training_step_output(
                         loss, trainer.accumulate_grad_batches
                     )
-                    loss = made.closure_loss
+                    loss = result.closure_loss
                 zero()
                 if loss is None:
-                    self._warning_cache.warn("`training_step` returned `None`: no gradient was taken")
+                    self._warning_cache.warn("`training_step` returned `None`, so no gradient was computed")
                 else:
                     backward(loss)
             if not quiet:
                 trainer.precision_plugin._after_closure(module, optimizer)
-            return loss.detach() if made is None else made.loss
+            return loss.detach() if result is None else result.loss
 
         def zero() -> None:
             if not self._quiet:
-                own._on_before_zero_grad(optimizer)
-                own._optimizer_zero_grad(index, optimizer)
+                loop._on_before_zero_grad(optimizer)
+                loop._optimizer_zero_grad(index, optimizer)
                 return
-            done.zero_grad.increment_ready()
-            done.zero_grad.increment_started()
+            progress.zero_grad.increment_ready()
+            progress.zero_grad.increment_started()
             in_hook("optimizer_zero_grad", optimizer.zero_grad)
-            done.zero_grad.increment_completed()
+            progress.zero_grad.increment_completed()
 
         def backward(loss: Any) -> None:
             if self._quiet and self.stack is None:
@@ -235,7 +243,7 @@ class ClientLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
             else:
                 _call._call_strategy_hook(trainer, "backward", loss, optimizer)
 
-        done.step.increment_ready()
+        progress.step.increment_ready()
         in_hook("optimizer_step", partial(optimizer.step, closure=closure))
-        done.step.increment_completed()
-        return {} if made is None or made.loss is None else made.asdict()
+        progress.step.increment_completed()
+        return {} if result is None or result.loss is None else result.asdict()

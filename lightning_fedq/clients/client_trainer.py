@@ -1,8 +1,8 @@
-"""A client's Trainer: the user's own with loops, loggers and strategy of its own.
+"""Trainer of a client: a copy of the user's Trainer with separate loops, loggers and strategy.
 
-It is a copy of the user's Trainer, so that every flag is forwarded, and what a fit writes to is new: the
-loops, the strategy's module, optimisers and precision, the connectors, `should_stop`. Nothing is set up
-again, because the user's Trainer is.
+The copy keeps every flag of the user's Trainer. Objects that a fit writes to are new: the loops, the
+strategy's module, optimisers and precision, the connectors, and `should_stop`. No set-up is repeated, because
+the user's Trainer is set up already.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from lightning_fedq.clients.undo import Undo
 
 
 class ClientTrainer:
-    """Mixed into the class of the user's Trainer: what a client reads of the whole fit.
+    """Mixin for the class of the user's Trainer, with attributes that a client reads from the whole fit.
 
     Attributes:
-        home: The user's Trainer.
-        clients: Numbers of the clients that train in it, in the order of a stack's rows.
+        home: User's Trainer.
+        clients: Numbers of the clients that train in this Trainer, in the order of a stack's rows.
     """
 
     home: Any
@@ -35,14 +35,16 @@ class ClientTrainer:
     def client(self) -> int:
         """Number of the client that trains, from 0. The round is `current_epoch`.
 
+        Training code that reads this attribute fails in the trial before the first round, and its clients
+        then train one at a time.
+
         Raises:
-            RuntimeError: If several train side by side. Code that asks is seen before the first round, and
-                its clients train one at a time.
+            RuntimeError: If several clients train in one step.
         """
         if len(self.clients) != 1:
             raise RuntimeError(
-                "trainer.client is the number of one client, and several train side by side here: "
-                "trainer.clients has all of them, Federated(clients_per_step=1) trains one at a time"
+                "trainer.client needs a single client, but several train in this step. trainer.clients has "
+                "all of them, and Federated(clients_per_step=1) trains one at a time."
             )
         return self.clients[0]
 
@@ -52,34 +54,35 @@ class ClientTrainer:
     checkpoint_callbacks = property(
         attrgetter("home.checkpoint_callbacks"), doc="Callbacks of the whole fit."
     )
-    checkpoint_callback = property(attrgetter("home.checkpoint_callback"), doc="First of them.")
-    early_stopping_callbacks = property(attrgetter("home.early_stopping_callbacks"), doc="Those that end it.")
+    checkpoint_callback = property(attrgetter("home.checkpoint_callback"), doc="First checkpoint callback.")
+    early_stopping_callbacks = property(attrgetter("home.early_stopping_callbacks"), doc="Stop callbacks.")
     progress_bar_callback = property(attrgetter("home.progress_bar_callback"), doc="Bar of the whole fit.")
     log_dir = property(attrgetter("home.log_dir"), doc="Folder of the user's first logger.")
 
     @property
     def enable_validation(self) -> bool:
-        """Never: global models are validated, in the user's Trainer."""
+        """Always False, because only global models are validated, in the user's Trainer."""
         return False
 
     def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        """Save the whole fit: the global model, and the start of the round."""
+        """Save a checkpoint of the whole fit, with the global model at the start of the round."""
         self.home.save_checkpoint(*args, **kwargs)
 
 
 def is_client(trainer: Any) -> bool:
-    """Is a Trainer a client's, and not the user's?"""
+    """Return whether a Trainer is a client's, not the user's."""
     return isinstance(trainer, ClientTrainer)
 
 
 @functools.cache
 def _make_client_class(kind: Any) -> Any:
+    """Make a subclass of the user's Trainer class with `ClientTrainer` mixed in."""
     return type("ClientTrainer", (ClientTrainer, kind), {"__module__": __name__})
 
 
 @functools.cache
 def _trainer_attribute_names() -> frozenset[str]:
-    """Names of the attributes that Lightning gives every Trainer. Others are the user's."""
+    """Return the names of the attributes that Lightning sets on every Trainer. Others are the user's."""
     own = set(inspect.unwrap(pl.Trainer.__init__).__code__.co_names)
     return frozenset(own | _SET_ELSEWHERE)
 
@@ -94,12 +97,12 @@ _SET_ELSEWHERE = {
 
 
 def user_attributes(trainer: Any) -> list[str]:
-    """Attributes that somebody else has given a Trainer."""
+    """Return the names of attributes that user code has set on a Trainer."""
     return [name for name in vars(trainer) if name not in _trainer_attribute_names()]
 
 
 def _shallow_copy(one: Any) -> Any:
-    """A shallow copy, past the ways in which its class would have itself copied."""
+    """Make a shallow copy without the class's own copy methods."""
     twin = object.__new__(type(one))
     vars(twin).update(vars(one))
     return twin
@@ -107,11 +110,12 @@ def _shallow_copy(one: Any) -> Any:
 
 @functools.lru_cache(64)
 def _lightning_class(kind: Any) -> Any:
+    """Make the class with which Lightning wraps optimisers of one class."""
     return type(f"Lightning{kind.__name__}", (pl.core.optimizer.LightningOptimizer, kind), {})
 
 
 def _wrap_optimizer(optimizer: Any, strategy: Any) -> Any:
-    """An optimiser as Lightning wraps it, without a new class for each."""
+    """Wrap an optimiser as Lightning does, with a cached class in place of a new class per optimiser."""
     if isinstance(optimizer, pl.core.optimizer.LightningOptimizer):
         return pl.core.optimizer.LightningOptimizer._to_lightning_optimizer(optimizer, strategy)
     kind: Any = type(optimizer)
@@ -125,10 +129,13 @@ def _wrap_optimizer(optimizer: Any, strategy: Any) -> Any:
 def make_twins(
     home: Any, loggers: Sequence[Any], callbacks: Sequence[Any], copied: Sequence[Any]
 ) -> list[Twin]:
-    """Twins that a client has in the places of the user's Trainer, its strategy and loops.
+    """Make the replacements of the user's Trainer, strategy and loops in a client's copy.
 
     Args:
-        copied: Those of them that it has a copy of.
+        home: User's Trainer.
+        loggers: Loggers of the client.
+        callbacks: Callbacks of the client.
+        copied: Callbacks of which the client has its own copy. All clients share the others.
     """
     loops: Any = pl.loops
     kind: Any = type(home)
@@ -169,7 +176,7 @@ def make_twins(
         "_optimizers": list(strategy.optimizers),
         "_lightning_optimizers": [_wrap_optimizer(one, strategy) for one in strategy.optimizers],
         "lr_scheduler_configs": list(strategy.lr_scheduler_configs),
-        **({"is_single": True} if hasattr(strategy, "is_single") else {}),  # asks no other rank
+        **({"is_single": True} if hasattr(strategy, "is_single") else {}),  # no communication with ranks
     }
     return [
         Twin(home, of_trainer, _make_client_class(kind)),
@@ -180,13 +187,15 @@ def make_twins(
 
 
 def become_client(home: Any, loggers: Sequence[Any], callbacks: Sequence[Any], undo: Undo) -> None:
-    """Let a Trainer be its only client's own, for a while. Nothing is copied.
+    """Turn the user's Trainer into the Trainer of its only client, until `undo` is closed. Nothing is copied.
+
+    A deployed client uses this, because nothing else needs the user's training state.
 
     Args:
-        home: The user's Trainer, in its fit.
-        loggers: The client's loggers.
-        callbacks: The client's callbacks.
-        undo: Gives the Trainer its own back, and not what has been trained.
+        home: User's Trainer during its fit.
+        loggers: Loggers of the client.
+        callbacks: Callbacks of the client.
+        undo: Undo list that restores the Trainer's attributes and class. Trained values stay.
     """
     whole, strategy, kind = _shallow_copy(home), home.strategy, type(home)
     as_client, of_strategy, fit_loop, epoch_loop = make_twins(home, loggers, callbacks, callbacks)
@@ -210,11 +219,12 @@ def become_client(home: Any, loggers: Sequence[Any], callbacks: Sequence[Any], u
 
 
 def resume_counters(child: Any, steps: int, logged: int) -> None:
-    """Let a client's Trainer go on counting.
+    """Set the step counters of a client's Trainer, so that they continue over rounds.
 
     Args:
-        steps: Optimiser steps of one client before this round, which `global_step` shows.
-        logged: Steps that loggers have seen.
+        child: Trainer of the client.
+        steps: Optimiser steps of one client before this round, the value of `global_step`.
+        logged: Number of steps on the loggers' axis.
     """
     loop = child.fit_loop.epoch_loop
     progress = loop.automatic_optimization.optim_progress.optimizer.step.total

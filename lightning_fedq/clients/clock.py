@@ -1,9 +1,9 @@
-"""One client's clock: how many steps a round takes, and where schedules stand when it begins.
+"""Clock of a client: the optimiser steps of a round, and the state of learning rate schedules at its start.
 
-Every client of a round begins with the schedules as they are, and moves its own copies. When the round ends
-the schedules go on by the steps of the longest client of the federation, which are known from sizes alone,
-whoever has taken part. In manual optimisation nobody knows them beforehand: there it is the most steps that a
-client of the round has taken, of optimisers and of each schedule.
+Every client of a round starts with the current schedules and steps its own copies. At the end of the round,
+the schedules advance by the steps of the longest client of the federation. This number follows from data set
+sizes, so it does not depend on the cohort. In manual optimisation it is not known in advance. There the
+schedules advance by the largest number of steps among the clients of the round, separately for each schedule.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from lightning_fedq._lightning import rank_zero_warn
 
 
 class ClientProgress(NamedTuple):
-    """Steps and loss scales that clients of a round have come to, in plain numbers.
+    """Steps and loss scales that clients of a round have reached, as plain numbers.
 
     Args:
-        steps: Most optimiser steps of a client.
-        schedules: Most steps of a client, of each schedule that it moves by hand.
-        scales: Loss scales that clients leave, of 16-mixed precision.
-        not_finite: Names of what is NaN or infinite in an update that counts as zero.
+        steps: Largest number of optimiser steps of a client.
+        schedules: Largest number of steps of a client, per schedule, in manual optimisation.
+        scales: State of each client's loss scaler after training, with 16-mixed precision.
+        not_finite: Names of tensors with a NaN or an infinity in an update that counts as zero.
     """
 
     steps: int = 0
@@ -35,7 +35,7 @@ class ClientProgress(NamedTuple):
 
     @classmethod
     def merge(cls, several: Sequence[ClientProgress]) -> ClientProgress:
-        """Those of several clients, or ranks."""
+        """Merge the progress of several clients or ranks."""
         schedules = [one.schedules for one in several if one.schedules]
         return cls(
             max((one.steps for one in several), default=0),
@@ -46,13 +46,14 @@ class ClientProgress(NamedTuple):
 
 
 class Clock:
-    """The clock of every client of one fit.
+    """Clock of the clients of one fit: it counts steps, and advances schedules at the end of a round.
 
     Args:
+        trainer: User's Trainer during its fit.
         batches: Batches of the federation's longest client in a round.
 
     Attributes:
-        steps: Steps of the last round.
+        steps: Optimiser steps of the last round.
     """
 
     def __init__(self, trainer: Any, batches: int) -> None:
@@ -64,30 +65,44 @@ class Clock:
 
     @property
     def steps_before_round(self) -> int:
-        """Steps that one client has taken before the present round."""
+        """Optimiser steps of one client before the current round."""
         return int(self._trainer.global_step)
 
     @property
     def _automatic(self) -> bool:
+        """Whether the module uses automatic optimisation."""
         return bool(self._trainer.lightning_module.automatic_optimization)
 
     @property
     def max_batches(self) -> int | None:
-        """Most batches of a client in the coming round, where it is known that the run ends in it."""
-        most, every = self._trainer.max_steps, int(self._trainer.accumulate_grad_batches)
-        left = most - self.steps_before_round
-        if most == -1 or left <= 0 or not self._automatic or left >= -(-self._batches // every):
+        """Largest number of batches of a client in the next round, if `max_steps` ends the run in it.
+
+        None if the round is complete.
+        """
+        max_steps, every = self._trainer.max_steps, int(self._trainer.accumulate_grad_batches)
+        remaining = max_steps - self.steps_before_round
+        if (
+            max_steps == -1
+            or remaining <= 0
+            or not self._automatic
+            or remaining >= -(-self._batches // every)
+        ):
             return None
-        return int(left * every)
+        return int(remaining * every)
 
     def begin_round(self) -> None:
-        """Before the first client. Torch warns of schedules that go on while their optimiser stands still."""
+        """Reset the counts before the first client of a round."""
         self._clients, self._learning_rate_sum = [], None
         for optimizer in self._trainer.strategy.optimizers:
+            # the user's optimiser never steps, and torch would warn that its schedule steps first
             optimizer._opt_called = True
 
     def count_steps(self, trainer: Any) -> None:
-        """Count what a client has taken."""
+        """Record the steps and the loss scale of a trained client.
+
+        Args:
+            trainer: Trainer of the client.
+        """
         if trainer.lr_scheduler_configs:
             self._check_plateaus(trainer.lr_scheduler_configs)
         steps = int(trainer.global_step) - self.steps_before_round
@@ -101,7 +116,7 @@ class Clock:
         )
 
     def _check_plateaus(self, configs: Sequence[Any]) -> None:
-        """Say once that a plateau which clients have stepped begins anew with every client."""
+        """Warn once if a client steps a `ReduceLROnPlateau`, because its change is lost after the round."""
         pairs = zip(configs, self._trainer.lr_scheduler_configs, strict=False)
         moved = any(
             isinstance(home.scheduler, ReduceLROnPlateau)
@@ -111,33 +126,36 @@ class Clock:
         if moved and not self._has_warned_of_plateau:
             self._has_warned_of_plateau = True
             rank_zero_warn(
-                "ReduceLROnPlateau was stepped with a client's own metric: it follows that client within the "
-                "round, and begins in the next round where the last one began; to let it last, step it once "
-                "a round with a metric of the validation (interval='epoch', or in on_validation_epoch_end)"
+                "ReduceLROnPlateau was stepped with a client's metric, so its change ends with the round. "
+                "Step it with a validation metric: interval='epoch', or in on_validation_epoch_end."
             )
 
     @property
     def merged_progress(self) -> ClientProgress:
-        """By the clients so far, and by those of other ranks once they are taken in."""
+        """Progress of the clients so far, including other ranks after `merge_ranks`."""
         return ClientProgress.merge(self._clients)
 
     def merge_ranks(self, ranks: Sequence[ClientProgress]) -> None:
-        """Go on with what the clients of all ranks have taken."""
+        """Replace the progress of this rank by the progress of all ranks."""
         self._clients = list(ranks)
 
     def note_not_finite(self, names: Sequence[str]) -> None:
-        """Note what was NaN or infinite in an update that counts as zero."""
+        """Record the tensors with a NaN or an infinity in an update that counts as zero."""
         self._clients.append(ClientProgress(not_finite=tuple(names)))
 
     def commit(self, counted: Collection[int]) -> None:
-        """The round has ended: move schedules and loss scale on, by all its clients, counted or not."""
-        trainer, taken = self._trainer, self.merged_progress
-        self._scale(taken.scales)
+        """End a round: advance schedules and loss scale by the progress of all its clients.
+
+        Args:
+            counted: Clients in the round's sum, which make no difference here.
+        """
+        trainer, progress = self._trainer, self.merged_progress
+        self._scale(progress.scales)
         if not self._automatic:
-            for config, steps in zip(trainer.lr_scheduler_configs, taken.schedules, strict=False):
+            for config, steps in zip(trainer.lr_scheduler_configs, progress.schedules, strict=False):
                 for _ in range(steps):
                     config.scheduler.step()
-            self.steps = taken.steps
+            self.steps = progress.steps
             return
         self.steps = self.next_round_steps
         for step in range(1, self.steps + 1):
@@ -149,7 +167,7 @@ class Clock:
 
     @property
     def next_round_steps(self) -> int:
-        """Optimiser steps of the longest client in the coming round."""
+        """Optimiser steps of the longest client in the next round."""
         steps = math.ceil(self._batches / int(self._trainer.accumulate_grad_batches))
         return (
             steps
@@ -158,7 +176,7 @@ class Clock:
         )
 
     def _after_step(self, step: int) -> None:
-        """Move on the schedules that count steps, after one of the round, from 1."""
+        """Advance the schedules with interval "step" after a step of the round, counted from 1."""
         batch = min(step * int(self._trainer.accumulate_grad_batches), self._batches)
         for config in self._trainer.lr_scheduler_configs:
             if config.interval == "step" and not config.reduce_on_plateau and not batch % config.frequency:
@@ -166,10 +184,10 @@ class Clock:
 
     @property
     def learning_rate_sum(self) -> float:
-        """Sum of the learning rates of one client's steps in the round, as everybody knows it.
+        """Public sum of the learning rates of one client's steps in the round.
 
-        Steps follow from sizes and rates from schedules, before anybody has trained. What a client does
-        beside them (a step that it leaves out, a rate that it sets) follows from its data and does not count.
+        The steps follow from data set sizes and the rates from schedules, so the sum is known before
+        training. Skipped steps and rates that a client sets itself depend on its data and are not included.
         """
         if self._learning_rate_sum is None:
             trainer = self._trainer
@@ -195,16 +213,17 @@ class Clock:
         return self._learning_rate_sum
 
     def _step(self, config: Any) -> None:
+        """Step one schedule through the module's hook."""
         self._trainer.lightning_module.lr_scheduler_step(config.scheduler, None)
 
     def _scale(self, scales: Sequence[dict[str, Any]]) -> None:
-        """The next round begins with the smallest loss scale that a client has left."""
+        """Start the next round with the smallest loss scale of a client."""
         if smallest := min(filter(None, scales), key=lambda s: s["scale"], default=None):
             self._trainer.precision_plugin.scaler.load_state_dict(smallest)
 
 
 def _count_schedule_steps(client_schedule: Any, fit_schedule: Any) -> int:
-    """Steps that a client has moved its copy of a schedule by. One that follows metrics stays as it is."""
+    """Count the steps of a client's copy of a schedule. `ReduceLROnPlateau` counts as zero."""
     if isinstance(fit_schedule, ReduceLROnPlateau):
         return 0
     for count in ("_step_count", "last_epoch"):

@@ -1,11 +1,11 @@
-"""Constraints on what travels: a variance is positive, padding stays, a tensor of one's own is what is said.
+"""Constraints on sent tensors: variances stay positive, padding rows stay fixed, users declare others.
 
-A message with noise, or an average, knows nothing of what its coordinates are for. Variances of torch's own
-normalisation layers, rows of padding and pruned weights are known by the layer; users declare the rest with
-`Federated(constraints={...})`.
+Noise and averaging can make the decoded value of a tensor invalid, for example a negative variance. The
+constraints of torch's normalisation layers, padding rows and pruned weights are known from the layer. Users
+declare others with `Federated(constraints={...})`.
 
-No client's data decide what holds, and repairs are a function of what was decoded and of the last global
-model: they cost no privacy. The same repairs follow a step of `DPSGD`.
+Repairs depend only on the decoded tensor and the last global model, not on any client's data. They are
+post-processing and do not change the privacy guarantee. The same repairs follow each step of `DPSGD`.
 """
 
 from __future__ import annotations
@@ -20,40 +20,40 @@ from torch import Tensor, nn
 
 Word = Literal["positive", "fixed", "unit"]
 Constraint = Word | Callable[[Tensor], Tensor]
-"""A word, or a function from what was decoded to what is valid, of the same shape. "fixed" is the value of
-before, "unit" rows (along the last axis) of length 1."""
+"""A word, or a function from a decoded tensor to a valid one of the same shape. "fixed" keeps the last value,
+and "unit" scales rows (along the last axis) to length 1."""
 _SHRINK = 0.1
-"""A positive value that was decoded as none is this much of the last one."""
+"""Factor on the last value that replaces a "positive" value which was decoded as zero or negative."""
 
 
 def check_constraints(constraints: object) -> dict[str, Constraint]:
-    """Return declared constraints as a dictionary.
+    """Check declared constraints and return them as a dictionary.
 
     Args:
-        constraints: Constraints by patterns of names; None is none.
+        constraints: Constraints by name patterns. None is an empty dictionary.
 
     Raises:
-        TypeError: If it is no such mapping.
-        ValueError: If a constraint is another word.
+        TypeError: If `constraints` is not a mapping with string keys.
+        ValueError: If a constraint is neither a known word nor a function.
     """
     if constraints is None:
         return {}
     if not isinstance(constraints, Mapping) or not all(isinstance(name, str) for name in constraints):
         raise TypeError(
-            "constraints must map patterns of names to constraints, such as {'norm.var': 'positive'}, got "
+            "constraints must map name patterns to constraints, such as {'norm.var': 'positive'}, got "
             f"{constraints!r}"
         )
     for pattern, constraint in constraints.items():
         if constraint not in get_args(Word) and not callable(constraint):
             raise ValueError(
-                f"the constraint of {pattern!r} must be 'positive', 'fixed', 'unit', or a function of the "
-                f"decoded tensor that returns the nearest valid one, got {constraint!r}"
+                f"The constraint of {pattern!r} must be 'positive', 'fixed', 'unit', or a function of the "
+                f"decoded tensor, got {constraint!r}"
             )
     return dict(constraints)
 
 
 def format_constraints(constraints: Mapping[str, Constraint]) -> str:
-    """In words that are the same in another process."""
+    """Format constraints as text that is equal in every process."""
     named = {
         key: c if isinstance(c, str) else getattr(c, "__qualname__", "?") for key, c in constraints.items()
     }
@@ -63,28 +63,30 @@ def format_constraints(constraints: Mapping[str, Constraint]) -> str:
 def match_constraints(
     constraints: Mapping[str, Constraint], names: Sequence[str], frozen: Sequence[str] = ()
 ) -> dict[str, Constraint]:
-    """Constraint of each of these tensors that a pattern matches, the last pattern's.
+    """Return the constraint of each tensor that a pattern matches. The last matching pattern counts.
 
     Args:
-        frozen: Names of parameters that do not travel now, which a pattern may mean, too.
+        constraints: Constraints by name patterns.
+        names: Names of tensors that clients send.
+        frozen: Names of frozen parameters, which a pattern may match without effect.
 
     Raises:
-        ValueError: If a pattern matches none of them.
+        ValueError: If a pattern matches no name.
     """
     found: dict[str, Constraint] = {}
     for pattern, constraint in constraints.items():
         matched = [name for name in names if fnmatchcase(name, pattern)]
         if not matched and not any(fnmatchcase(name, pattern) for name in frozen):
             raise ValueError(
-                f"constraints={pattern!r} matches nothing that travels ({', '.join(names[:10])}); "
-                "patterns match whole names, and Federated(shared=[...]) says what else travels"
+                f"constraints={pattern!r} matches no sent tensor ({', '.join(names[:10])}). "
+                "Patterns match whole names, and Federated(shared=[...]) adds sent tensors."
             )
         found |= dict.fromkeys(matched, constraint)
     return found
 
 
 def layer_constraints(module: nn.Module) -> dict[str, Constraint]:
-    """Constraints of the buffers of torch's own layers, by their class."""
+    """Return the constraints of the buffers of torch's normalisation layers, by name."""
     return {
         f"{name}.running_var".lstrip("."): "positive"
         for name, layer in module.named_modules()
@@ -93,35 +95,40 @@ def layer_constraints(module: nn.Module) -> dict[str, Constraint]:
 
 
 class ConstantElements(NamedTuple):
-    """Part of a parameter that layers hold constant: a row of padding, weights that torch's `prune` masks.
+    """Constant elements of a parameter: a padding row, or weights that torch's `prune` masks.
 
     Args:
-        layers: All layers that have the parameter, and its name in each. What one of them trains is trained.
+        layers: All layers that have the parameter, and its name in each. An element that one layer trains is
+            not constant.
     """
 
     layers: tuple[tuple[nn.Module, str], ...]
 
     def mask(self, tensor: Tensor) -> Tensor:
-        """Elements that no batch gives a gradient, now, as masks change: `bool`, of the parameter's shape."""
-        found = (_constant_mask(layer, leaf, tensor) for layer, leaf in self.layers)
-        return reduce(torch.logical_and, (mask for mask in found if mask is not None))
+        """Return a bool mask of the elements that are constant now, in the parameter's shape."""
+        masks = (_constant_mask(layer, leaf, tensor) for layer, leaf in self.layers)
+        return reduce(torch.logical_and, (mask for mask in masks if mask is not None))
 
 
 def _constant_mask(layer: nn.Module, leaf: str, tensor: Tensor) -> Tensor | None:
-    """Elements of one layer's parameter without a gradient. None if there are none."""
+    """Return the mask of elements of one layer's parameter that have no gradient. None if there are none."""
     is_table = isinstance(layer, nn.Embedding | nn.EmbeddingBag) and leaf in ("weight", "weight_orig")
     row: Any = layer.padding_idx if is_table else None
-    kept = getattr(layer, f"{leaf[: -len('_orig')]}_mask", None) if leaf.endswith("_orig") else None
-    if row is None and kept is None:
+    prune_mask = getattr(layer, f"{leaf[: -len('_orig')]}_mask", None) if leaf.endswith("_orig") else None
+    if row is None and prune_mask is None:
         return None
-    mask = torch.zeros_like(tensor, dtype=torch.bool) if kept is None else (kept == 0).to(tensor.device)
+    mask = (
+        torch.zeros_like(tensor, dtype=torch.bool)
+        if prune_mask is None
+        else (prune_mask == 0).to(tensor.device)
+    )
     if row is not None:
         mask[row] = True
     return mask
 
 
 def find_constant_elements(module: nn.Module) -> dict[str, ConstantElements]:
-    """Parameters of which their layers hold a part constant, by name."""
+    """Find the parameters with constant elements, by name."""
     users: dict[int, list[tuple[nn.Module, str]]] = {}
     for layer in module.modules():
         for leaf, parameter in layer.named_parameters(recurse=False, remove_duplicate=False):
@@ -139,13 +146,13 @@ def apply_constraints(
     constant_elements: Mapping[str, ConstantElements],
     exact: bool = False,
 ) -> None:
-    """Let values be what they are to be, in place.
+    """Repair new values in place, so that they satisfy the constraints.
 
     Args:
-        tensors: By name the new value, and the last one.
-        constraints: What holds of whole tensors, of some of these names.
-        constant_elements: What layers hold constant, of some of them.
-        exact: Are the new values without an error? What layers hold constant is as trained then.
+        tensors: Pair of new and last value, by name.
+        constraints: Constraints of whole tensors, by name.
+        constant_elements: Elements that layers keep constant, by name.
+        exact: Whether the new values have no noise. Constant elements then keep their trained values.
     """
     for name in {**constraints, **constant_elements}:
         value, last = tensors[name]
@@ -158,39 +165,40 @@ def apply_constraints(
 def constrain_steps(
     optimizer: torch.optim.Optimizer, module: nn.Module, constraints: Mapping[str, Constraint]
 ) -> list[Any]:
-    """Repair parameters behind every step of an optimiser whose gradients have noise.
+    """Repair parameters after every step of an optimiser whose gradients have noise.
 
     Args:
-        module: The parameters' own.
-        constraints: What is declared, by name; what layers hold constant is known.
+        optimizer: Optimiser of the parameters.
+        module: Module with the parameters.
+        constraints: Declared constraints, by name. Constant elements are found in the layers.
 
     Returns:
-        Handles that take it off again.
+        Handles that remove the hooks.
     """
-    parameters, held = dict(module.named_parameters()), find_constant_elements(module)
-    said = {name: one for name, one in constraints.items() if name in parameters}
+    parameters, constant = dict(module.named_parameters()), find_constant_elements(module)
+    declared = {name: rule for name, rule in constraints.items() if name in parameters}
     last: dict[str, Tensor] = {}
 
     def before(*step: Any) -> None:
-        last.update({name: parameters[name].detach().clone() for name in {**said, **held}})
+        last.update({name: parameters[name].detach().clone() for name in {**declared, **constant}})
 
     def after(*step: Any) -> None:
         with torch.no_grad():
-            apply_constraints({name: (parameters[name], kept) for name, kept in last.items()}, said, held)
+            apply_constraints({n: (parameters[n], old) for n, old in last.items()}, declared, constant)
 
     return [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
 
 
 def nearest_valid(constraint: Constraint, value: Tensor, previous: Tensor) -> Tensor:
-    """Return a valid value next to this one, itself where it is valid.
+    """Return the valid value that is nearest to a decoded one.
 
     Args:
-        constraint: What holds.
-        value: The decoded one, in the tensor's shape.
-        previous: In the last global model.
+        constraint: Constraint of the tensor.
+        value: Decoded value.
+        previous: Value in the last global model, of the same shape.
 
     Raises:
-        ValueError: If a function of the user's returns another shape, or no numbers.
+        ValueError: If a user's function returns another shape, or a value that is not finite.
     """
     if constraint == "positive":
         floor = torch.where(previous > 0, _SHRINK * previous, torch.finfo(value.dtype).tiny)
@@ -204,7 +212,7 @@ def nearest_valid(constraint: Constraint, value: Tensor, previous: Tensor) -> Te
     if not isinstance(found, Tensor) or found.shape != value.shape or not bool(found.isfinite().all()):
         got = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
         raise ValueError(
-            f"a constraint must return finite values of shape {tuple(value.shape)}, got {got}; return "
-            "the nearest valid tensor to the one it is given"
+            f"A constraint must return finite values of shape {tuple(value.shape)}, got {got}. "
+            "Return the valid tensor that is nearest to the given one."
         )
     return found.to(value)

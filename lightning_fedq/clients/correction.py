@@ -1,4 +1,4 @@
-"""A local algorithm's term in the gradients of one client, or of a stack."""
+"""Gradient term of a local algorithm (FedProx, SCAFFOLD, FedDyn) for one client or a stack."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from lightning_fedq.algorithms.local_algorithm import Correction
 
 
 class GradientCorrector(pl.Callback):
-    """Adds offset + pull (w - x) to the gradients before every optimiser step, clipping included.
+    """Callback that adds offset + pull (w - x) to the gradients before clipping and the optimiser step.
 
-    It is a callback of a client's Trainer, the first of all.
+    It is the first callback of a client's Trainer. Here w are the weights and x their start values.
 
     Args:
-        weights: Returns the trained parameters, `shape` each, of a stack `(clients, *shape)`.
-        start: Weights with which the clients began, `shape` each.
+        term: Local algorithm, with its pull and its offsets per client.
+        clients: Numbers of the clients.
+        weights: Function that returns the trained parameters: `shape` each, or `(clients, *shape)` of a
+            stack.
+        start: Weights at the start of the round, `shape` each.
     """
 
     knows_clients = True
@@ -41,15 +44,15 @@ class GradientCorrector(pl.Callback):
 
     @torch.no_grad()
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        """Add the term, once in every step."""
-        own = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+        """Add the term to the gradients of the optimiser's parameters."""
+        optimised = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
         if all(weight.grad is None for group in optimizer.param_groups for weight in group["params"]):
-            return  # a step that is skipped
+            return  # no gradients: the step is skipped
         for weight, start, offset in zip(self._weights(), self._start, self._offsets, strict=True):
-            if id(weight) not in own:
+            if id(weight) not in optimised:
                 continue
             term = 0.0 if offset is None else offset
             if self._pull:
                 term = term + self._pull * (weight - start)
-            if not isinstance(term, float):  # not in place: two weights may share a gradient
+            if not isinstance(term, float):  # not in place, because two weights may share a gradient
                 weight.grad = term.to(weight) if weight.grad is None else weight.grad + term

@@ -1,4 +1,4 @@
-"""Setting of the evaluation by client: what is held out, and when it is measured."""
+"""Setting for the evaluation by client: the held-out data, and the rounds in which they are evaluated."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from lightning_fedq._lightning import is_overridden, pl
 
 @dataclass(frozen=True)
 class ClientEvaluation:
-    """Measure models on every client's own held-out samples, after a round.
+    """Evaluation of models on every client's own held-out samples, after a round.
 
     Args:
-        held_out: Fraction in (0, 1) of every client's samples, which are not trained on; or one data set (or
-            loader), dealt out by the rule of the training's; or for each client, in their order, a data set,
-            batched as the training data are, or a loader. A client with an empty one is not measured.
-        every_n_rounds: >= 1. The last round of `max_epochs` is measured, too.
+        held_out: One of three kinds. A fraction in (0, 1) holds out this part of every client's samples. One
+            data set or loader is partitioned by the rule of the training data. A list has one data set or
+            loader per client, and data sets are batched like the training data. A client with an empty one is
+            not evaluated.
+        every_n_rounds: Number of rounds between two evaluations, >= 1. The last round of `max_epochs` is
+            always evaluated.
 
     Raises:
-        ValueError: If a number is out of its range.
+        ValueError: If a number is out of its range, or a data set without length is to be partitioned.
 
-    Example:
+    Examples:
         >>> ClientEvaluation(held_out=0.2, every_n_rounds=5)  # Federated(..., evaluate_clients=this)
         ClientEvaluation(held_out=0.2, every_n_rounds=5)
     """
@@ -37,58 +39,61 @@ class ClientEvaluation:
             raise ValueError(f"held_out must be a fraction in (0, 1), got {self.held_out}")
         if self.partitioned is not None and not hasattr(self.partitioned_dataset, "__len__"):
             raise ValueError(
-                "held_out must have a length to be dealt out, got a stream "
-                f"({type(self.partitioned).__name__}); "
-                "give a map-style data set, or a list of what each client has"
+                "held_out must have a length to be partitioned, got a stream "
+                f"({type(self.partitioned).__name__}). "
+                "Use a map-style data set, or a list with one data set per client."
             )
         if self.every_n_rounds < 1:
             raise ValueError(f"every_n_rounds must be >= 1, got {self.every_n_rounds}")
 
     @property
     def fraction(self) -> float | None:
-        """Fraction of every client's samples. None where clients have data sets to be measured on."""
+        """Held-out fraction of every client's samples. None if `held_out` is data."""
         return float(self.held_out) if isinstance(self.held_out, int | float) else None
 
     @property
     def partitioned(self) -> DataLoader[Any] | Dataset[Any] | None:
-        """Data that are dealt out by the training's rule. None where something else is measured on."""
+        """Data that are partitioned by the rule of the training data. None for a fraction or a list."""
         return None if isinstance(self.held_out, int | float | Sequence) else self.held_out
 
     @property
     def partitioned_dataset(self) -> Any:
-        """The data set of `partitioned`."""
+        """Data set of `partitioned`."""
         return self.partitioned.dataset if isinstance(self.partitioned, DataLoader) else self.partitioned
 
     @property
     def client_datasets(self) -> Sequence[Dataset[Any] | DataLoader[Any]] | None:
-        """Data that each client has. None where they are dealt out."""
+        """Data of each client. None for a fraction or partitioned data."""
         return self.held_out if isinstance(self.held_out, Sequence) else None
 
     def identity(self) -> dict[str, str]:
-        """Samples that are not trained on, in words."""
+        """Return the held-out fraction for the identity of the training data. Empty without a fraction."""
         return {} if self.fraction is None else {"held_out": str(self.fraction)}
 
     def check(self, module: pl.LightningModule, num_clients: int, dropped: bool) -> None:
-        """Refuse what can't be measured.
+        """Check that the evaluation is possible in this fit.
 
         Args:
-            dropped: Is what clients measure dropped?
+            module: Module whose `validation_step` runs.
+            num_clients: Number of clients.
+            dropped: Whether clients' metrics are dropped (`client_metrics='none'`).
 
         Raises:
-            ValueError: With the cure.
+            ValueError: If the module has no `validation_step`, if data of a client are missing, or if metrics
+                are dropped.
         """
         if not is_overridden("validation_step", module, pl.LightningModule):
             raise ValueError(
-                "evaluate_clients runs validation_step on every client's held-out samples, and "
-                f"{type(module).__name__} has none; write one that logs what is to be measured"
+                "evaluate_clients needs a validation_step, but "
+                f"{type(module).__name__} has none. Write one that logs the metrics."
             )
-        given = self.client_datasets
-        if given is not None and len(given) != num_clients:
-            raise ValueError(f"held_out has data sets of {len(given)} clients, num_clients is {num_clients}")
-        if lacking := [client for client, data in enumerate(given or ()) if data is None]:
-            raise ValueError(f"held_out has nothing of clients {lacking[:10]}; give every client a data set")
+        datasets = self.client_datasets
+        if datasets is not None and len(datasets) != num_clients:
+            raise ValueError(f"held_out has {len(datasets)} data sets, expected num_clients = {num_clients}")
+        if lacking := [client for client, data in enumerate(datasets or ()) if data is None]:
+            raise ValueError(f"held_out has no data of clients {lacking[:10]}. Give every client a data set.")
         if dropped:
             raise ValueError(
-                "client_metrics='none' drops what clients measure, and evaluate_clients measures; use "
-                "client_metrics='local', or leave evaluate_clients out"
+                "client_metrics='none' drops the metrics of evaluate_clients. "
+                "Use client_metrics='local', or leave evaluate_clients out."
             )

@@ -1,12 +1,13 @@
-"""One client's training, or a stack's: a fit on a copy of everything that the user's fit holds.
+"""Training of one client, or of a stack: a fit on a copy of the user's training state.
 
-The user's Trainer, its module, optimisers, schedules, loss scale, data module and callbacks are never written
-to. Every client begins with a copy of them as they are when its round begins, and the copy is dropped when
-the client has trained: whatever it leaves in objects, containers, closures, hooks or optimisers is dropped
-with it. Globals, class attributes, what code names by them, and data sets are shared, as in any program;
-`training.isolation` finds out whether they carry anything from one client to another.
+The user's Trainer, module, optimisers, schedules, loss scale, data module and callbacks are never changed.
+Every client starts with a copy of them from the start of the round. The copy is dropped after the client has
+trained, with everything that training stored in objects, containers, closures, hooks or optimisers.
 
-Nothing here knows of mechanisms, rounds, servers or other clients.
+Globals, class attributes, objects that code names by them, and data sets are shared by all clients.
+`training.isolation` tests whether they carry information from one client to another.
+
+This module depends on no mechanism, round, server or other client.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from lightning_fedq.clients.undo import Undo
 
 _NOWHERE = pl.loggers.logger.DummyLogger()
 _KEPT_BYTES = (32 << 20) - (1 << 16)
-"""glibc maps larger blocks than 32 MiB one by one."""
+"""Largest block that glibc does not always map separately. The limit is 32 MiB."""
 
 
 @dataclass(frozen=True)
 class Client:
-    """A client's copy of the user's fit."""
+    """Client's copy of the user's fit: Trainer, module and callbacks."""
 
     trainer: Any
     module: pl.LightningModule
@@ -42,38 +43,42 @@ class Client:
 
 
 class Batches:
-    """The batches of one client or stack, as its Trainer's training loader.
+    """Training loader of one client or stack in one round.
 
     Args:
-        loader: The loader of all clients, which knows the data set and the like.
+        batches: Iterator over the batches, which is used once.
+        length: Number of batches.
+        loader: Loader of all clients, which provides all other attributes, such as the data set.
     """
 
     def __init__(self, batches: Iterator[Any], length: int, loader: Any) -> None:
         self._batches, self._length, self._loader = batches, length, loader
 
     def __iter__(self) -> Iterator[Any]:
-        """The batches, once."""
+        """Return the iterator over the batches. It can be used once."""
         return self._batches
 
     def __len__(self) -> int:
-        """Number of the client's batches in this round."""
+        """Return the number of the client's batches in this round."""
         return self._length
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever else a loader knows."""
+        """Return an attribute of the loader of all clients."""
         return getattr(self._loader, name)
 
 
 class ClientFit:
-    """Trains clients of one user's fit, one at a time or a stack of them.
+    """Factory of clients' copies of one user's fit, and their training, one at a time or in a stack.
 
     Args:
-        loggers: Loggers that clients may write to; none is a logger that writes nothing.
-        number: Number of the only client that there is; None takes those that are copied for.
-        itself: Let that client train what the user's fit holds, which nobody needs afterwards.
+        trainer: User's Trainer during its fit.
+        loggers: Loggers that clients may write to. None gives a logger that writes nothing.
+        number: Number of the only client in this process. None takes the numbers from `copy`.
+        itself: Whether the only client trains the user's own objects, without a copy. The user's objects are
+            then changed.
 
     Attributes:
-        shares_metrics: Do clients update the metric objects of the user's module, not copies?
+        shares_metrics: Whether clients update the metric objects of the user's module, not copies.
     """
 
     def __init__(
@@ -83,8 +88,8 @@ class ClientFit:
         number: int | None = None,
         itself: bool = False,
     ) -> None:
-        # glibc gives memory back to the system above twice the largest block that it has mapped and freed:
-        # with a large one, what a step allocates stays, and the next step's pages are there already
+        # glibc returns free memory to the system above twice the largest block that was mapped and freed.
+        # After this large block, memory of one step is kept and reused by the next step.
         torch.empty(_KEPT_BYTES, dtype=torch.uint8)
         self._home, self._number = trainer, number
         self.itself, self._undo = itself, Undo()
@@ -96,10 +101,11 @@ class ClientFit:
         self._shared = tuple(filter(knows_clients, trainer.callbacks))
         self._crossing = [c for c in trainer.callbacks if crosses_clients(c)]
         self._fetcher: Any = None
-        self._user_s: set[int] = set()  # tensors, by `id`: metrics and what is frozen may be shared
+        # `id` of the user's tensors, which a copy may share (metrics, frozen tensors) and must not free
+        self._user_s: set[int] = set()
 
     def drop(self, client: Client) -> None:
-        """Free a client's tensors at once, and its objects, which refer to each other through the Trainer."""
+        """Free a client's tensors and objects at once, without waiting for the garbage collector."""
         if client.trainer is self._home:
             self.restore_trainer()
             return
@@ -115,21 +121,21 @@ class ClientFit:
         vars(client.trainer).clear()
 
     def restore_trainer(self) -> None:
-        """Let the user's Trainer be its own again, where a client had it."""
+        """Restore the user's Trainer, if a client trained in it."""
         self._undo.close()
 
     def end_round(self) -> None:
-        """Forget the world of the round, and all that a client has trained.
+        """Drop the snapshots of the round.
 
         Raises:
-            NotCopyableError: If a client has changed what code names by a global, and was frozen.
+            NotCopyableError: If a client has changed a frozen module or tensor that all clients share.
         """
         self.restore_trainer()
         self.check_frozen()
         self._snapshots = {}
 
     def external_state(self) -> list[tuple[str, Any]]:
-        """Ways and values of what the training's code names past its own, as it is now."""
+        """Return the paths and values of the state that training code reaches by globals, as it is now."""
         code: dict[int, Any] = {
             id(type(one)): type(one) for one in self._home.callbacks if not knows_clients(one)
         }
@@ -138,7 +144,7 @@ class ClientFit:
         return find_named_state(code.values())
 
     def check_frozen(self) -> None:
-        """Raise `ValueError` where a frozen part of the training has changed."""
+        """Raise `NotCopyableError` (a `ValueError`) if a shared frozen part of the training has changed."""
         for world in self._snapshots.values():
             world.check_frozen()
 
@@ -150,15 +156,19 @@ class ClientFit:
         return [_NOWHERE] if self._home.loggers else []
 
     def copy(self, seed: int, clients: Sequence[int] = (0,), alone: bool = False) -> Client:
-        """Load the round's world for one client, or a stack. The first one of a round makes it.
+        """Load a copy of the round's training state for one client or a stack.
+
+        The first call in a round takes the snapshot.
 
         Args:
-            seed: Seed of the random generators that the world holds.
-            clients: Numbers of those that train in it; a trial of anybody is one of client 0.
-            alone: Leave out what crosses clients: callbacks that are not copied, shared metrics, loggers.
+            seed: Seed of the random generators in the copy.
+            clients: Numbers of the clients that train in the copy. A trial without a real client uses client
+                0.
+            alone: Whether to leave out everything that clients share: callbacks that are not copied, shared
+                metrics, and loggers.
 
         Raises:
-            NotCopyableError: If something in the user's fit has no bytes.
+            NotCopyableError: If an object of the user's fit can't be pickled.
         """
         if self.itself and not alone:
             become_client(self._home, self.client_loggers, [*self._select_callbacks(alone)], self._undo)
@@ -171,6 +181,7 @@ class ClientFit:
         return Client(trainer, module, trainer.callbacks)
 
     def _take_snapshot(self, alone: bool) -> Snapshot:
+        """Take the snapshot of the round, with or without the objects that clients share."""
         home, shared = self._home, list(self._shared)
         self._user_s = {id(one) for one in _tensors(home.lightning_module)}
         if self.shares_metrics and not alone:
@@ -192,65 +203,70 @@ class ClientFit:
         return world
 
     def _select_callbacks(self, alone: bool) -> list[Any]:
-        """A client's callbacks, and what crosses clients unless it is left out."""
+        """Return the callbacks of a client: its copied ones, and shared ones unless `alone`."""
         crossing = [] if alone else self._crossing
         return [one for one in self._home.callbacks if one in self._callbacks or one in crossing]
 
     @property
     def snapshot(self) -> Snapshot:
-        """World of the open round, of which clients are copies."""
+        """Snapshot of the open round, from which clients are loaded."""
         return self._snapshots[False]
 
     def train(self, client: Client, batches: Batches, steps: int, logged: int = 0) -> None:
-        """Train a copy on a client's batches, or a stack's.
+        """Train a copy on the batches of a client or a stack, with Lightning's loop and hooks.
 
         Args:
+            client: Copy of the user's fit.
+            batches: Batches of the client or stack.
             steps: Optimiser steps of one client before this round.
-            logged: Steps that loggers have seen.
+            logged: Number of steps on the loggers' axis.
         """
         child, loops = client.trainer, client.trainer.fit_loop
         resume_counters(child, steps, logged)
         loops.max_batches = len(batches)
         loops._combined_loader = _combined(batches)
-        if self._fetcher is None:  # found by the signature of `training_step`, which takes a while
+        if self._fetcher is None:  # cached, because Lightning inspects the signature of `training_step`
             self._fetcher = type(pl.loops.utilities._select_data_fetcher(child, child.state.stage))
         fetcher = loops._data_fetcher = self._fetcher()
         fetcher.setup(loops._combined_loader)
-        if self._fetcher is pl.loops.fetchers._PrefetchDataFetcher:  # nothing is fetched ahead of its turn
+        if self._fetcher is pl.loops.fetchers._PrefetchDataFetcher:  # read each batch only when it is used
             fetcher.iterator = zip(batches, itertools.count(), itertools.repeat(0))
             fetcher.length, fetcher.done = len(batches), not len(batches)
         else:
             iter(fetcher)
         loops.epoch_loop.run(fetcher)
         child._logger_connector.epoch_end_reached()
-        child._logger_connector._current_fx = "on_train_epoch_end"  # forgets nothing that others have logged
+        child._logger_connector._current_fx = "on_train_epoch_end"  # keeps values that others have logged
         loops.epoch_progress.increment_processed()
         call_hooks(child, client.callbacks, "on_train_epoch_end")
-        said = vars(client.module)  # which hook it is in
-        before, said["_current_fx_name"] = said["_current_fx_name"], "on_train_epoch_end"
-        own: Callable[[], object] = client.module.on_train_epoch_end
-        own()
-        said["_current_fx_name"] = before
+        attributes = vars(client.module)  # `log` reads the name of the current hook from `_current_fx_name`
+        before, attributes["_current_fx_name"] = attributes["_current_fx_name"], "on_train_epoch_end"
+        hook: Callable[[], object] = client.module.on_train_epoch_end
+        hook()
+        attributes["_current_fx_name"] = before
 
 
 @functools.cache
 def _zero_loss(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return an empty tensor, which replaces the data of a dropped client's tensors."""
     return torch.empty(0, dtype=dtype, device=device)
 
 
 @functools.cache
 def _combined_loader_attributes() -> dict[str, Any]:
-    """Attributes of Lightning's loader of one iterable, which it takes a while to find."""
+    """Return the attributes of Lightning's loader of one iterable, cached because its constructor is slow."""
     return vars(pl.utilities.CombinedLoader(None, "max_size_cycle"))
 
 
 def _combined(batches: Batches) -> Any:
-    made: Any = object.__new__(pl.utilities.CombinedLoader)
-    vars(made).update(_combined_loader_attributes(), _iterables=batches, _flattened=[batches])
-    return made
+    """Make Lightning's loader of these batches without its slow constructor."""
+    loader: Any = object.__new__(pl.utilities.CombinedLoader)
+    vars(loader).update(_combined_loader_attributes(), _iterables=batches, _flattened=[batches])
+    return loader
 
 
 def _tensors(module: pl.LightningModule) -> list[Any]:
+    """Return all parameters and buffers of a module, tied ones once per use."""
     return [
         t
         for part in module.modules()

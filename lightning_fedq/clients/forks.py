@@ -1,8 +1,8 @@
-"""Work that leaves nothing behind: done in a fork of this process, of which only the answer comes back.
+"""Work in a fork of this process, from which only the result returns.
 
-Whatever is tried before the first round, on clients' data and by the user's code, would be the first to fill
-what lies outside of every object: globals, class attributes, caches, data sets. In a fork it is dropped with
-the process. Memory that processes share outlives it and is put back. Files stay, which is said.
+Trials before the first round run the user's code on clients' data. In this process they could change globals,
+class attributes, caches or data sets. In a fork these changes end with the process. Memory that processes
+share is restored afterwards. Files that the fork writes remain, and the user is told about them.
 """
 
 from __future__ import annotations
@@ -29,25 +29,26 @@ from lightning_fedq.data.sampling import in_short
 T = TypeVar("T")
 
 _SHARED = 1 << 28
-"""Bytes of shared memory that are put back, small pieces first."""
+"""Largest number of bytes of shared memory that are restored. Small pieces are restored first."""
 
 
 class ForkFailedError(RuntimeError):
-    """A fork has ended without an answer."""
+    """Error for a fork that ended without a result."""
 
 
 class _ForkError(Exception):
-    """Where in a fork an error came from."""
+    """Cause of an error from a fork: the traceback in the fork as text."""
 
     def __str__(self) -> str:
         return f'in a fork of this process:\n"""\n{self.args[0]}"""'
 
 
 def find_fork_obstacle(trainer: Any) -> str:
-    """Why this Trainer's process can't be forked. "" where it can: on Linux, on a CPU, if it is the only one.
+    """Return why this Trainer's process can't be forked, or "" if it can.
 
-    PyTorch can't train in the fork of a process that sees a GPU, and ranks wait for each other. Nor can it
-    after a backward pass where there is any other device, so a backward pass is tried.
+    Forks need Linux, a CPU and a single process. PyTorch can't train in the fork of a process that sees a
+    GPU, and ranks wait for each other. With other devices, PyTorch fails in a fork after a backward pass, so
+    a backward pass is tried.
     """
     strategy = trainer.strategy
     if sys.platform != "linux":
@@ -58,14 +59,14 @@ def find_fork_obstacle(trainer: Any) -> str:
         return "PyTorch can't train in the fork of a process that sees a GPU"
     try:
         _try_backward()
-    except (RuntimeError, OSError) as error:  # of autograd's threads; or no memory for a fork
+    except (RuntimeError, OSError) as error:  # from autograd's threads, or no memory for a fork
         return f"a backward pass failed in one: {(str(error).splitlines() or [type(error).__name__])[0]}"
     return ""
 
 
 @functools.cache
 def _try_backward() -> None:
-    """A backward pass in a fork, once a process: the one here has begun all of autograd's threads by then."""
+    """Try a backward pass in a fork, once per process. One here first starts all threads of autograd."""
 
     def backward() -> None:
         torch.ones(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
@@ -75,28 +76,28 @@ def _try_backward() -> None:
 
 
 def run_isolated(fork_obstacle: str, work: Callable[[], T]) -> T:
-    """Do in a fork what is tried before the first round and leaves nothing behind, else here.
+    """Run work in a fork if forks are possible, else in this process.
 
     Args:
-        fork_obstacle: Why there are no forks, see `find_fork_obstacle`. "" if there are.
-        work: Returns what can be pickled.
+        fork_obstacle: Reason why forks are impossible, see `find_fork_obstacle`. "" if they are possible.
+        work: Function whose result can be pickled.
     """
     return work() if fork_obstacle else run_in_fork(work)
 
 
 def run_in_fork(work: Callable[[], T]) -> T:
-    """Do something in a fork and return its answer, or raise its error.
+    """Run work in a fork and return its result, or raise its error.
 
-    Its warnings are dropped: the rounds will repeat those that matter. Memory that this process shares with
-    others is afterwards what it was.
+    Warnings in the fork are dropped, because the rounds repeat the relevant ones. Shared memory is restored
+    afterwards.
 
     Args:
-        work: Returns what can be pickled.
+        work: Function whose result can be pickled.
 
     Raises:
-        ForkFailedError: If the fork was ended from outside, by want of memory for one.
+        ForkFailedError: If the fork was killed, for example because memory was exhausted.
 
-    Example:
+    Examples:
         >>> seen = []
         >>> run_in_fork(lambda: seen.append(1) or len(seen)), seen
         (1, [])
@@ -106,15 +107,15 @@ def run_in_fork(work: Callable[[], T]) -> T:
     sys.stdout.flush()
     sys.stderr.flush()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, where there are threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks with threads
         process = os.fork()
     if not process:
         os.close(read)
         _run_and_send(work, write)
-    os.close(write)  # a pipe ends when nobody holds this side
+    os.close(write)  # reading ends only when all write ends of the pipe are closed
     try:
         with os.fdopen(read, "rb") as pipe:
-            found = pipe.read()  # before the wait: a fork whose pipe is full does not end
+            answer = pipe.read()  # before the wait, because a fork with a full pipe does not end
         status = os.waitpid(process, 0)[1]
     except BaseException:
         with suppress(OSError):
@@ -123,11 +124,11 @@ def run_in_fork(work: Callable[[], T]) -> T:
         raise
     finally:
         _restore_shared_memory(before)
-    if not found:
+    if not answer:
         code = os.waitstatus_to_exitcode(status)
-        why = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        raise ForkFailedError(f"a fork in which a training was tried ended by {why}")
-    value, error, text, written = pickle.loads(found)
+        reason = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        raise ForkFailedError(f"The fork for a trial of the training ended with {reason}")
+    value, error, text, written = pickle.loads(answer)
     grown = {name for name, size in _sizes_of_open_files().items() if open_files.get(name, size) != size}
     _report_written_files(sorted({*written, *grown}))
     if error is not None:
@@ -136,56 +137,57 @@ def run_in_fork(work: Callable[[], T]) -> T:
 
 
 def _run_and_send(work: Callable[[], Any], write: int) -> None:
-    """In the fork: work, answer and end, past whatever the parent has to clean up."""
+    """In the fork, run the work, send the result, and exit without the parent's clean-up."""
     written: dict[str, None] = {}
     _of_this_fork.append(written)
     sys.addaudithook(functools.partial(_note_written, written))
-    torch.save = functools.partial(_save_and_note, torch.save, written)  # which opens files past Python
+    torch.save = functools.partial(_save_and_note, torch.save, written)  # no audit event for its files
     try:
-        gc.disable()  # the collector would touch, and so copy, every page
-        torch.set_num_threads(1)  # threads of the parent are not there
-        multiprocessing.process._children.clear()  # type: ignore[attr-defined]  # nor are its workers ours
+        gc.disable()  # the collector would write to every page and so copy it
+        torch.set_num_threads(1)  # a fork does not have the parent's threads
+        multiprocessing.process._children.clear()  # type: ignore[attr-defined]  # nor its workers
         try:
             with warnings.catch_warnings(record=True):
-                found = pickle.dumps((work(), None, "", list(written)))
+                answer = pickle.dumps((work(), None, "", list(written)))
         except BaseException as error:
-            found = pickle.dumps((None, _picklable_error(error), traceback.format_exc(), list(written)))
-        for worker in multiprocessing.active_children():  # who would keep the pipe open
+            answer = pickle.dumps((None, _picklable_error(error), traceback.format_exc(), list(written)))
+        for worker in multiprocessing.active_children():  # a worker would keep the pipe open
             worker.kill()
         with os.fdopen(write, "wb") as pipe:
-            pipe.write(found)
+            pipe.write(answer)
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
-        os._exit(0)  # no atexit and no finaliser, which are the parent's
+        os._exit(0)  # skip atexit functions and finalisers, which belong to the parent
 
 
 def _note_written(written: dict[str, None], event: str, args: tuple[Any, ...]) -> None:
-    """Note what Python opens to be written to, in an audit hook of a fork."""
+    """Record the files that Python opens for writing, as an audit hook of a fork."""
     if event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR):
         _note_file(written, args[0])
 
 
 def _note_file(written: dict[str, None], file: Any) -> None:
-    """Note a file, if it is one of the user's: no device and no cache of Python, Numba or torch."""
+    """Record a file, unless it is a device or a cache of Python, Numba or torch."""
     if isinstance(file, str | bytes | os.PathLike):
         name = os.path.abspath(os.fsdecode(file))
-        own = (f"{os.sep}__pycache__{os.sep}", f"{os.sep}torchinductor_", f"{os.sep}.cache{os.sep}")
-        if not name.startswith(("/dev/", "/proc/")) and not any(part in name for part in own):
+        caches = (f"{os.sep}__pycache__{os.sep}", f"{os.sep}torchinductor_", f"{os.sep}.cache{os.sep}")
+        if not name.startswith(("/dev/", "/proc/")) and not any(part in name for part in caches):
             written[name] = None
 
 
 def _save_and_note(
     save: Callable[..., None], written: dict[str, None], obj: Any, f: Any, *args: Any, **kwargs: Any
 ) -> None:
+    """Record the file of `torch.save`, then save."""
     _note_file(written, f)
     save(obj, f, *args, **kwargs)
 
 
 def _sizes_of_open_files() -> dict[str, int]:
-    """Sizes of the files that this process has open and whoever started it has not, by name.
+    """Return the sizes of open files by name, without those that the parent process also has open.
 
-    Where output goes to a file, others write to that, too.
+    Other processes may write to the files of standard output, so these are left out.
     """
     files = _open_files("/proc/self/fd")
     others = {(one.st_dev, one.st_ino) for one in _open_files(f"/proc/{os.getppid()}/fd").values()}
@@ -197,7 +199,7 @@ def _sizes_of_open_files() -> dict[str, int]:
 
 
 def _open_files(folder: str) -> dict[str, os.stat_result]:
-    """Regular files among a process's descriptors, by name."""
+    """Return the regular files among a process's descriptors, by name."""
     found = {}
     with suppress(OSError):
         for number in os.listdir(folder):
@@ -210,34 +212,34 @@ def _open_files(folder: str) -> dict[str, os.stat_result]:
 
 _said: set[str] = set()
 _of_this_fork: list[dict[str, None]] = []
-"""What has been written in this process, if it is a fork."""
+"""Files that were written in this process, if it is a fork. Empty otherwise."""
 
 
 def _report_written_files(names: Sequence[str]) -> None:
-    """Say, once in a process, which files hooks write where they are only tried."""
-    for own in _of_this_fork:
-        own.update(dict.fromkeys(names))
+    """Report, once per process, the files that hooks wrote in trials."""
+    for written in _of_this_fork:
+        written.update(dict.fromkeys(names))
     if names and not _said and not _of_this_fork:
         _said.update(names)
         rank_zero_info(
-            "hooks that are tried before the first round, in forks that are dropped, have written to "
-            f"{in_short(names, 4)}; files stay, and nothing in them is of a round yet: what is to be written "
-            "once a round belongs in on_round_end or a hook of validation"
+            f"Trials before the first round have written to {in_short(names, 4)}. "
+            "Write once per round in on_round_end or in a validation hook."
         )
 
 
 def _picklable_error(error: BaseException) -> BaseException:
+    """Return the error, or a RuntimeError with its text if it can't be pickled and loaded."""
     try:
-        pickle.loads(pickle.dumps(error))  # some errors are pickled and can't be read
+        pickle.loads(pickle.dumps(error))  # some errors can be pickled but not loaded
     except Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error
 
 
 def _shared_memory() -> dict[int, bytes]:
-    """Contents of writable memory that this process shares with others, by its address.
+    """Return the contents of writable memory that this process shares with others, by address.
 
-    Not in locks and devices, which are no memory of anybody's data.
+    Locks and devices are left out, because they contain no data of the training.
     """
     pieces: list[tuple[int, int]] = []
     with suppress(OSError), open("/proc/self/maps") as maps:
@@ -255,12 +257,13 @@ def _shared_memory() -> dict[int, bytes]:
                 total += size
                 if total > _SHARED:
                     break
-                with suppress(OSError):  # a file that has become shorter
+                with suppress(OSError):  # the mapped file may have become shorter
                     found[start] = os.pread(memory.fileno(), size, start)
     return found
 
 
 def _restore_shared_memory(before: dict[int, bytes]) -> None:
+    """Write earlier contents back into the shared memory that has changed."""
     if not before:
         return
     now = _shared_memory()

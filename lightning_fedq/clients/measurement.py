@@ -1,7 +1,7 @@
-"""One client's measurement: the module's own validation, on a copy that is dropped.
+"""Evaluation of one client: the module's validation, on a copy that is dropped afterwards.
 
-All hooks of the module's validation run, as in a validation of its own. Callbacks of the fit do not: they see
-the global model only.
+All validation hooks of the module run, as in Lightning's validation. Callbacks of the fit do not run, because
+they see only the global model.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from lightning_fedq.data.batches import Stack
 
 
 def measure(copy: Client, batches: Iterable[tuple[Any, int]]) -> dict[str, float]:
-    """Validate a copy as Lightning does, with a `log` that keeps the values.
+    """Validate a copy as Lightning does, with a `log` that stores the values.
 
     Args:
-        batches: Its held-out batches, each with its number of samples.
+        copy: Client's copy of the fit.
+        batches: Held-out batches, each with its number of samples.
 
     Returns:
-        What `validation_step` and the hooks log, by name.
+        Values that `validation_step` and the hooks log, by name.
     """
     module, trainer, logged = copy.module, copy.trainer, _ValueLog()
     handle = batch_handler(trainer)
@@ -56,51 +57,54 @@ def measure(copy: Client, batches: Iterable[tuple[Any, int]]) -> dict[str, float
 
 
 def compute_statistics(fit: ClientFit, stack: Stack, batches: Iterable[Any], size: int) -> Tensor:
-    """Vector that a client's module makes of its batches, `(size,)`, in a copy and without gradients.
+    """Compute a client's vector of statistics `(size,)` with the module's `client_statistics`, in a copy.
 
     Args:
-        size: Numbers that are expected.
+        fit: `ClientFit` that makes the copy.
+        stack: The client.
+        batches: Batches of the client.
+        size: Expected length of the vector.
 
     Raises:
-        ValueError: If there are others.
+        ValueError: If the vector has another shape.
     """
     copy = fit.copy(stack.training_seed, stack.clients, alone=True)
     module: Any = copy.module
     with torch.no_grad():
-        found = torch.as_tensor(module.client_statistics(map(batch_handler(copy.trainer), batches)))
-    if found.shape != (size,):
+        vector = torch.as_tensor(module.client_statistics(map(batch_handler(copy.trainer), batches)))
+    if vector.shape != (size,):
         raise ValueError(
-            f"client_statistics returned shape {tuple(found.shape)}, and Statistics(size={size}) "
-            f"releases ({size},); let both be the same"
+            f"client_statistics returned shape {tuple(vector.shape)}, but Statistics(size={size}) "
+            f"needs ({size},). Use the same size in both."
         )
-    found = found.detach().clone()  # it may be a part of the copy
+    vector = vector.detach().clone()  # the vector may be a view of the copy's tensors
     fit.drop(copy)
-    return found
+    return vector
 
 
 def _nan_if_undefined(compute: Callable[[], Any]) -> Callable[[], Any]:
-    """Let a metric be NaN where torchmetrics puts a zero and warns that it means nothing.
+    """Wrap a metric's `compute` to return NaN where torchmetrics returns zero and warns that it is undefined.
 
-    So are areas under curves where all labels are of one class.
+    An example is the area under a curve if all labels are of one class.
     """
 
     @wraps(compute)
     def compute_or_nan() -> Any:
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            found = compute()
-        others = [one for one in said if not re.search("meaningless|undefined", str(one.message))]
-        for one in others:
-            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
-        if len(others) == len(said):
-            return found
-        return tree_map_only(Tensor, lambda value: torch.full_like(value, torch.nan), found)
+            result = compute()
+        others = [item for item in caught if not re.search("meaningless|undefined", str(item.message))]
+        for item in others:
+            warnings.warn_explicit(item.message, item.category, item.filename, item.lineno)
+        if len(others) == len(caught):
+            return result
+        return tree_map_only(Tensor, lambda value: torch.full_like(value, torch.nan), result)
 
     return compute_or_nan
 
 
 def _further_arguments(module: pl.LightningModule) -> int:
-    """Number of arguments of `validation_step` behind the batch: batch index, loader index."""
+    """Return the number of arguments of `validation_step` after the batch: batch index, loader index."""
     parameters = list(inspect.signature(module.validation_step).parameters.values())
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return 2
@@ -108,10 +112,10 @@ def _further_arguments(module: pl.LightningModule) -> int:
 
 
 class _ValueLog:
-    """Stands in for a module's `log`: keeps values by name, with the sizes of their batches.
+    """Replacement of a module's `log` that stores values by name, with the sizes of their batches.
 
     Attributes:
-        batch_size: Samples of the present batch.
+        batch_size: Samples in the current batch.
     """
 
     def __init__(self) -> None:
@@ -120,7 +124,7 @@ class _ValueLog:
         self._reductions: dict[str, Any] = {}
 
     def __call__(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        """Take a value, or a metric object, which is asked at the end."""
+        """Store a value, or a metric object whose value is computed at the end."""
         value = value.detach() if isinstance(value, Tensor) else value
         size = kwargs.get("batch_size") or self.batch_size
         if isinstance(value, Metric):
@@ -130,10 +134,11 @@ class _ValueLog:
         self._reductions[name] = kwargs.get("reduce_fx", "mean")
 
     def reduced(self) -> dict[str, float]:
-        """One number a name: the mean over samples, or what `reduce_fx` asks for."""
+        """Return one number per name: the mean over samples, or the reduction by `reduce_fx`."""
         return {name: self._reduced(name, values) for name, values in self._values.items()}
 
     def _reduced(self, name: str, values: list[tuple[Any, int]]) -> float:
+        """Reduce the values of one name, weighted by batch sizes for a mean."""
         first, reduce = values[0][0], self._reductions[name]
         if isinstance(first, Metric):
             return float(first.compute())

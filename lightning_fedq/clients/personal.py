@@ -1,14 +1,15 @@
-"""Personalisation: tensors that stay with a client, named by patterns, and what each client keeps of them.
+"""Personalisation: tensors that stay with a client, selected by name patterns, and their storage.
 
-A client trains them with the rest and finds its own again in its next round; they are in no update. With the
-last layers local this is FedPer (Arivazhagan et al., Federated Learning with Personalization Layers, 2019),
-with the first ones LG-FedAvg (Liang et al., Think Locally, Act Globally, 2020), with the statistics of
-BatchNorm FedBN (Li et al., ICLR 2021).
+A client trains these tensors with the others and finds its own values again in its next round. They are in no
+update. With local last layers this is FedPer (Arivazhagan et al., Federated Learning with Personalization
+Layers, 2019), with local first layers LG-FedAvg (Liang et al., Think Locally, Act Globally, 2020), and with
+local BatchNorm statistics FedBN (Li et al., ICLR 2021).
 
-State of a client between two rounds is these, and its half of a local algorithm. A training opens a new
-state, and the end of its round keeps it: where the round is given up, or the client's answer is in no sum,
-the old one stands. Rows lie in memory; a deployed client has a file of them (`flower.persistent_state`), and
-ranks exchange what they have opened (`training.ranks`).
+The state of a client between two rounds consists of its personal tensors and its part of a local algorithm.
+Training writes a pending state. At the end of the round, the state is committed if the client's answer is in
+the sum. Otherwise, or if the round is abandoned, the old state remains. States are in memory. A deployed
+client stores them in a file (`flower.persistent_state`), and ranks exchange pending states
+(`training.ranks`).
 """
 
 from __future__ import annotations
@@ -27,102 +28,112 @@ from lightning_fedq.functional.flatten import flatten
 
 
 def check_patterns(patterns: object, argument: str = "local") -> tuple[str, ...]:
-    """Return patterns as a tuple.
+    """Check name patterns and return them as a tuple.
 
     Args:
-        patterns: Shell patterns of names, such as `["head.*"]`.
-        argument: Name of the argument of `Federated`.
+        patterns: Shell patterns of tensor names, such as `["head.*"]`.
+        argument: Name of the argument of `Federated`, for errors.
 
     Raises:
-        TypeError: If it is no sequence of strings.
-        ValueError: If one is empty.
+        TypeError: If `patterns` is not a sequence of strings.
+        ValueError: If a pattern is empty.
     """
     if isinstance(patterns, str) or not isinstance(patterns, Sequence):
-        raise TypeError(
-            f"{argument} must be a list of patterns of names, such as ['head.*'], got {patterns!r}"
-        )
+        raise TypeError(f"{argument} must be a list of name patterns, such as ['head.*'], got {patterns!r}")
     for pattern in patterns:
         if not isinstance(pattern, str):
-            raise TypeError(f"{argument} must hold patterns of names, such as 'head.*', got {pattern!r}")
+            raise TypeError(f"{argument} must contain name patterns, such as 'head.*', got {pattern!r}")
         if not pattern:
-            raise ValueError(f"{argument} holds an empty pattern; use names such as 'head.*'")
+            raise ValueError(f"{argument} contains an empty pattern. Use names such as 'head.*'.")
     return tuple(patterns)
 
 
 def match_names(names: Iterable[str], patterns: Sequence[str]) -> set[str]:
-    """Names that a pattern matches: tensors that stay with the client, or are said to travel."""
+    """Return the names that at least one shell pattern matches."""
     return {name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)}
 
 
 def check_matches(module: nn.Module, patterns: Sequence[str], argument: str = "local") -> None:
-    """Refuse patterns that match nothing, or one name of a tensor that has several.
+    """Check that each pattern matches a tensor, and that tied tensors are matched by all names or none.
+
+    Args:
+        module: Module whose names are matched.
+        patterns: Shell patterns of names.
+        argument: Name of the argument of `Federated`, for errors.
 
     Raises:
-        ValueError: Naming the pattern, and names there are.
+        ValueError: If a pattern matches nothing, or only one of two names of a tied tensor.
     """
     parameters = list(module.named_parameters(remove_duplicate=False))
     named = [*parameters, *module.named_buffers(remove_duplicate=False)]
     for pattern in patterns:
         if not match_names(dict(named), [pattern]):
             raise ValueError(
-                f"{argument}={pattern!r} matches no parameter of the module, whose names are "
-                f"{in_short([name for name, _ in parameters])}; patterns match whole names, as 'head.*' does"
+                f"{argument}={pattern!r} matches none of {in_short([name for name, _ in parameters])}. "
+                "Patterns match whole names, as 'head.*' does."
             )
     first, matched = dict[int, str](), match_names(dict(named), patterns)
     for name, tensor in named:
         other = first.setdefault(id(tensor), name)
         if (name in matched) != (other in matched):
             raise ValueError(
-                f"{name} and {other} are one tensor, and {argument}={list(patterns)} matches one of the two "
-                "names only; match both, or neither"
+                f"{name} and {other} are one tensor, but {argument}={list(patterns)} matches only one name. "
+                "Match both, or neither."
             )
 
 
 def check_something_sent(parameters: Sequence[str], local: Sequence[str], patterns: Sequence[str]) -> None:
-    """Refuse patterns that leave nothing to send.
+    """Check that clients send at least one trained parameter.
+
+    Args:
+        parameters: Names of trained parameters that clients send.
+        local: Names of trained parameters that stay with clients.
+        patterns: Patterns that selected the local ones.
 
     Raises:
-        ValueError: Naming the parameters.
+        ValueError: If every trained parameter is local.
     """
     if local and not parameters:
         raise ValueError(
-            f"local={list(patterns)} matches every parameter that is trained ({in_short(local)}), so that "
-            "clients would send nothing and learn nothing from each other; leave out some"
+            f"local={list(patterns)} matches every trained parameter ({in_short(local)}), so clients send "
+            "nothing. Use patterns that leave some parameters out."
         )
 
 
 def report_personal_parameters(names: Sequence[str], module: nn.Module) -> None:
-    """Say which trained parameters stay with the clients, and what it takes."""
+    """Log the trained parameters that stay with clients, and their memory per client."""
     if not names:
         return
     tensors = [attrgetter(name)(module) for name in names]
     count = sum(tensor.numel() for tensor in tensors)
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     rank_zero_info(
-        f"{in_short(names)} ({count} parameters) stay with the clients, {size} bytes for each that has "
-        "trained; the model that is validated has those of the start"
+        f"{in_short(names)} ({count} parameters) stay with clients, {size} bytes per trained client. "
+        "Validation uses their initial values."
     )
 
 
 class PersonalTensors:
-    """Tensors that every client keeps for itself, one flat row a client.
+    """Tensors that every client keeps for itself, as one flat row per client.
 
     Attributes:
         names: Names of the tensors, in the order of a row.
+        committed: Row of each client that has trained in a finished round.
+        pending: Row of each client that has trained in the open round.
     """
 
     def __init__(self) -> None:
         self.names: tuple[str, ...] = ()
         self._shapes: list[torch.Size] = []
         self.committed: dict[int, Tensor] = {}
-        self.pending: dict[int, Tensor] = {}  # of the open round
+        self.pending: dict[int, Tensor] = {}
 
     def __contains__(self, client: int) -> bool:
-        """Has this client trained?"""
+        """Return whether this client has a committed row."""
         return client in self.committed
 
     def set_names(self, names: Sequence[str], module: nn.Module) -> None:
-        """Keep these tensors from now on. New ones begin as the module has them, others are forgotten."""
+        """Change the set of tensors. New ones start with the module's values, and others are dropped."""
         if tuple(names) == self.names:
             return
         tensors = [attrgetter(name)(module).detach() for name in names]
@@ -133,7 +144,7 @@ class PersonalTensors:
         self.names, self._shapes, self.pending = tuple(names), [tensor.shape for tensor in tensors], {}
 
     def get_tensors(self, client: int) -> dict[str, Tensor]:
-        """A client's own tensors by name. There is none if it has not trained."""
+        """Return a client's own tensors by name. Empty if the client has no committed row."""
         if client not in self.committed:
             return {}
         parts = torch.split(self.committed[client], [shape.numel() for shape in self._shapes])
@@ -142,74 +153,75 @@ class PersonalTensors:
         }
 
     def load_into(self, module: nn.Module, client: int) -> None:
-        """Write a client's own tensors into a module, where it has some."""
+        """Write a client's own tensors into a module, if the client has some."""
         if client not in self.committed:
             return
         with torch.no_grad():
-            for name, own in self.get_tensors(client).items():
-                attrgetter(name)(module).copy_(own)
+            for name, tensor in self.get_tensors(client).items():
+                attrgetter(name)(module).copy_(tensor)
 
     def keep(self, client: int, row: Tensor) -> None:
-        """Keep what a client of the open round has trained.
+        """Store the trained values of a client as its pending row.
 
         Args:
-            row: `(values,)`, in the order of `names`.
+            client: Number of the client.
+            row: `(values,)` tensors in the order of `names`.
         """
         self.pending[client] = row.clone()
 
     def resume(self, before: PersonalTensors | None, saved: Mapping[str, Any] | None, resumed: bool) -> None:
-        """Begin a fit with what clients kept in an earlier one, or in the run of a checkpoint.
+        """Start a fit with the rows of an earlier fit or of a checkpoint.
 
         Args:
-            before: Tensors of the last fit, whose server goes on; None without one.
-            saved: State in the checkpoint, if there is one.
-            resumed: Does the fit go on from a checkpoint?
+            before: Tensors of the last fit, if the same server continues. None otherwise.
+            saved: State from the checkpoint, or None.
+            resumed: Whether the fit continues from a checkpoint.
 
         Raises:
-            ValueError: If the checkpoint's are of other tensors.
+            ValueError: If the checkpoint has rows of other tensors.
         """
         if saved is not None:
             self.load_state_dict(saved)
         elif resumed and self.names:
             rank_zero_warn(
-                f"the checkpoint holds nothing of what clients keep for themselves ({in_short(self.names)}; "
-                "it is saved only with a seed); every client begins with that of the start"
+                f"The checkpoint has no personal tensors ({in_short(self.names)}), so every client starts "
+                "with the initial ones. Set a seed to save them in checkpoints."
             )
         elif not resumed and before is not None and before.names == self.names:
             self.committed = before.committed
 
     def state_dict(self) -> dict[str, Any]:
-        """Rows by client, in the types that a checkpoint may hold."""
+        """Return the committed rows by client, in types that a checkpoint may contain."""
         return {"names": list(self.names), "rows": dict(self.committed)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the rows of a checkpoint.
+        """Restore the rows of a checkpoint.
 
         Raises:
-            ValueError: If they are of other tensors.
+            ValueError: If the checkpoint has rows of other tensors.
         """
         if tuple(state["names"]) != self.names:
             raise ValueError(
-                f"the checkpoint's clients keep {in_short(state['names'])}, these {in_short(self.names)}; "
-                "use the checkpoint's own model"
+                f"The checkpoint's clients keep {in_short(state['names'])}, these {in_short(self.names)}. "
+                "Use the checkpoint's own model."
             )
         self.committed = {int(client): row for client, row in state["rows"].items()}
 
 
 State = dict[str, Any]
-"""One client's rows by what keeps them, in the types that a checkpoint may hold."""
+"""State of one client: its row in each part ("own", "algorithm"), in types that a checkpoint may contain."""
 
 
 Packed = dict[str, tuple[list[int], Tensor]]
-"""Rows of several clients by what keeps them."""
+"""Rows of several clients in each part: client numbers, and `(clients, values)`."""
 
 
 class ClientRows(Protocol):
-    """Rows of clients. `PersonalTensors` and `algorithms.local_algorithm.PersistentOffsets` are such.
+    """Store of one row per client: `PersonalTensors` or `algorithms.local_algorithm.PersistentOffsets`.
 
     Attributes:
-        committed: Rows that count, by client.
-        pending: Rows of the open round.
+        committed: Rows of finished rounds, by client.
+        pending: Rows of the open round, by client.
     """
 
     committed: dict[int, Tensor]
@@ -217,12 +229,12 @@ class ClientRows(Protocol):
 
 
 class ClientStates:
-    """States of all clients of a fit, over everything that keeps rows of them.
+    """States of all clients of a fit, over all stores of client rows.
 
     Args:
-        parts: By the name that it has in a `State`.
+        parts: Stores of rows, by their name in a `State`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from lightning_fedq.clients.personal import PersonalTensors
         >>> states = ClientStates({"own": PersonalTensors()})
@@ -235,17 +247,18 @@ class ClientStates:
         self._parts = dict(parts)
 
     def put(self, client: int, state: Mapping[str, Any]) -> None:
-        """Let a client go on with what it has kept elsewhere.
+        """Set the committed state of a client, which was stored elsewhere.
 
         Args:
-            state: Its state; a part that is missing begins anew.
+            client: Number of the client.
+            state: State of the client. A missing part keeps its current row.
         """
         for name, part in self._parts.items():
             if name in state:
                 part.committed[client] = state[name]
 
     def packed(self) -> Packed:
-        """Rows of the open round, by part: the clients and `(clients, values)`."""
+        """Return the rows of the open round by part: client numbers, and `(clients, values)`."""
         return {
             name: (list(part.pending), torch.stack(list(part.pending.values())))
             for name, part in self._parts.items()
@@ -253,15 +266,15 @@ class ClientStates:
         }
 
     def unpack(self, packed: Packed) -> None:
-        """Take the rows of clients that have trained elsewhere. Those that have trained here have theirs."""
+        """Add pending rows of clients that trained on other ranks. Rows of clients trained here stay."""
         for name, (clients, rows) in packed.items():
-            opened = self._parts[name].pending
+            pending = self._parts[name].pending
             for client, row in zip(clients, rows, strict=True):
-                if client not in opened:
-                    opened[client] = row.clone()  # or one row would hold the memory of all
+                if client not in pending:
+                    pending[client] = row.clone()  # a view would keep the memory of all rows
 
     def pending(self) -> dict[int, State]:
-        """States of the open round, by client."""
+        """Return the states of the open round, by client."""
         clients = sorted({client for part in self._parts.values() for client in part.pending})
         return {
             client: {n: part.pending[client] for n, part in self._parts.items() if client in part.pending}
@@ -269,12 +282,12 @@ class ClientStates:
         }
 
     def begin_round(self) -> None:
-        """Forget what a round that was given up has opened."""
+        """Discard the pending rows of an abandoned round."""
         for part in self._parts.values():
             part.pending.clear()
 
     def commit(self, counted: Collection[int]) -> None:
-        """The round has ended: clients whose answers are in its sum keep what they have opened."""
+        """End a round: commit the pending rows of clients whose answers are in its sum. Drop the others."""
         for part in self._parts.values():
             part.committed.update({client: row for client, row in part.pending.items() if client in counted})
             part.pending.clear()

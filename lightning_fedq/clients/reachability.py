@@ -1,9 +1,9 @@
-"""Objects that a training's code reaches past its own: globals, attributes of classes, cells of closures.
+"""Search for objects that training code reaches by name: globals, class attributes, cells of closures.
 
-A client's world holds copies. Code that names an object by a global still means the original, so that one
-object would become two: what is written by the one name is not seen by the other. Such objects stay outside
-of the world, one for all clients, as in any program; the trial of isolation looks at whether they carry
-anything. Modules that train can't be shared, and are refused by name.
+A client has copies of the training state, but code that names an object by a global still refers to the
+original. Changes through the global would then be invisible in the copy. Such objects are therefore not
+copied, and all clients share them. The isolation trial tests whether they carry information between clients.
+Modules that train can't be shared, so a global name for them is an error.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LIBRARIES = {
     *("lightning_fedq", "lightning_utilities", "jsonargparse", "pytest", "_pytest"),
 } - {"__main__"}
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, frozenset)
-_NOTHING = ()  # one object, wherever it stands
+_NOTHING = ()  # Python has one empty tuple, so its `id` identifies no object
 _SKIPPED = (*_PLAIN, types.ModuleType, types.CodeType, types.BuiltinFunctionType, types.FrameType)
 _CODE = (types.FunctionType, classmethod, staticmethod, property, functools.cached_property)
 _SETTINGS = {
@@ -50,22 +50,23 @@ _SETTINGS = {
     ),
     *("is_global_zero", "global_rank", "local_rank", "node_rank", "device_ids"),
 }
-"""What code may read of a Trainer that it names by a global: the same for a client's and the user's."""
+"""Trainer attributes that code may read through a global, because they are equal for clients and the user."""
 _ENDS = (*_CODE, type, nn.Module, Tensor, Optimizer, pl.Trainer)
 _MOST, _NAMED = 500_000, 2_000
-"""Objects of one global that are looked at, and those that are noted though the world did not meet them."""
+"""Objects per global that are visited at most, and that are recorded even if not in the snapshot."""
 
 
 def find_reachable(objects: Iterable[Any], known_ids: Container[int] = ()) -> dict[int, tuple[Any, str]]:
-    """Objects that code reaches by a name of its own, by `id`, with that name.
+    """Find the objects that code reaches by global names, by `id`, each with its name.
 
-    A global is followed to its end, or to the first half of a million objects, which is said.
+    Each global is followed through all objects that it holds, up to 500,000 objects. A warning reports this
+    limit.
 
     Args:
-        objects: Functions and classes of a training's objects; those of libraries are passed over.
-        known_ids: By `id`, what matters of a large global: objects that the world holds.
+        objects: Functions and classes of the training state. Those of libraries are skipped.
+        known_ids: `id` of each object in the snapshot. Large globals are searched for these only.
 
-    Example:
+    Examples:
         >>> class Step:
         ...     __module__ = "training"
         ...     seen: list[int] = []
@@ -74,70 +75,70 @@ def find_reachable(objects: Iterable[Any], known_ids: Container[int] = ()) -> di
         >>> [name for _, name in find_reachable([Step]).values()]
         ['Step.seen']
     """
-    found: dict[int, tuple[Any, str]] = {}
-    for value, way, number in _walk(objects):
+    reachable: dict[int, tuple[Any, str]] = {}
+    for value, path, number in _walk(objects):
         if (
             not isinstance(value, _PLAIN)
             and value is not _NOTHING
             and (number < _NAMED or id(value) in known_ids or isinstance(value, pl.Trainer))
         ):
-            found.setdefault(id(value), (value, way))
-    return found
+            reachable.setdefault(id(value), (value, path))
+    return reachable
 
 
 def find_named_state(objects: Iterable[Any]) -> list[tuple[str, Any]]:
-    """Ways and values of what code names past its own, with all that it holds, numbers and text, too.
+    """Return the paths and values of everything that code reaches by global names, numbers and text included.
 
-    Example:
+    Examples:
         >>> class Step:
         ...     __module__ = "training"
         ...     mean, seen = 1.5, [2]
         >>> find_named_state([Step])
         [('Step.mean', 1.5), ('Step.seen', [2])]
     """
-    return [(way, value) for value, way, number in _walk(objects) if way and number < _NAMED]
+    return [(path, value) for value, path, number in _walk(objects) if path and number < _NAMED]
 
 
 def _walk(used: Iterable[Any]) -> Iterator[tuple[Any, str, int]]:
-    """Everything that code names, with the way to it and its number behind one name."""
-    code, seen, walked = deque(one for one in used if not is_library_code(one)), set[int](), set[int]()
-    copied = {id(one) for one in code}  # functions with their cells, where a client's objects hold them
+    """Yield every object that code names, with its path and its number among the objects of one global."""
+    code, seen, walked = deque(item for item in used if not is_library_code(item)), set[int](), set[int]()
+    copied = {id(item) for item in code}  # the snapshot copies these functions together with their cells
     while code:
-        one = code.popleft()
-        if id(one) in seen:
+        function = code.popleft()
+        if id(function) in seen:
             continue
-        seen.add(id(one))
-        for value, name in _named_objects(one, id(one) in copied):
+        seen.add(id(function))
+        for value, name in _named_objects(function, id(function) in copied):
             if isinstance(value, _PLAIN):
                 yield value, name, 0
-            for number, (held, way) in enumerate(_contents(value, name, walked)):
-                if isinstance(held, (*_CODE, type)) or "__wrapped__" in _get_attributes(held):
-                    called = getattr(held, "__func__", held)
+            for number, (item, path) in enumerate(_contents(value, name, walked)):
+                if isinstance(item, (*_CODE, type)) or "__wrapped__" in _get_attributes(item):
+                    called = getattr(item, "__func__", item)
                     if not (is_library_code(called) or (number and _is_installed(called))):
                         code.append(called)
-                if not isinstance(held, (*_CODE, type)):
-                    yield held, way, number
+                if not isinstance(item, (*_CODE, type)):
+                    yield item, path, number
 
 
 def is_library_code(value: Any) -> bool:
-    """Is it code of Python, of torch, of this package or the like, which carries nothing of a training?"""
+    """Return whether code belongs to Python or a known library, which stores nothing of a training."""
     return str(getattr(value, "__module__", "") or "").partition(".")[0] in _LIBRARIES
 
 
 def _is_installed(value: Any) -> bool:
-    """Is it of a package's code, whose registries lead to all of the package?"""
+    """Return whether code is of an installed package, whose registries would lead to the whole package."""
     module = sys.modules.get(str(getattr(value, "__module__", "")))
     return module is None or "site-packages" in str(getattr(module, "__file__", ""))
 
 
 def _is_fit_library(value: Any) -> bool:
-    """Is it of a library that knows the whole fit, as `Federated` does?"""
+    """Return whether an object is of a library that refers to the whole fit, such as `Federated`."""
     root = type(value).__module__.partition(".")[0]
     return root in _LIBRARIES and root not in sys.stdlib_module_names
 
 
 def _named_objects(value: Any, copied: bool) -> Iterator[tuple[Any, str]]:
-    """Objects that a function or a class names, with the name. Not in its cells, where these are copied."""
+    """Yield the objects that a function or a class names, with the name. Copied cells are skipped."""
     if isinstance(value, type):
         for base in value.__mro__:
             if not is_library_code(base):
@@ -160,26 +161,33 @@ def _named_objects(value: Any, copied: bool) -> Iterator[tuple[Any, str]]:
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield a code object and the code objects of its inner functions."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _codes(constant)
 
 
-@functools.lru_cache(2**16)  # a data set of Hugging Face reaches 19,000, in the same order for each world
+@functools.lru_cache(2**16)  # a Hugging Face data set reaches 19,000 code objects, again for each snapshot
 def _loaded_names(code: types.CodeType) -> tuple[set[tuple[str, bool]], set[str]]:
-    """Globals that code loads or stores, whether only to read a Trainer's setting, and what it imports."""
+    """Return the globals that code uses, and the modules that it imports.
+
+    Each global has a flag: whether the code only reads a Trainer setting from it.
+    """
     loaded, imported = set[tuple[str, bool]](), set[str]()
-    for one, behind in pairwise((*dis.get_instructions(code), None)):
-        if one is not None and one.opname in ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL"):
-            setting = behind is not None and behind.opname == "LOAD_ATTR" and behind.argval in _SETTINGS
-            loaded.add((one.argval, setting))
-        elif one is not None and one.opname == "IMPORT_NAME":
-            imported.add(one.argval)
+    for instruction, following in pairwise((*dis.get_instructions(code), None)):
+        if instruction is not None and instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL"):
+            setting = (
+                following is not None and following.opname == "LOAD_ATTR" and following.argval in _SETTINGS
+            )
+            loaded.add((instruction.argval, setting))
+        elif instruction is not None and instruction.opname == "IMPORT_NAME":
+            imported.add(instruction.argval)
     return loaded, imported
 
 
 def _reachable_globals(code: types.CodeType, names: Mapping[str, Any]) -> Iterator[tuple[Any, str]]:
+    """Yield the global objects that code uses, including attributes of modules, with their names."""
     modules = {} if "site-packages" in str(names.get("__file__", "")) else sys.modules
     if not any(name in names or name in modules for name in code.co_names):
         return
@@ -194,33 +202,36 @@ def _reachable_globals(code: types.CodeType, names: Mapping[str, Any]) -> Iterat
             yield value, name
         elif id(value) not in seen and value.__name__.partition(".")[0] not in _LIBRARIES:
             seen.add(id(value))
-            own = vars(value)
-            queue.extend((own[part], f"{name}.{part}") for part in code.co_names if part in own)
+            attributes = vars(value)
+            queue.extend((attributes[part], f"{name}.{part}") for part in code.co_names if part in attributes)
 
 
 def _contents(value: Any, name: str, seen: set[int]) -> Iterator[tuple[Any, str]]:
-    """An object and all that it holds, but what was seen before."""
+    """Yield an object and everything that it holds, with paths, except objects that were seen before."""
     queue, number = deque([(value, name)]), 0
     while queue:
-        one, way = queue.popleft()
-        if isinstance(one, _SKIPPED) or id(one) in seen:
+        current, path = queue.popleft()
+        if isinstance(current, _SKIPPED) or id(current) in seen:
             continue
-        seen.add(id(one))
-        yield one, way
+        seen.add(id(current))
+        yield current, path
         number += 1
         if number == _MOST:
             rank_zero_warn(
-                f"the training's code names {name}, and {_MOST:,} of its objects were looked at: what a "
-                "client's objects share with the rest becomes two objects; name it by self alone"
+                f"The training code names {name}, but only {_MOST:,} of its objects were checked. "
+                "Reach it by self alone, because unchecked objects are copied per client."
             )
             return
-        if not isinstance(one, _ENDS) and not _is_fit_library(one):
+        if not isinstance(current, _ENDS) and not _is_fit_library(current):
             queue.extend(
-                (held, own) for held, own in _contained_values(one, way) if not isinstance(held, _PLAIN)
+                (item, part)
+                for item, part in _contained_values(current, path)
+                if not isinstance(item, _PLAIN)
             )
 
 
 def _contained_values(value: Any, path: str) -> Iterator[tuple[Any, str]]:
+    """Yield the objects that an object holds directly, with their paths."""
     if isinstance(value, dict):
         yield from (
             (held, f"{path}[{key!r:.40}]") for key, held in value.items() if not isinstance(held, _PLAIN)
@@ -244,5 +255,6 @@ def _contained_values(value: Any, path: str) -> Iterator[tuple[Any, str]]:
 
 
 def _get_attributes(value: Any) -> dict[str, Any]:
-    own = getattr(value, "__dict__", None)
-    return own if isinstance(own, dict) else {}
+    """Return an object's attribute dictionary, or {} if it has none."""
+    attributes = getattr(value, "__dict__", None)
+    return attributes if isinstance(attributes, dict) else {}

@@ -1,16 +1,17 @@
-"""A client's world as bytes: whatever the user's fit holds, pickled once a round and loaded for each client.
+"""Snapshot of the training state: pickled once per round, and loaded as an isolated copy for each client.
 
-What is loaded is new: nothing that a client writes to, in whatever object, container, closure, hook or
-optimiser, is the user's or another client's. References inside the world keep: ties of tensors, views of one
-memory (PyTorch's and NumPy's), weak references, dictionaries by `id`. Tensors are not in the bytes; their
-memory is cloned at each load.
+Every load creates new objects. A client can therefore change any object, container, closure, hook or
+optimiser without an effect on the user's objects or on other clients. References inside the state are
+preserved: tied tensors, views of one memory (PyTorch and NumPy), weak references, dictionaries with `id`
+keys. The bytes do not contain tensors. Their memory is cloned at each load.
 
-Outside, and the same for all clients, are classes, modules, functions without memory, data sets and loaders,
-loggers, threads, what the command line and the compiler hold, objects whose `__deepcopy__` returns
-themselves, and those that the training's code also names by a global (`clients.reachability`): modules and
-tensors only as long as they are frozen. Random generators
-begin anew with each load, from a seed of the client's own. What has no bytes (an open file, a running
-generator) is refused by the way to it.
+Some objects are shared by all clients and not copied: classes, modules, functions without state, data sets
+and loaders, loggers, threads, objects of the command line and the compiler, and objects whose `__deepcopy__`
+returns the object itself. Objects that the training's code also names by a global (`clients.reachability`)
+are shared, too: modules and tensors only if they are frozen.
+
+Random generators restart at each load from a seed of the client. An object that can't be pickled (an open
+file, a running generator) raises an error with the path to it.
 """
 
 from __future__ import annotations
@@ -56,34 +57,34 @@ _OUTSIDE: tuple[type, ...] = (
     *(pl.Trainer, pl.strategies.Strategy, pl.accelerators.Accelerator),
     *(threading.Thread, concurrent.futures.Executor, np.memmap, enum.Enum),
 )
-"""What stays outside of every world, as it is."""
+"""Classes whose instances all clients share."""
 _MACHINERY = ("jsonargparse", "torch._dynamo", "torch._inductor", "torch._functorch")
-"""Packages whose objects and functions belong to the program: the command line, the compiler."""
+"""Packages of the command line and the compiler, whose objects all clients share."""
 _PLAIN = {type(None), bool, float, complex, str, bytes, frozenset}
 _CONTAINERS = {dict, list, tuple, set}
 _FIXED = {*_PLAIN, int, tuple, torch.dtype, torch.device, torch.Size, np.dtype}
 _DISPATCH = Tensor.__torch_dispatch__
 _APART = 0x9E3779B97F4A7C15
 _LARGE, _MANY = 1 << 18, 10_000
-"""Numbers of a tensor, and entries of a container, above which a data module's attribute is data."""
+"""Tensor values and container entries above which an attribute of a data module counts as data."""
 _DEVICES = ("cpu", "cuda", "mps")
 _CURES: dict[Any, str] = {
-    types.GeneratorType: "write it as a class with __next__, or begin it in training_step, if it is None",
-    _BaseDataLoaderIter: "keep the DataLoader, and call iter() on it in training_step, if there is none yet",
-    io.IOBase: "open it where it is used",
+    types.GeneratorType: "Write it as a class with __next__, or create it in training_step if it is None.",
+    _BaseDataLoaderIter: "Keep the DataLoader, and call iter() on it in training_step.",
+    io.IOBase: "Open it where it is used.",
 }
 _OFTEN = 16
-"""Loads of a world after which its bytes are made shorter, which takes as long as a dozen loads save."""
+"""Loads after which the bytes are optimised. The optimisation costs what about twelve loads save."""
 _ROOTS = ("", "optimizers", "lr_scheduler_configs", "precision_plugin", "callbacks", "datamodule", "trainer")
 
 
 class NotCopyableError(ValueError):
-    """Something that a training holds has no bytes, so that clients would share it.
+    """Error for an object of the training state that can't be pickled, so clients would share it.
 
     Args:
-        reason: What Python says.
-        path: Keys and attributes that lead to it, the outermost first.
-        cure: What to do about this kind of object; "" is what helps with any.
+        reason: Error text of Python.
+        path: Keys and attributes that lead to the object, the outermost first.
+        cure: Advice for this kind of object. "" gives general advice.
     """
 
     def __init__(self, reason: str, path: Sequence[str], cure: str = "") -> None:
@@ -91,37 +92,40 @@ class NotCopyableError(ValueError):
         self.reason, self.path, self.cure = reason, path, cure
 
     def __str__(self) -> str:
-        """The way to it, and the cure."""
+        """Return the path to the object, the reason, and the cure."""
         if not self.path:
-            return (
-                f"every client trains in a world of its own, loaded from bytes, and {self.reason}; "
-                f"{self.cure}"
-            )
+            return f"Each client needs its own copy of the training state, but {self.reason}. {self.cure}"
         cure = self.cure or (
-            "give its class a __deepcopy__(self, memo) that returns self (all clients then share it) or a "
-            "new one, or open it where it is used"
+            "Give its class a __deepcopy__(self, memo) that returns a copy, or self to share it."
         )
         return (
-            "every client trains in a world of its own, loaded from bytes, and "
-            f"{''.join(self.path).lstrip('.')} can't be pickled: {self.reason}; {cure}"
+            "Each client needs its own copy of the training state, but "
+            f"{''.join(self.path).lstrip('.')} can't be pickled: {self.reason}. {cure}"
         )
 
 
 class _Placeholder(NamedTuple):
-    """Stands for something that is not in the bytes: a "memory", or an "original"."""
+    """Reference to an entry of the snapshot's table that the bytes do not contain.
+
+    Args:
+        kind: "memory" for memory that each load clones, or "original" for an object that is passed as it is.
+        number: Index in the table.
+    """
 
     kind: str
     number: int
 
 
 class Twin(NamedTuple):
-    """Stands for a new object with attributes of its own, and those of another one, which are not copied.
+    """Replacement of an object in a client's copy: a new object that shares the attributes of the original.
+
+    The Trainer, its strategy and its loops are replaced this way, because they can't be copied.
 
     Args:
-        original: Object that it stands beside.
-        attributes: Attributes of the new object alone.
-        kind: Class of the new object; None is that of the other.
-        is_separate: Whether the new object has none of the other's attributes.
+        original: Object that is replaced.
+        attributes: Attributes of the new object that differ from the original. They are copied.
+        kind: Class of the new object. None keeps the class of the original.
+        is_separate: Whether the new object takes no attributes of the original.
     """
 
     original: Any
@@ -131,25 +135,30 @@ class Twin(NamedTuple):
 
 
 class SharedObject(NamedTuple):
-    """Stands for an object that is the same for all clients, whether or not the world has one like it."""
+    """Marker for an object that all clients share, even if the snapshot also has a copy of it."""
 
     value: Any
 
 
 class Snapshot:
-    """Beginning of every client, as bytes.
+    """Training state at the start of a round, from which each client's copy is loaded.
 
     Args:
-        roots: What a client is given, with all that it leads to.
-        shared: Objects that stay outside.
-        twins: What a client has in the places of some objects.
-        reachable: What code reaches by names of its own, of an earlier world; None looks.
+        roots: Objects that a client needs. Everything they refer to is copied with them.
+        shared: Objects that all clients share.
+        twins: Replacements of objects in a client's copy.
+        reachable: Objects that code reaches by global names, from an earlier snapshot. None searches for
+            them.
 
     Raises:
-        NotCopyableError: If something in it has no bytes, or code names a module in it by a global.
+        NotCopyableError: If an object can't be pickled, or code names a trainable module by a global.
 
     Attributes:
-        reachable: The same, to hand on.
+        reachable: Objects that code reaches by global names, by `id`, to pass to the next snapshot.
+        table: Objects and memory that are not in the bytes. A load takes them from here.
+        code: Functions and classes of the pickled objects, by `id`.
+        met: `id` of every object that pickling visited.
+        generators: Random generators that the state holds.
     """
 
     def __init__(
@@ -162,7 +171,8 @@ class Snapshot:
         self.table: list[Any] = []
         self._numbers: dict[int, int] = {}
         self._kept: set[int] = set()
-        self._pieces: list[tuple[torch.device, int, int, int]] = []  # of memory: from, to, place in the table
+        # pieces of memory: device, first address, end address, index in the table
+        self._pieces: list[tuple[torch.device, int, int, int]] = []
         self._overlap = False
         self.fixed: dict[int, Any] = {}
         self._used: dict[int, Tensor] = {}
@@ -186,12 +196,14 @@ class Snapshot:
             self._refuse_originals()
             if self.met & self.reachable.keys():
                 self._bytes = self._dump(list(roots))
-        if self._overlap:  # the whole of a memory was found after a part of it
+        if self._overlap:
+            # a part of a memory was visited before the whole: pickle again, with the largest pieces first
             self._pieces.sort(key=lambda piece: piece[1] - piece[2])
             self._bytes = self._dump(list(roots))
         self.fixed = dict(enumerate(self.table))
 
     def _dump(self, roots: list[Any]) -> bytes:
+        """Pickle the state. An error names the path to the object that can't be pickled."""
         file = io.BytesIO()
         pickler = self._pickler = _Pickler(file, self)
         try:
@@ -201,35 +213,40 @@ class Snapshot:
         except Exception as error:
             last = pickler.last
             cure = next((text for kind, text in _CURES.items() if isinstance(last, kind)), "")
-            why = str(error) if isinstance(error, TypeError) else f"{type(error).__name__}: {error}"
-            raise NotCopyableError(why, _find_path(roots, last), cure) from error
+            reason = str(error) if isinstance(error, TypeError) else f"{type(error).__name__}: {error}"
+            raise NotCopyableError(reason, _find_path(roots, last), cure) from error
         return file.getvalue()
 
     def shared_objects(self, other_snapshot: Snapshot) -> list[Any]:
-        """Objects that a client's copy changes and that another world has, and generators that any has."""
+        """Return objects that both snapshots copy, and this snapshot's random generators."""
         mine, theirs = self.copied(), other_snapshot.copied()
-        return [one for key, one in mine.items() if key in theirs] + self.generators
+        return [value for key, value in mine.items() if key in theirs] + self.generators
 
     def copied(self) -> dict[int, Any]:
-        """Objects whose copies a client may change, by `id`."""
-        fixed = (*_FIXED, types.FunctionType, types.BuiltinFunctionType)  # what they hold is here by itself
-        held = (one for _, one in self._pickler.memo.copy().values())
-        return {id(one): one for one in held if not isinstance(one, fixed)}
+        """Return the objects whose copies a client may change, by `id`."""
+        # objects that functions hold have their own entries
+        fixed = (*_FIXED, types.FunctionType, types.BuiltinFunctionType)
+        values = (value for _, value in self._pickler.memo.copy().values())
+        return {id(value): value for value in values if not isinstance(value, fixed)}
 
     def number(self, value: Any) -> int:
-        """The place of an object in the table."""
+        """Return the index of an object in the table, and add the object if it is new."""
         number = self._numbers.setdefault(id(value), len(self.table))
         if number == len(self.table):
             self.table.append(value)
         return number
 
     def add_shared(self, value: Any) -> int:
-        """Leave an object outside. Returns its place."""
+        """Share an object among all clients. Return its index in the table."""
         self._kept.add(id(value))
         return self.number(value)
 
     def place(self, value: Any) -> int | None:
-        """The place of an object that stays outside."""
+        """Return the index of an object that all clients share. None for an object that is copied.
+
+        Raises:
+            NotCopyableError: If code names a trainable module by a global, so that it can't be shared.
+        """
         if id(value) in self._kept:
             return self._numbers[id(value)]
         name = self.reachable[id(value)][1] if id(value) in self.reachable else ""
@@ -244,10 +261,10 @@ class Snapshot:
         return self.add_shared(value)
 
     def check_frozen(self) -> None:
-        """Look at what is held, and named by a global, too.
+        """Check that shared modules and tensors which were frozen are unchanged.
 
         Raises:
-            NotCopyableError: If somebody has changed its numbers.
+            NotCopyableError: If the values of one have changed.
         """
         for name, value, sums, _ in self._frozen:
             if _checksums(value) != sums:
@@ -256,7 +273,7 @@ class Snapshot:
                 )
 
     def _refuse_originals(self) -> None:
-        """Refuse names by which code would find the user's Trainer, or parts by the `id` of the original."""
+        """Raise if a global leads code to the user's Trainer, or to an original part by its `id`."""
         for value, name in self.reachable.values():
             if isinstance(value, pl.Trainer) and id(value) in self.twins:
                 raise _name_clash_error(name, value)
@@ -266,7 +283,9 @@ class Snapshot:
                 )
 
     def memory(self, flat: Tensor) -> tuple[_Placeholder, int]:
-        """The piece of memory that holds this one, and how many bytes behind its start that begins.
+        """Return the piece of memory that contains these bytes, and their offset in it in bytes.
+
+        Tensors that share memory refer to one piece, so their copies share memory, too.
 
         Args:
             flat: All bytes of a storage or of an array, uint8.
@@ -282,11 +301,15 @@ class Snapshot:
         return _Placeholder("memory", len(self.table) - 1), 0
 
     def load(self, seed: int = 0) -> tuple[list[Any], list[Any]]:
-        """The twins, and the roots, as a client has them."""
+        """Load one client's copy. Return its twins and its roots.
+
+        Args:
+            seed: Seed of the copy's random generators.
+        """
         self._loads += 1
-        if self._loads == _OFTEN:  # the memo of what is met once takes a third of a load
+        if self._loads == _OFTEN:  # memo entries that are used once take a third of the time of a load
             self._bytes = pickletools.optimize(self._bytes)
-        for *_, modes in self._frozen:  # an evaluation may have left them otherwise
+        for *_, modes in self._frozen:  # an evaluation may have changed the modes of shared modules
             for part, training in modes:
                 part.training = training
         unpickler = pickle.Unpickler(io.BytesIO(self._bytes))
@@ -295,7 +318,7 @@ class Snapshot:
         return twins, roots
 
     def clone(self, number: int) -> Tensor:
-        """A clone of a piece of memory, in the place of the last clone if nobody has that any more."""
+        """Clone a piece of memory. The last clone's memory is reused if nothing refers to it."""
         whole, last = self.table[number], self._used.get(number)
         if last is None or torch._C._storage_Use_Count(last.untyped_storage()._cdata) > 2:
             last = self._used[number] = torch.empty_like(whole)
@@ -303,29 +326,32 @@ class Snapshot:
 
 
 class _LoadedObjects(dict[Any, Any]):
-    """Objects that `_Pickler.persistent_id` has left out, by key: the table, and what one client has new."""
+    """Objects that `_Pickler.persistent_id` left out of the bytes, by key.
+
+    These are the entries of the table, and new memory and generators for one client, made on demand.
+    """
 
     def __init__(self, snapshot: Snapshot, seed: int) -> None:
         super().__init__(snapshot.fixed)
         self._world, self._seed = snapshot, seed
 
     def __missing__(self, key: tuple[str, Any]) -> Any:
-        kind, what = key
+        kind, item = key
         if kind == "id":
-            return id(what)
+            return id(item)
         if kind == "memory":
-            self[key] = self._world.clone(what)
+            self[key] = self._world.clone(item)
         else:
             self._seed = (self._seed + _APART) % 2**63
-            self[key] = new_generator(self._world.table[what], self._seed)
+            self[key] = new_generator(self._world.table[item], self._seed)
         return self[key]
 
 
 class _Pickler(pickle.Pickler):
-    """Writes a world.
+    """Pickler that writes a snapshot.
 
     Attributes:
-        last: The object that it was at when it failed.
+        last: Last object that was visited, which names the culprit after an error.
     """
 
     def __init__(self, file: io.BytesIO, snapshot: Snapshot) -> None:
@@ -334,14 +360,14 @@ class _Pickler(pickle.Pickler):
         self.last: Any = None
 
     def persistent_id(self, value: Any) -> Any:
-        """Return the key by which the loading side finds an object. None for one that is in the bytes."""
+        """Return the key under which a load finds an object. None for an object that the bytes contain."""
         kind, world = type(value), self._snapshot
         if kind in _PLAIN:
             return None
         world.met.add(id(value))
         code = value if kind is types.FunctionType else kind
         world.code[id(code)] = code
-        if kind is int:  # the `id` of something becomes that of its copy
+        if kind is int:  # the `id` of a copied object is replaced by the `id` of its copy
             known = world.by_id.get(value)
             return None if known is None else ("id", known)
         if kind is _Placeholder:
@@ -360,7 +386,7 @@ class _Pickler(pickle.Pickler):
         return world.add_shared(value) if _is_shared(kind, value) else None
 
     def reducer_override(self, value: Any) -> Any:
-        """Return the recipe of an object: a function, its arguments, its state, its contents."""
+        """Return how pickle rebuilds an object: a function, its arguments, its state, its contents."""
         kind, world = type(value), self._snapshot
         self.last = value
         if id(value) in world.twins:
@@ -378,8 +404,10 @@ class _Pickler(pickle.Pickler):
             )
         if id(value) in world.in_script:
             return _of_script, world.in_script[id(value)]
-        way = _find_reducer(kind)  # type: ignore[arg-type]
-        return NotImplemented if way is None else way(self, value)
+        reducer = _find_reducer(kind)  # type: ignore[arg-type]
+        return NotImplemented if reducer is None else reducer(self, value)
+
+    # Each method below returns the pickle reduction of one kind of object, see `_WAYS`.
 
     def _script(self, value: Any) -> Any:
         file = io.BytesIO()
@@ -396,11 +424,11 @@ class _Pickler(pickle.Pickler):
         return self._attributes(value)
 
     def _reduce_by_deepcopy(self, value: Any) -> Any:
-        """A class that says how it is copied is told of what has been loaded so far."""
+        """Copy an object by its class's own `__deepcopy__`, with a memo of parts that are copied already."""
         begun = self.memo.copy()
-        known = [one for key, one in self._snapshot.by_id.items() if key in begun]
+        known = [part for key, part in self._snapshot.by_id.items() if key in begun]
         known += [twin.original for twin in self._snapshot.twins.values()]
-        return _deepcopy_with_known, (self._original(value), [(self._original(one), one) for one in known])
+        return _deepcopy_with_known, (self._original(value), [(self._original(part), part) for part in known])
 
     def _original(self, value: Any) -> _Placeholder:
         return _Placeholder("original", self._snapshot.number(value))
@@ -435,7 +463,7 @@ class _Pickler(pickle.Pickler):
         if not owner.flags.c_contiguous or not owner.size:
             return np.array, (self._original(value),)
         address = owner.__array_interface__["data"][0]
-        self._original(owner)  # lives as long as its address is known
+        self._original(owner)  # the table keeps the owner alive, so its address stays valid
         raw = np.frombuffer((ctypes.c_uint8 * owner.nbytes).from_address(address), np.uint8)
         memory, behind = self._snapshot.memory(torch.from_numpy(raw))
         offset = value.__array_interface__["data"][0] - address + behind
@@ -479,9 +507,10 @@ class _Pickler(pickle.Pickler):
         return types.MappingProxyType, (dict(value),)
 
     def _generator(self, value: Any) -> Any:
-        """Return a subclass of a random generator: what it holds, and the draws of an ordinary one."""
-        held = {name: one for name, one in vars(value).items() if name != "gauss_next"}  # which is a draw
-        return _new_of_kind, (type(value), new_generator(value, 0)), held, None, None, _fill
+        """Rebuild a random generator of a subclass: its attributes, and the draws of the library's class."""
+        # `gauss_next` is a stored draw, not an attribute of the subclass
+        attributes = {name: item for name, item in vars(value).items() if name != "gauss_next"}
+        return _new_of_kind, (type(value), new_generator(value, 0)), attributes, None, None, _fill
 
     def _lock(self, value: Any) -> Any:
         return (threading.Lock if type(value) is type(threading.Lock()) else threading.RLock), ()
@@ -509,53 +538,57 @@ _WAYS: dict[Any, Callable[[_Pickler, Any], Any]] = {
     type(threading.Lock()): _Pickler._lock,
     type(threading.RLock()): _Pickler._lock,
 }
-"""How what pickle can't take, or takes without its ties, is pickled."""
+"""Reductions of classes that pickle can't handle, or whose shared memory and references it would lose."""
 
 
 @functools.cache
 def _find_reducer(kind: type) -> Callable[[_Pickler, Any], Any] | None:
-    found = next((way for parent, way in _WAYS.items() if issubclass(kind, parent)), None)
-    return _Pickler._reduce_by_deepcopy if found is None and _copies_itself(kind) else found
+    """Return the reduction of a class from `_WAYS`, or by `__deepcopy__`. None leaves it to pickle."""
+    reducer = next((reduce for parent, reduce in _WAYS.items() if issubclass(kind, parent)), None)
+    return _Pickler._reduce_by_deepcopy if reducer is None and _copies_itself(kind) else reducer
 
 
 @functools.cache
 def _copies_itself(kind: type) -> bool:
-    """Has a class, in Python, a `__deepcopy__` of its own?"""
-    own = next((base for base in kind.__mro__ if "__deepcopy__" in vars(base)), None)
-    if own is None or issubclass(kind, (Tensor, nn.Module, Optimizer)):
+    """Return whether a class defines `__deepcopy__` in Python. False for tensors, modules and optimisers."""
+    owner = next((base for base in kind.__mro__ if "__deepcopy__" in vars(base)), None)
+    if owner is None or issubclass(kind, (Tensor, nn.Module, Optimizer)):
         return False
-    return isinstance(vars(own)["__deepcopy__"], types.FunctionType) and own.__module__ != "weakref"
+    return isinstance(vars(owner)["__deepcopy__"], types.FunctionType) and owner.__module__ != "weakref"
 
 
 @functools.cache
 def _is_program_object(kind: type) -> bool:
+    """Return whether all clients share instances of this class, as the program's own machinery."""
     if issubclass(kind, (nn.Module, Tensor, Optimizer, pl.LightningDataModule)):
         return False
     return kind is object or issubclass(kind, _OUTSIDE) or str(kind.__module__).startswith(_MACHINERY)
 
 
 def _is_shared(kind: type, value: Any) -> bool:
+    """Return whether all clients share an object, by its class or its content."""
     if kind is types.FunctionType:
         return _is_stateless(value)
     if _copies_itself(kind):
         return value.__deepcopy__({}) is value
-    if isinstance(value, io.IOBase):  # a log; who reads what others have written, is not isolated
+    if isinstance(value, io.IOBase):  # share files that are only written to: readers would not be isolated
         return not value.closed and value.writable() and not value.readable()
     return _is_program_object(kind) or kind in GENERATORS
 
 
 def _is_stateless(function: types.FunctionType) -> bool:
+    """Return whether a function has no closure, attributes or mutable defaults, or is of a library."""
     if (function.__module__ or "").startswith("jsonargparse"):
         return True
-    kept = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    fixed = all(type(one) in _FIXED or isinstance(one, type) or _is_module_function(one) for one in kept)
+    defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    fixed = all(type(one) in _FIXED or isinstance(one, type) or _is_module_function(one) for one in defaults)
     if function.__closure__ is None and not function.__dict__ and fixed:
         return True
     return is_library_code(function) and _is_named(function)
 
 
 def _is_named(function: types.FunctionType) -> bool:
-    """Is it what its module, or a class there, has by its name: `SGD.step`, which torch has wrapped?"""
+    """Return whether the function's module has it under its qualified name, as torch's wrapped `SGD.step`."""
     try:
         return attrgetter(function.__qualname__)(sys.modules[function.__module__]) is function
     except (KeyError, AttributeError):
@@ -563,53 +596,57 @@ def _is_named(function: types.FunctionType) -> bool:
 
 
 def _is_module_function(value: Any) -> bool:
-    """Is it a builtin function, and no method of some object?"""
+    """Return whether a value is a builtin function of a module, not a bound method."""
     owner = getattr(value, "__self__", None)
     return isinstance(value, types.BuiltinFunctionType) and isinstance(owner, types.ModuleType | type(None))
 
 
 def _get_tensors(value: Any) -> list[Tensor]:
+    """Return the parameters and buffers of a module, or the tensor itself."""
     return [*value.parameters(), *value.buffers()] if isinstance(value, nn.Module) else [value]
 
 
 def _is_trainable(value: Any) -> bool:
-    """Is a module, or a tensor, one that may train?"""
+    """Return whether training may change a module or a tensor."""
     if isinstance(value, pl.LightningModule | Metric):
         return True
     return any(tensor.requires_grad for tensor in _get_tensors(value))
 
 
 def _checksums(value: Any) -> list[str]:
-    """Sums of its numbers and of their squares, which tell whether somebody has changed them."""
+    """Return sums of values and of their squares per tensor, to detect changes."""
     wide = [tensor.detach().double() for tensor in _get_tensors(value)]
-    return [f"{float(one.sum())!r} {float(one.square().sum())!r}" for one in wide]
+    return [f"{float(tensor.sum())!r} {float(tensor.square().sum())!r}" for tensor in wide]
 
 
 def _modes(value: Any) -> list[tuple[nn.Module, bool]]:
+    """Return the training mode of each part of a module."""
     return [(part, part.training) for part in value.modules()] if isinstance(value, nn.Module) else []
 
 
 def _is_large(value: Any) -> bool:
+    """Return whether a data module's attribute is large enough to count as data, which clients share."""
     if isinstance(value, Tensor | np.ndarray):
         return math.prod(value.shape) > _LARGE
     return isinstance(value, list | tuple | dict | set) and len(value) > _MANY
 
 
 def _in_scripts(modules: Sequence[nn.Module]) -> Iterator[tuple[int, tuple[Any, str]]]:
-    """Tensors and parts of what TorchScript has compiled, by `id`: the whole, and the name in it.
+    """Yield the `id` of each tensor and part of a TorchScript module, with the module and the name in it.
 
-    The whole is what `torch.jit.load` makes new; the optimiser has its tensors.
+    `torch.jit.load` makes a new module, and the copied optimiser must refer to the tensors of that module.
     """
     inside: set[int] = set()
     for whole in modules:
         if isinstance(whole, torch.jit.ScriptModule) and id(whole) not in inside:
-            parts = [(name, one) for name, one in whole.named_modules() if name]
-            inside |= {id(one) for _, one in parts}
-            for name, one in (*whole.named_parameters(), *whole.named_buffers(), *parts):
-                yield id(one), (whole, name)
+            parts = [(name, part) for name, part in whole.named_modules() if name]
+            inside |= {id(part) for _, part in parts}
+            for name, part in (*whole.named_parameters(), *whole.named_buffers(), *parts):
+                yield id(part), (whole, name)
 
 
 # ---- loading ------------------------------------------------------------------------------------------
+# Functions that pickle calls to rebuild the objects of a client's copy.
 
 
 def _load_script(code: bytes) -> Any:
@@ -653,19 +690,20 @@ def _new_cache(function: Any, settings: Any) -> Any:
 
 
 def _dead_reference() -> None:
-    """Return nothing, as a weak reference to nothing does."""
+    """Return None, as a weak reference to a deleted object does."""
 
 
 def _dead_proxy() -> Any:
+    """Return a weak proxy of an object that is deleted at once."""
     return weakref.proxy(_DeadReferent())
 
 
 class _DeadReferent:
-    """Of which nobody has a reference."""
+    """Target of dead weak proxies."""
 
 
 def _new_of_kind(kind: Any, like: Any) -> Any:
-    """A random generator of a subclass that will draw what another one, of the library's class, would."""
+    """Make a random generator of a subclass with the state of a generator of the library's class."""
     own: Any = type(like)
     if own is torch.Generator:
         return kind.__new__(kind, device=like.device).set_state(like.get_state())
@@ -675,7 +713,7 @@ def _new_of_kind(kind: Any, like: Any) -> Any:
     elif own is np.random.RandomState:
         own.__init__(made)
         own.set_state(made, like.get_state())
-    elif issubclass(kind, random.SystemRandom):  # which asks the operating system
+    elif issubclass(kind, random.SystemRandom):  # has no state, because it asks the operating system
         made.gauss_next = None
     else:
         own.setstate(made, like.getstate())
@@ -719,30 +757,32 @@ def _fill_set(target: Any, state: Any) -> None:
 
 
 def _name_clash_error(name: str, value: Any, what: str = "") -> NotCopyableError:
+    """Make the error for code that reaches an original object by a global, not the client's copy."""
     what = what or f"the original {type(value).__name__}, which no client trains"
     return NotCopyableError(
-        f"the code names {name} past it: {what}",
+        f"the code names {name} directly: {what}",
         (),
-        "reach it by self (an attribute of the module, self.trainer), not by a global, a class or a closure",
+        "Reach it by self (an attribute of the module, self.trainer), not by a global, class or closure.",
     )
 
 
 def _find_path(roots: Sequence[Any], target: Any) -> list[str]:
-    """The shortest way to an object, by attributes, keys and closures."""
+    """Return the shortest path to an object, by attributes, keys and closures."""
     seen: set[int] = set()
     names = (f".{name}" if name else "" for name in _ROOTS)
     queue = deque((root, [name]) for root, name in zip(roots, names, strict=True))
     while queue:
-        one, way = queue.popleft()
-        if one is target:
-            return way
-        if id(one) not in seen and not isinstance(one, type | types.ModuleType | str | Tensor):
-            seen.add(id(one))
-            queue.extend((held, [*way, name]) for name, held in _contained_values(one))
+        value, path = queue.popleft()
+        if value is target:
+            return path
+        if id(value) not in seen and not isinstance(value, type | types.ModuleType | str | Tensor):
+            seen.add(id(value))
+            queue.extend((item, [*path, name]) for name, item in _contained_values(value))
     return [f" {type(target).__name__}"]
 
 
 def _contained_values(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the objects that an object holds directly, with their part of the path."""
     if isinstance(value, dict):
         yield from ((f"[{key!r}]", held) for key, held in value.items())
     elif isinstance(value, list | tuple | set | deque):

@@ -1,9 +1,10 @@
-"""A whole stack of clients in one Lightning step: `torch.func.vmap` over the user's `training_step`.
+"""Training of a stack of clients in one Lightning step: `torch.func.vmap` over the user's `training_step`.
 
-The parameters of a stack live in one buffer, parameter by parameter, each `(clients, *shape)`. A step
-maps the user's own `training_step` over the clients, `backward` hands the gradients over as they are,
-and a copy of the user's own optimiser steps the buffer, which is right for elementwise optimisers and refused
-for others. Memory is that of one stack, whatever the number of clients.
+A stack is a batch of clients that train in one step. Its memory has one tensor `(clients, *shape)` per
+parameter. A step maps the user's `training_step` over the clients, and `backward` assigns the mapped
+gradients. Then a copy of the user's optimiser steps all clients at once. This is correct for elementwise
+optimisers only, so others are refused. The memory is that of one stack, for any number of clients in the
+federation.
 """
 
 from __future__ import annotations
@@ -51,11 +52,11 @@ from lightning_fedq.functional.batch_stack import (
 )
 
 ELEMENTWISE_OPTIMIZERS = (SGD, Adam, AdamW, Adamax, NAdam, RAdam, RMSprop, Rprop, Adagrad, Adadelta, ASGD)
-"""Optimisers that treat every coordinate on its own, so that a stack is to them a longer vector."""
+"""Optimisers that treat every coordinate separately, so they can step a stack like one long vector."""
 
 
 class _TrainingStep(nn.Module):
-    """`training_step` as the forward of a module, which is what `functional_call` calls."""
+    """Module whose forward is `training_step`, because `functional_call` calls a forward."""
 
     def __init__(self, module: pl.LightningModule) -> None:
         super().__init__()
@@ -66,7 +67,7 @@ class _TrainingStep(nn.Module):
 
 
 def further_arguments(module: pl.LightningModule) -> tuple[int, ...]:
-    """Arguments of `training_step` behind the batch: a batch index, where there is a place for it."""
+    """Return the arguments of `training_step` after the batch: a batch index, if it takes one."""
     parameters = inspect.signature(module.training_step).parameters.values()
     takes_more = len(parameters) > 1 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
     return (0,) if takes_more else ()
@@ -75,14 +76,15 @@ def further_arguments(module: pl.LightningModule) -> tuple[int, ...]:
 class StackedStep:
     """Losses and gradients of a stack of clients, by mapping one module's `training_step` over them.
 
-    What `training_step` logs and the metrics it updates are caught and, with `replay`, made for real.
+    Calls of `log` and of metrics inside `training_step` are recorded, and `replay` executes them after the
+    step.
 
     Args:
-        module: The module.
+        module: Client's copy of the user's module.
         names: Names of the parameters that differ between clients, in the order of the flat vector.
         buffer_names: Names of the buffers that training changes, such as running statistics and counters.
-        turns: The clients' sequences of torch's random numbers; without it one sequence serves them all.
-        keep: Takes the clients' values of a logged metric before they are reduced.
+        turns: One random sequence of torch per client. None uses one sequence for all clients.
+        keep: Function that receives the clients' values of a logged metric before they are reduced.
     """
 
     def __init__(
@@ -116,18 +118,17 @@ class StackedStep:
         """Run one step.
 
         Args:
-            weights: One tensor a parameter, `(clients, *shape)`.
-            batch: A batch whose tensors lead with a client dimension; what else it holds is common.
-            args: Further arguments of `training_step`, the same for every client.
-            common: All clients still share one set of weights, each of its tensors `shape`: the
-                forward pass is one big batch.
-            buffers: One tensor a buffer, `(clients, *shape)`; they are overwritten by what the step
-                makes of them.
-            rows: Indices of the clients' sequences of random numbers; None takes the first ones.
+            weights: One tensor `(clients, *shape)` per parameter.
+            batch: Batch whose tensors have a leading client dimension. All clients share its other values.
+            args: Further arguments of `training_step`, equal for all clients.
+            common: Whether all clients still have the same weights. Then each tensor has the shape `shape`,
+                and the forward pass is one large batch.
+            buffers: One tensor `(clients, *shape)` per buffer. The step overwrites them with the new values.
+            rows: Indices of the clients' random sequences. None takes the first ones.
 
         Returns:
-            The mean loss, the gradients, each `(clients, *shape)`, and what else `training_step`
-            returned. Where it returned no loss, None and no gradients.
+            The mean loss, the gradients `(clients, *shape)` each, and the other outputs of `training_step`.
+            If `training_step` returned no loss, the loss is None and there are no gradients.
         """
         self._args, self._constants = args, {}
         leaves, self._spec = flat_batch(batch)
@@ -145,7 +146,7 @@ class StackedStep:
         return (None, [], more) if self._skipped else (losses.mean(), list(gradients.values()), more)
 
     def _run(self, step: Callable[[], Any], rows: Sequence[int]) -> Any:
-        """Run a mapped step. One that draws random numbers again, each client from its own sequence."""
+        """Run a mapped step. If it draws random numbers, repeat it with one random sequence per client."""
         if self._turns is None:
             with self._logs.catching(), _mapped():
                 return step()
@@ -162,17 +163,18 @@ class StackedStep:
     def _step_client(
         self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], leaves: list[Any]
     ) -> tuple[Tensor, Any]:
-        # clones: what is changed in place and what is assigned anew both come back as new values
+        """Run `training_step` of one client below `vmap`. Return its loss, logs, outputs and buffers."""
+        # clone buffers, so that changes in place and new assignments both appear in `state`
         state = {**parameters, **{name: buffer.clone() for name, buffer in buffers.items()}}
         output = functional_call(self._step, state, (tree_unflatten(leaves, self._spec), *self._args))
         changed = {name: state[name].detach() for name in buffers}
         loss = output["loss"] if isinstance(output, dict) else output
         self._skipped = loss is None
-        if loss is None:  # which is to skip the step
+        if loss is None:  # Lightning skips a step without a loss
             loss = next(iter(parameters.values())).new_zeros(())
         if not isinstance(loss, Tensor):
             raise TypeError(
-                f"training_step must return a loss to be mapped over clients, got {type(loss).__name__}"
+                f"training_step must return a loss tensor for a stack of clients, got {type(loss).__name__}"
             )
         rest = {k: v for k, v in output.items() if k != "loss"} if isinstance(output, dict) else {}
         extra = {k: v.detach() for k, v in rest.items() if isinstance(v, Tensor)}
@@ -180,7 +182,7 @@ class StackedStep:
         return loss, (self._logs.tensors(), extra, changed)
 
     def replay(self, num_clients: int, batch: Any, log: Callable[..., Any] | None = None) -> None:
-        """Log for real, and update the metrics. See `StackedLogs.replay`."""
+        """Execute the recorded calls of `log` and of metrics, see `StackedLogs.replay`."""
         self._logs.replay(self._caught, num_clients, batch, log)
 
 
@@ -188,16 +190,16 @@ _NORMS = (nn.functional.batch_norm, nn.functional.layer_norm, nn.functional.inst
 
 
 class _NormsIn32Bits(TorchFunctionMode):  # type: ignore[no-untyped-call]
-    """While it is on, inputs of 16 bits are normalised in 32 bits and rounded again, as a CPU does by itself.
+    """Mode that normalises 16-bit inputs in 32 bits and rounds the result, as a CPU does without `vmap`.
 
-    Mapped over clients, torch has no kernel for inputs of 16 bits and weights or statistics of 32, which is
-    what autocast leads to.
+    Under autocast, normalisation has 16-bit inputs and 32-bit weights or statistics. Below `vmap`, torch has
+    no CPU kernel for this combination.
     """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Widen. Leave everything else alone."""
+        """Widen the input of a normalisation, and pass all other functions through."""
         if func in _NORMS and args[0].dtype.itemsize == 2 and args[0].device.type == "cpu":
             return func(args[0].float(), *args[1:], **(kwargs or {})).to(args[0].dtype)
         return func(*args, **(kwargs or {}))
@@ -205,7 +207,7 @@ class _NormsIn32Bits(TorchFunctionMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def _mapped() -> Iterator[None]:
-    """Without functorch's word on operations that it maps slowly, which asks users to report them."""
+    """Suppress functorch's warning about slow operations, and normalise 16-bit inputs in 32 bits."""
     norms = _NormsIn32Bits() if torch.is_autocast_enabled("cpu") else nullcontext()  # type: ignore[no-untyped-call]
     with warnings.catch_warnings(), norms:
         warnings.filterwarnings("ignore", message="There is a performance drop")
@@ -213,33 +215,35 @@ def _mapped() -> Iterator[None]:
 
 
 def batch_handler(trainer: Any) -> Callable[[Any], Any]:
-    """All that a Trainer does with a batch before it is trained on."""
+    """Return the function that a Trainer applies to a batch before `training_step`."""
     before, transfer = trainer.lightning_module._on_before_batch_transfer, trainer.strategy.batch_to_device
     convert = trainer.precision_plugin.convert_input
     return lambda batch: transfer(before(convert(batch)))
 
 
 class PerClientHandling:
-    """`batch_handler`, for each client of a stack by itself.
+    """Batch handling that calls `batch_handler` separately for each client of a stack.
+
+    The user's batch hooks then see the batch of one client, and draw from its random sequence.
 
     Args:
-        trainer: A client's.
-        turns: The clients' sequences of random numbers.
+        trainer: Trainer of the stack.
+        turns: Random sequences of the clients.
     """
 
     def __init__(self, trainer: Any, turns: GeneratorTurns) -> None:
         self._trainer, self._turns, self._handle = trainer, turns, batch_handler(trainer)
 
     def __call__(self, batch: Any, device: Any = None, dataloader_idx: int = 0) -> Any:
-        """Hand over each client's batch in its turn. What comes back is one batch where it stacks."""
+        """Handle each client's batch in turn. Return one stacked batch if the results have equal shapes."""
         made = []
-        for index, own in enumerate(unstack(batch)):
+        for index, client_batch in enumerate(unstack(batch)):
             with self._turns.activate_all(index):
-                made.append(self._handle(own))
+                made.append(self._handle(client_batch))
         return stacked(made)
 
     def installed(self) -> None:
-        """Stand in for what Lightning would call with the whole stack."""
+        """Replace the methods that Lightning would call with the batch of the whole stack."""
         trainer = self._trainer
         trainer.precision_plugin.convert_input = _unchanged_batch
         trainer.lightning_module._on_before_batch_transfer = _unchanged_batch
@@ -251,11 +255,11 @@ def _unchanged_batch(batch: Any, dataloader_idx: int = 0) -> Any:
 
 
 class StackMemory(NamedTuple):
-    """Tensors that one stack after the other trains in.
+    """Preallocated tensors in which all stacks train, one stack after the other.
 
     Args:
-        members: A tensor `(capacity, *shape)` for every parameter and buffer.
-        updates: `(capacity, dim)`.
+        members: One tensor `(capacity, *shape)` per parameter and buffer.
+        updates: `(capacity, dim)` memory for the updates.
     """
 
     members: list[Tensor]
@@ -263,11 +267,12 @@ class StackMemory(NamedTuple):
 
     @classmethod
     def allocate(cls, module: nn.Module, names: Sequence[str], capacity: int) -> StackMemory:
-        """Memory for the parameters and buffers of a module, the parameters first.
+        """Allocate memory for the parameters and buffers of a module.
 
         Args:
             module: Module with these parameters and buffers.
-            capacity: Most clients of a stack.
+            names: Names of the parameters, then of the buffers.
+            capacity: Largest number of clients in a stack.
         """
         members = [attrgetter(name)(module).detach() for name in names]
         dtype = torch.promote_types(members[0].dtype, torch.float32)
@@ -277,23 +282,24 @@ class StackMemory(NamedTuple):
 
 
 class ClientStack:
-    """Trains several clients side by side in one client's Trainer, whose module and optimiser are copies.
+    """Stack of clients that train together in one client's Trainer.
 
-    It stands in for `training_step` and `backward` of the Trainer's own strategy, and for `clip_grad_by_norm`
-    of its precision plugin, and leaves everything else to them. A stack of no clients makes a step that does
-    nothing.
+    It replaces `training_step` and `backward` of the Trainer's strategy, and `clip_grad_by_norm` of its
+    precision plugin. All other methods stay unchanged. With zero clients, a step does nothing.
 
     Args:
-        trainer: A client's, with its module and optimiser.
+        trainer: Trainer of a client, with copies of the module and the optimiser.
         names: Names of the trained parameters, in the order of the flat vector.
-        buffer_names: Names of the buffers that training changes, of any dtype; they follow the parameters.
-        memory: Memory of the stack's tensors, for at least as many clients.
-        num_clients: Clients of this stack.
-        weights: `(dim,)`, where every client starts from: parameters, then buffers.
-        personal: `(clients, own_dim)`, the last `own_dim` values that each client starts from instead.
-        turns: The clients' sequences of torch's random numbers; None lets a stack share one.
-        keep: Takes the clients' values of a logged metric, `(clients, ...)`, before they are reduced.
-        num_local: How many of the parameters, the last ones, stay with the clients.
+        buffer_names: Names of the buffers that training changes, of any dtype. They follow the parameters.
+        memory: Memory for the stack's tensors, with a capacity of at least `num_clients`.
+        num_clients: Number of clients in this stack.
+        weights: `(dim,)` start values of all clients: parameters, then buffers.
+        personal: `(clients, own_dim)` start values of each client that replace the last `own_dim` values of
+            `weights`. None if there are none.
+        turns: One random sequence of torch per client. None uses one sequence for the stack.
+        keep: Function that receives the clients' values `(clients, ...)` of a logged metric before they are
+            reduced.
+        num_local: Number of parameters, at the end of `names`, that stay with the clients.
     """
 
     def __init__(
@@ -339,25 +345,25 @@ class ClientStack:
         self._precision.clip_grad_by_norm = self.clip_grad_by_norm
 
     def _adopt_optimizer(self, optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
-        """Let the optimiser, which is a copy, step the stack in place of the module's own parameters."""
+        """Replace the module's parameters in the optimiser, which is a copy, by the stack's tensors."""
         owners = _owners(parameters, optimizer)
         for index, group in enumerate(optimizer.param_groups):
             pairs = zip(self._active, owners, strict=True) if self._num_clients else ()
             group["params"] = [active for active, owner in pairs if owner == index]
         for parameter, active in zip(parameters, self._active, strict=True):
-            if state := optimizer.state.pop(parameter, None):  # Adagrad is made with one
+            if state := optimizer.state.pop(parameter, None):  # Adagrad has a state before its first step
                 optimizer.state[active] = {
                     name: _stacked(value, parameter, self._num_clients) for name, value in state.items()
                 }
 
     @property
     def weights(self) -> list[Tensor]:
-        """The trained parameters that travel, `(clients, *shape)` each."""
+        """Trained parameters that clients send, `(clients, *shape)` each."""
         return self._active[: self._num_shared]
 
     @property
     def starts(self) -> list[Tensor]:
-        """Where they began, `shape` each."""
+        """Start values of `weights`, `shape` each."""
         return self._start[: self._num_shared]
 
     def drop(self) -> None:
@@ -365,9 +371,9 @@ class ClientStack:
         self._gradients = []
 
     def updates(self) -> Tensor:
-        """Return `(clients, dim)`, local - global. Overwritten by the next stack in this memory.
+        """Return the updates `(clients, dim)`, local - global: parameters, then buffers.
 
-        Parameters, then buffers. Where clients have their own ones, global is still `weights`.
+        The next stack overwrites them. The global values are those of `weights`, also for personal tensors.
         """
         columns = torch.split(self._updates, self._sizes, dim=1)
         members = [*self._active, *self._buffers]
@@ -376,9 +382,9 @@ class ClientStack:
         return self._updates
 
     def client_values(self) -> Tensor:
-        """Return `(clients, rest_dim)`, the clients' present local parameters and buffers.
+        """Return the clients' current local parameters and buffers, `(clients, rest_dim)`.
 
-        In the updates' dtype: integers above 2^24 are rounded where that is float32.
+        The dtype is that of the updates. With float32, integers above 2^24 are rounded.
         """
         members = [*self._active[self._num_shared :], *self._buffers]
         rows = [member.reshape(self._num_clients, -1).to(self._updates.dtype) for member in members]
@@ -387,7 +393,7 @@ class ClientStack:
     # ---- what Lightning calls -------------------------------------------------------------------
 
     def training_step(self, batch: Any, *indices: int) -> Any:
-        """One step of all clients of the stack."""
+        """Run one step of all clients of the stack, and keep its gradients for `backward`."""
         if self._num_clients == 0:
             return torch.zeros((), device=self._updates.device)
         rest = indices
@@ -407,7 +413,7 @@ class ClientStack:
         return {"loss": loss, **extra} if extra else loss
 
     def _unequal_step(self, batches: UnequalBatches, args: Sequence[Any]) -> Tensor | None:
-        """One step of clients whose batches do not stack: of every group of them that do, in turn."""
+        """Run one step of clients with unequal batches: one mapped step per group of equal shapes."""
         losses: list[Tensor] = []
         self._gradients, self._common = [torch.empty_like(weight) for weight in self._active], False
         for rows in group_stackable(batches):
@@ -415,23 +421,24 @@ class ClientStack:
             weights, buffers = ([m[index] for m in members] for members in (self._active, self._buffers))
             loss, gradients, _ = self._step(weights, batch, *args, buffers=buffers, rows=rows)
             self._step.replay(len(rows), batch)
-            if loss is None:  # which goes by the batch's number, and so for all
+            if loss is None:  # skipping depends on the batch index, so it applies to all clients
                 self._gradients = []
                 return None
             losses += [loss] * len(rows)
-            for whole, own in zip((*self._gradients, *self._buffers), (*gradients, *buffers), strict=True):
-                whole[index] = own
+            for whole, part in zip((*self._gradients, *self._buffers), (*gradients, *buffers), strict=True):
+                whole[index] = part
         return torch.stack(losses).mean()
 
     def backward(
         self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any
     ) -> Tensor:
-        """Hand over the gradients that the step has found."""
+        """Assign the gradients that `training_step` computed, with the calls that Lightning expects."""
         module = self._trainer.lightning_module
         self._strategy.pre_backward(closure_loss)
         loss: Tensor = self._precision.pre_backward(closure_loss, module)
-        every = int(self._trainer.accumulate_grad_batches)  # of a loss, Lightning has divided it already
-        for weight, gradient in zip(self._active, self._gradients, strict=False):  # no gradients: nobody
+        every = int(self._trainer.accumulate_grad_batches)  # Lightning has divided the loss by it already
+        # without clients or without a loss there are no gradients
+        for weight, gradient in zip(self._active, self._gradients, strict=False):
             gradient = gradient.contiguous() if every == 1 else gradient / every
             weight.grad = gradient if weight.grad is None else weight.grad + gradient
         loss = self._precision.post_backward(loss, module)
@@ -439,26 +446,26 @@ class ClientStack:
         return loss
 
     def clip_grad_by_norm(self, optimizer: Optimizer, clip_val: float) -> None:
-        """Clip every client's gradient by its own norm, as it would be one client at a time."""
+        """Clip every client's gradient by its own norm, as if the client trained alone."""
         gradients = [weight.grad for weight in self._active if weight.grad is not None]
         if not gradients:
             return
         norms = torch.cat([gradient.reshape(len(gradient), -1) for gradient in gradients], dim=1).norm(dim=1)
         factors = (clip_val / (norms + 1e-6)).clamp(max=1.0)  # as in torch's clip_grad_norm_
         for weight, gradient in zip(self._active, gradients, strict=True):
-            # not in place: two parameters may have been given one and the same gradient
+            # not in place, because two parameters may share one gradient tensor
             weight.grad = gradient * factors.view(-1, *[1] * (gradient.dim() - 1))
         return
 
 
 def _stacked(value: Any, parameter: Tensor, num_clients: int) -> Any:
-    """A fresh optimiser's state of one parameter, of a stack of them."""
+    """Expand a fresh optimiser's state of one parameter to a stack of clients."""
     if isinstance(value, Tensor) and value.shape == parameter.shape and value.dim():
         return value.expand(num_clients, *value.shape).clone()
     return deepcopy(value)
 
 
 def _owners(parameters: Sequence[Tensor], optimizer: Optimizer) -> list[int]:
-    """For each parameter, the index of its parameter group. -1 where another optimiser holds it."""
+    """Return the index of each parameter's group. -1 if the parameter is in another optimiser."""
     owner = {id(p): index for index, group in enumerate(optimizer.param_groups) for p in group["params"]}
     return [owner.get(id(parameter), -1) for parameter in parameters]

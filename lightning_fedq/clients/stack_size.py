@@ -1,8 +1,8 @@
-"""Number of clients that train side by side in one step: as asked for, or by a rule of size.
+"""Number of clients that train in one step: as requested, or chosen by a rule.
 
-The rule looks at no clock, so that one seed is one run: a stack saves what a step costs beside its
-arithmetic and loses where the arithmetic dominates, since convolutions and products of many sets of weights
-are slower than of one. `benchmarks/rounds.py` times both ways.
+The rule measures no time, so a run is reproducible from its seed. A stack saves the fixed cost of a step. It
+is slower where arithmetic dominates, because convolutions and products with many sets of weights are slower
+than with one set. `benchmarks/rounds.py` times both ways.
 """
 
 from __future__ import annotations
@@ -18,27 +18,34 @@ from lightning_fedq.data.batches import Stack
 from lightning_fedq.data.sampling import in_short
 
 _STACK_VALUES = {"cpu": 1 << 21, "cuda": 1 << 26}
-"""Parameters of all clients of an automatically sized stack: 8 MiB of float32 on a CPU."""
+"""Parameters of all clients in an automatically sized stack: 8 MiB of float32 on a CPU."""
 _STEP_FLOPS = {"cpu": 2e8, "cuda": 2e10}
-"""Operations of one client's step up to which a stack pays. Of a CPU's core: a CNN or a transformer of 5e7 is
-1.2 to 1.8 times as fast in a stack of 16, one of 2e8 as fast, one of 5e8 slower. Of a GPU: not measured."""
+"""Operations of one client's step up to which a stack is faster. Measured on a CPU core in a stack of 16: a
+CNN or a transformer with 5e7 operations is 1.2 to 1.8 times as fast, with 2e8 equally fast, with 5e8 slower.
+The value for a GPU is not measured."""
 _FEWEST = 4
-"""Clients below which a stack does not pay."""
+"""Number of clients below which a stack is not faster."""
 _CHEAP_FLOPS, _CHEAP_STACKS = {"cpu": 3e8}, 4
-"""Operations of a whole stack's step up to which what surrounds it is dearer, some 3 ms of a CPU's core, so
-that larger stacks pay, up to so many times the memory."""
+"""Operations of a whole stack's step up to which the fixed cost dominates (about 3 ms on a CPU core), so
+larger stacks are faster. They may use up to this multiple of the memory."""
 
 
 def largest_stack(device: str, num_parameters: int, cohort_size: int) -> int:
-    """Clients of an automatically sized stack, by memory and cohort. 0 where not even one fits."""
+    """Return the size of an automatic stack by memory and cohort. 0 if not even one client fits."""
     budget = _STACK_VALUES.get(device, _STACK_VALUES["cuda"])
     return min(budget // num_parameters, cohort_size)
 
 
 def with_cheap_steps(device: str, size: int, flops: int, cohort_size: int) -> int:
-    """Clients of a stack whose size follows from memory, more where a client's step takes few operations.
+    """Return the size of a stack, larger than `size` if a client's step takes few operations.
 
-    Example:
+    Args:
+        device: Type of the device, such as "cpu".
+        size: Size that fits into memory.
+        flops: Operations of one client's step.
+        cohort_size: Clients per round.
+
+    Examples:
         >>> with_cheap_steps("cpu", 267, 235_200, 1000), with_cheap_steps("cpu", 40, 50_000_000, 1000)
         (1000, 40)
     """
@@ -56,15 +63,20 @@ def choose_clients_per_step(
     first_batch: Callable[[Stack], Any],
     run_trial: Callable[[Callable[[], Rehearsal]], Rehearsal] = lambda work: work(),
 ) -> int:
-    """Return how many clients train side by side, 1 where a stack can't run or does not pay.
+    """Return the number of clients per step: 1 if a stack is impossible or not faster.
 
     Args:
-        begin: Returns a client's copy that is about to train, for a seed.
-        largest_stack_size: The largest stack of the first round, for a size.
-        run_trial: Tries something where it leaves nothing behind.
+        trainer: User's Trainer during its fit.
+        begin: Function from a seed to a client's copy that is ready to train.
+        vector: Flat vector of the sent tensors.
+        requested: Number of clients that the user requested, or "auto".
+        cohort_size: Clients per round.
+        largest_stack_size: Function from a size to the largest stack of the first round.
+        first_batch: Function that reads the first batch of a stack.
+        run_trial: Function that runs a trial without side effects, such as in a fork.
 
     Raises:
-        ValueError: If a stack was asked for and the optimiser is not elementwise.
+        ValueError: If the user requested a stack and the optimiser is not elementwise.
     """
     device = vector.parameters[0].device.type
     size = largest_stack(device, vector.width, cohort_size) if requested == "auto" else requested
@@ -77,19 +89,18 @@ def choose_clients_per_step(
     if integers := vector.members.integers:
         names = ", ".join(integers)
         return _report_single_clients(
-            f"every client keeps integers of its own ({names}), and a stack is of floats", asked
+            f"every client keeps its own integer buffers ({names}), and a stack has floats only", asked
         )
     frozen = {name for name, _ in vector.module.named_parameters()} & set(vector.members.buffers)
-    if frozen:  # torch crashes where `.data` of one is replaced by a tensor of the map
+    if frozen:  # torch crashes if training assigns a mapped tensor to `.data` of a frozen parameter
         names = in_short(sorted(frozen), 4)
         return _report_single_clients(f"training writes into frozen parameters ({names})", asked)
     if not elementwise(optimizer):
         name = type(optimizer).__name__
         if asked:
             raise ValueError(
-                f"{name} is not elementwise, so clients can't train side by side with it; "
-                "use clients_per_step=1, or SGD, Adam(W), RMSprop, Adagrad or another "
-                "elementwise optimiser"
+                f"{name} is not elementwise, so clients can't train in one step. "
+                "Use clients_per_step=1, or SGD, Adam(W), RMSprop, Adagrad or another elementwise one."
             )
         return _report_single_clients(f"{name} is not elementwise")
     if getattr(trainer.precision_plugin, "scaler", None) is not None:
@@ -103,30 +114,30 @@ def choose_clients_per_step(
         )
 
     try:
-        found = run_trial(lambda: rehearse(trainer, begin, vector, first_batch(largest)))
-    except Exception as error:  # of the user's code, as it reads a batch, or of a fork
-        found = Rehearsal(error_line(error))
-    if found.obstacle is not None:
-        return _report_single_clients(f"a stack of clients can't run: {found.obstacle}")
+        trial = run_trial(lambda: rehearse(trainer, begin, vector, first_batch(largest)))
+    except Exception as error:  # from the user's code that reads a batch, or from a fork
+        trial = Rehearsal(error_line(error))
+    if trial.obstacle is not None:
+        return _report_single_clients(f"a stack of clients can't run: {trial.obstacle}")
     if requested != "auto":
         return requested
     limit = _STEP_FLOPS.get(trainer.strategy.root_device.type, _STEP_FLOPS["cuda"])
-    alike = len(largest.clients)
-    pays = found.flops <= limit and alike >= _FEWEST
-    why = f"a client's step takes {found.flops:.0e} operations, stacks pay up to {limit:.0e}"
-    if alike < _FEWEST:
-        why = (
-            f"only {alike} of a round's clients have batches of the same sizes, and fewer than {_FEWEST} "
-            "side by side train no faster than one after the other"
+    equal = len(largest.clients)
+    is_faster = trial.flops <= limit and equal >= _FEWEST
+    reason = f"a client's step takes {trial.flops:.0e} operations, stacks are faster up to {limit:.0e}"
+    if equal < _FEWEST:
+        reason = (
+            f"only {equal} of a round's clients have batches of the same sizes, and a stack needs {_FEWEST} "
+            "to be faster"
         )
-    size = with_cheap_steps(device, size, found.flops, cohort_size)
-    rank_zero_info(f"Federated: clients_per_step = {size if pays else 1} ({why})")
-    return size if pays else 1
+    size = with_cheap_steps(device, size, trial.flops, cohort_size)
+    rank_zero_info(f"Federated: clients_per_step = {size if is_faster else 1} ({reason})")
+    return size if is_faster else 1
 
 
 def _report_single_clients(reason: str, warn: bool = True) -> int:
-    """Say why clients train one at a time."""
+    """Report why clients train one at a time, and return 1."""
     (rank_zero_warn if warn else rank_zero_info)(
-        f"Federated trains one client at a time, which is slower and gives the same results, because {reason}"
+        f"Federated trains one client at a time, which is slower with the same results, because {reason}"
     )
     return 1

@@ -1,7 +1,7 @@
-"""Can a stack of clients train side by side here, and what does a step cost? Tried on a copy beforehand.
+"""Trial before the first round: can a stack of clients train in one step, and what does a step cost?
 
-The copy is a client's, random generators are restored afterwards, and nothing is logged, so the run itself
-does not notice.
+The trial runs on a client's copy, restores random generators afterwards and logs nothing, so it does not
+affect the run.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ from lightning_fedq.functional.batch_stack import (
 
 
 class Rehearsal(NamedTuple):
-    """Findings of a first step on a copy of the module.
+    """Result of a trial step on a copy of the module.
 
     Args:
-        obstacle: Why clients can't train side by side, or None.
-        flops: Floating-point operations of one client's step, matrix products and convolutions.
-        difference: Largest difference of a client's gradient in a stack from that of the client alone, as a
-            share of the largest entry of all.
-        where: Name of the parameter where that is.
-        rounds: Does the step compute in less than 32 bits?
+        obstacle: Reason why a stack is impossible, or None.
+        flops: Floating-point operations of one client's step in matrix products and convolutions.
+        difference: Largest difference between a client's gradient in a stack and alone, relative to the
+            largest gradient entry.
+        where: Name of the parameter with the largest difference.
+        rounds: Whether the step computes in less than 32 bits.
     """
 
     obstacle: str | None
@@ -70,16 +70,18 @@ class Rehearsal(NamedTuple):
 
 
 def elementwise(optimizer: torch.optim.Optimizer) -> bool:
-    """Does this optimiser treat every coordinate on its own?"""
+    """Return whether this optimiser treats every coordinate separately."""
     return type(optimizer) in ELEMENTWISE_OPTIMIZERS
 
 
 def rehearse(trainer: pl.Trainer, begin: Callable[[int], Client], vector: Vector, batch: Any) -> Rehearsal:
-    """Try two steps of a stack on a copy of the module.
+    """Try two steps of a stack on a copy of the module, and compare its gradients with single clients.
 
     Args:
-        begin: Returns a client's copy that is about to train, for a seed.
-        batch: First batch of a stack, as it is read.
+        trainer: User's Trainer during its fit.
+        begin: Function from a seed to a client's copy that is ready to train.
+        vector: Flat vector of the sent tensors.
+        batch: First batch of a stack, as it is read from the loader.
     """
     if obstacle := _find_single_client_hook(trainer) or _known_obstacle(trainer.lightning_module):
         return Rehearsal(obstacle)
@@ -90,7 +92,7 @@ def rehearse(trainer: pl.Trainer, begin: Callable[[int], Client], vector: Vector
             if by_itself and (obstacle := _find_hook_obstacle(begin, vector, batch)):
                 return Rehearsal(obstacle)
             return _judge_difference(lambda wide: _try(begin, vector, batch, by_itself, wide))
-        except Exception as error:  # whatever the user's code or vmap raises is the answer
+        except Exception as error:  # any error of the user's code or of vmap is an obstacle
             return Rehearsal(error_line(error))
 
 
@@ -98,11 +100,11 @@ _MODULE_HOOKS = (*STEP_HOOKS, "on_train_epoch_end")
 
 
 def _find_single_client_hook(trainer: pl.Trainer) -> str | None:
-    """Name a hook that expects one client, of the module, a callback or a parameter.
+    """Return an obstacle if a hook of the module, a callback or a parameter expects a single client.
 
-    A stack's batch has a client dimension, its gradients and weights lie in the stack and not in the module.
-    What a hook of the user's own would make of that is anybody's guess, so such a run goes one client at a
-    time. Callbacks that belong to the fit see none of the three.
+    In a stack, the batch has a client dimension, and gradients and weights are in the stack, not in the
+    module. A user's hook would not expect this, so clients then train one at a time. Callbacks that belong to
+    the fit see neither batches nor gradients nor weights of clients.
     """
     module = trainer.lightning_module
     for hook in _MODULE_HOOKS:
@@ -126,35 +128,36 @@ def _find_single_client_hook(trainer: pl.Trainer) -> str | None:
 _WORDS = {
     "inplace randomness": "training_step draws in place on a tensor that is the same for all clients, as "
     "torch.distributions does; torch.randn_like maps",
-    ".item()": "training_step takes the value of a tensor out, with .item() or float(), or branches on one "
+    ".item()": "training_step reads the value of a tensor with .item() or float(), or branches on it "
     "(data-dependent control flow)",
     "requires_grad_()": "training_step calls requires_grad_(), which torch.func can't map over clients",
 }
-"""What of functorch's and torch's errors stands for what in a training step."""
+"""Explanations of errors from torch and functorch, by a part of their text."""
 
 
 def _known_obstacle(module: pl.LightningModule) -> str | None:
+    """Return an obstacle that is visible in the module without a trial, or None."""
     for name, part in module.named_modules():
         if isinstance(part, nn.RNNBase):
-            return f"{name} ({type(part).__name__}) keeps a list of its weights, which can't be one a client"
+            return f"{name} ({type(part).__name__}) stores a list of its weights, shared by all clients"
         if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
             return f"{name} ({type(part).__name__}) has sparse gradients, which torch.func can't map"
     if getattr(module, "_compiler_ctx", None) is not None:
         return (
-            "torch.compile(module) has compiled training_step for one client; compile a part of the module, "
-            "as in module.net = torch.compile(module.net), to have stacks"
+            "torch.compile(module) has compiled training_step for one client. For stacks, compile a part: "
+            "module.net = torch.compile(module.net)"
         )
     places: dict[int, str] = {}
     for name, parameter in module.named_parameters():
         if nn.parameter.is_lazy(parameter) or not (place := parameter.data_ptr()):  # type: ignore[no-untyped-call]
             continue
         if (first := places.setdefault(place, name)) != name:
-            return f"{first} and {name} are two parameters in one memory, which a stack would part"
+            return f"{first} and {name} are two parameters in one memory, which a stack would separate"
     return None
 
 
 def error_line(error: Exception) -> str:
-    """One line of what an error of a trial says of a training step."""
+    """Describe an error of a trial in one line, with an explanation if it is known."""
     first = str(error).strip().splitlines()[0] if str(error) else ""
     for part, words in _WORDS.items():
         if part in first:
@@ -166,33 +169,37 @@ _ONCE = "a stack has once for all of its clients"
 
 
 def _differ(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Names of what is not the same in both: of pairs, their first part."""
+    """Return the names whose values differ between two mappings. Pairs are compared by their first part."""
     first = [{n: v[0] if isinstance(v, tuple) else v for n, v in marks.items()} for marks in (one, other)]
     return sorted(name for name in {**one, **other} if first[0].get(name) != first[1].get(name))
 
 
 def _make_turns() -> GeneratorTurns:
+    """Make random sequences with the client's index as the seed."""
     turns = GeneratorTurns()
     turns.begin(int)
     return turns
 
 
 def _find_hook_obstacle(begin: Callable[[int], Client], vector: Vector, batch: Any) -> str | None:
-    """Why hooks on batches can't serve one client of a stack after the other. None if they can."""
+    """Return why hooks on batches can't run for each client of a stack in turn. None if they can.
+
+    Such hooks must not store anything, draw from a separate generator, or depend on the weights.
+    """
     client, other = begin(0), begin(0)
     before, drawn = _state_marks(client), _collect_numbers(client.module)
     made = PerClientHandling(client.trainer, _make_turns())(batch)
-    kept, used = _differ(before, _state_marks(client)), _differ(drawn, _collect_numbers(client.module))
-    if names := ", ".join((kept or used)[:4]):
-        what = "keep something beside the batch" if kept else "draw from a random generator of their own"
-        return f"hooks on batches {what} ({names}), which {_ONCE}"
+    stored, used = _differ(before, _state_marks(client)), _differ(drawn, _collect_numbers(client.module))
+    if names := ", ".join((stored or used)[:4]):
+        action = "store something besides the batch" if stored else "draw from a separate random generator"
+        return f"hooks on batches {action} ({names}), which {_ONCE}"
     for name in (*vector.trained, *vector.buffer_names):
         tensor = attrgetter(name)(other.module).detach()
         tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor.add_(1)
-    follows = "hooks on batches follow the weights, of which every client of a stack has its own"
+    follows = "hooks on batches depend on the weights, which differ between the clients of a stack"
     try:
         again = PerClientHandling(other.trainer, _make_turns())(batch)
-    except Exception:  # over what no weights are
+    except Exception:  # the hook failed with NaN weights, so it depends on them
         return follows
     pairs = zip(flat_batch(made)[0], flat_batch(again)[0], strict=True)
     tensors = [(a, b) for a, b in pairs if isinstance(a, Tensor)]
@@ -200,41 +207,50 @@ def _find_hook_obstacle(begin: Callable[[int], Client], vector: Vector, batch: A
 
 
 _TOLERANCE = 0.02
-"""Largest difference of two gradients that are computed in another order, in 32 bits."""
+"""Largest relative difference of gradients that rounding explains in 32 bits, from another order of sums."""
 _TOLERANCE_OF_16 = 0.25
-"""The same where a step can be tried in 16 bits only. bfloat16 keeps 8 bits, and each product is rounded."""
+"""The same tolerance for a step that runs only in 16 bits. bfloat16 has 8 significant bits, and each product
+is rounded."""
 
 
 def _judge_difference(tried: Callable[[bool], Rehearsal]) -> Rehearsal:
-    """Tell rounding from what else differs in a stack.
+    """Decide whether rounding explains the difference between gradients in a stack and alone.
 
     Args:
-        tried: Tries the step in the training's own precision, or in 32 bits: then the sums' order is all
-            that rounding has to explain.
+        tried: Function that tries the step: with False in the training's own precision, with True in 32 bits.
+            In 32 bits only the order of sums causes rounding differences.
     """
-    found = tried(False)
-    if found.obstacle is not None or found.difference <= _TOLERANCE:
-        return found
-    said = f"{found.difference:.2g} of the largest"
-    if found.rounds:
+    result = tried(False)
+    if result.obstacle is not None or result.difference <= _TOLERANCE:
+        return result
+    size = f"{result.difference:.2g} of the largest entry"
+    if result.rounds:
         try:
             wide = tried(True)
-        except Exception:  # a step that is written for 16 bits
-            if found.difference <= _TOLERANCE_OF_16:
-                return found
+        except Exception:  # the step works in 16 bits only
+            if result.difference <= _TOLERANCE_OF_16:
+                return result
         else:
             if wide.obstacle is None and wide.difference <= _TOLERANCE:
-                return found
-            said += f", and {wide.difference:.2g} in 32 bits"
+                return result
+            size += f", and {wide.difference:.2g} in 32 bits"
     return Rehearsal(
-        f"in a stack a client's gradient of {found.where} is not that of the client alone: they are {said} "
-        "apart"
+        f"a client's gradient of {result.where} differs between a stack and the client alone, by {size}"
     )
 
 
 def _try(
     begin: Callable[[int], Client], vector: Vector, user_batch: Any, is_single: bool, in_double: bool
 ) -> Rehearsal:
+    """Run two steps of a stack, then the same steps of its first and last client alone.
+
+    Args:
+        begin: Function from a seed to a client's copy that is ready to train.
+        vector: Flat vector of the sent tensors.
+        user_batch: First batch of a stack, as it is read from the loader.
+        is_single: Whether user hooks handle the batch of each client separately.
+        in_double: Whether to compute in 32 bits although the training uses 16.
+    """
     turns = _make_turns()
     names, buffer_names = vector.trained, vector.buffer_names
 
@@ -257,8 +273,8 @@ def _try(
         groups = group_stackable(batch)
         if 2 * len(groups) > len(batch):
             return Rehearsal(
-                f"the batches of {len(batch)} clients are of {len(groups)} kinds: tensors of other shapes, "
-                "or strings and objects that differ"
+                f"the batches of {len(batch)} clients are of {len(groups)} kinds, with different shapes, "
+                "strings or objects"
             )
         rows = max(groups, key=len)
         batch = stack_batches([batch[row] for row in rows])
@@ -266,13 +282,13 @@ def _try(
     step = StackedStep(module, names, buffer_names, turns)
     parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
     if len({parameters[name].dtype for name in names}) > 1:
-        return Rehearsal("the parameters are of several dtypes")
+        return Rehearsal("the parameters have several dtypes")
     num_clients = _num_clients(batch)
     rows = rows or range(num_clients)
-    own = [parameters[name].detach() for name in names]
+    weights = [parameters[name].detach() for name in names]
     with context():
-        rounds = own[0].dtype.itemsize == 2 or torch.is_autocast_enabled(own[0].device.type)
-    stack = [weight.expand(num_clients, *weight.shape).contiguous() for weight in own]
+        rounds = weights[0].dtype.itemsize == 2 or torch.is_autocast_enabled(weights[0].device.type)
+    stack = [weight.expand(num_clients, *weight.shape).contiguous() for weight in weights]
     changing = [buffers[n].expand(num_clients, *buffers[n].shape).contiguous() for n in buffer_names]
     args = further_arguments(module)
 
@@ -281,58 +297,60 @@ def _try(
             return step(stack, batch, *args, buffers=changing, rows=rows)[1]
 
     def single(alone: Client, row: int) -> None:
-        """Take the step of a row's client by itself, with its own draws."""
+        """Run the step of one client alone, with its own random draws."""
         module, trainer = alone.module, alone.trainer
         module.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
-        seed_for_transforms(row)  # as the stack's turns
-        own = (
+        seed_for_transforms(row)  # the seed that the stack's turns use for this row
+        client_batch = (
             user_batch[row]
             if isinstance(user_batch, UnequalBatches)
             else map_tensors(itemgetter(row), user_batch)
         )
-        own = widened(batch_handler(trainer)(own))
+        client_batch = widened(batch_handler(trainer)(client_batch))
         with context():
-            output = module.training_step(own, *args)
+            output = module.training_step(client_batch, *args)
         loss: Any = output["loss"] if isinstance(output, dict) else output
         if loss is None:
-            raise ValueError("training_step returns no loss for the first batch, on which it is tried")
+            raise ValueError("training_step returns no loss for the first batch, so it can't be tried")
         module.zero_grad()
         loss.backward()
 
     before, numbers, gradients = _global_generator_state(), _collect_numbers(module), list[list[Tensor]]()
-    for _ in range(2):  # what the first step keeps, the second may stumble over
+    for _ in range(2):  # state that the first step stores may break the second step
         gradients.append(stacked())
         step.replay(num_clients, batch, log=lambda *args, **kwargs: None)
-        if leak := _find_leak(module):  # at once: torch itself crashes over some of them
+        if leak := _find_leak(
+            module
+        ):  # check after each step, because torch crashes with some leaked tensors
             return Rehearsal(f"training_step keeps tensors in {leak}")
         now = _collect_numbers(module)
         if changed := _differ(numbers, now):
-            what = "changes numbers of Python"
+            action = "changes numbers of Python"
             if isinstance(now.get(changed[0]), _GeneratorState):
-                what = "draws from a random generator of its own"
-            return Rehearsal(f"training_step {what} ({', '.join(changed[:4])}), which {_ONCE}")
+                action = "draws from a separate random generator"
+            return Rehearsal(f"training_step {action} ({', '.join(changed[:4])}), which {_ONCE}")
     if before != _global_generator_state():
         return Rehearsal(
-            "training_step draws random numbers of Python's or NumPy's, which would be the same for all"
+            "training_step draws random numbers from Python or NumPy, which would be equal for all clients"
         )
     with FlopCounterMode(display=False) as counter, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Using `torch.compile")  # speaks of the counter's own hooks
+        warnings.filterwarnings("ignore", message="Using `torch.compile")  # caused by the counter's hooks
         single(client, rows[0])
     unused = [name for name in names if parameters[name].grad is None]
     if unused:
-        return Rehearsal(f"parameters {unused} get no gradient, which a stack can't tell from a zero one")
-    apart, where = 0.0, ""
+        return Rehearsal(f"parameters {unused} get no gradient, but a stack would give them zeros")
+    largest, where = 0.0, ""
     for place in (0, num_clients - 1) if gradients[0] else ():
-        alone = begun(1 + place)  # generators that it holds are each client's own
+        alone = begun(1 + place)  # another seed per client for the generators in its copy
         single(alone, rows[place])
-        of_alone = [attrgetter(name)(alone.module).grad for name in names]
-        shares = _gradient_differences([one[place] for one in gradients[0]], of_alone)
-        apart, where = max((apart, where), *zip(shares, names, strict=True))
-    return Rehearsal(None, counter.get_total_flops(), apart, where, rounds)
+        alone_gradients = [attrgetter(name)(alone.module).grad for name in names]
+        shares = _gradient_differences([gradient[place] for gradient in gradients[0]], alone_gradients)
+        largest, where = max((largest, where), *zip(shares, names, strict=True))
+    return Rehearsal(None, counter.get_total_flops(), largest, where, rounds)
 
 
 def _gradient_differences(gradients: Sequence[Tensor], reference: Sequence[Tensor | None]) -> list[float]:
-    """Largest differences of gradients, by the largest entry of all. NaN is another matter, and none."""
+    """Return the largest difference per parameter, by the largest reference entry. NaN counts as 0."""
     largest = max((float(b.abs().max()) for b in reference if b is not None and b.numel()), default=0.0)
     shares = []
     for one, other in zip(gradients, reference, strict=True):
@@ -343,17 +361,19 @@ def _gradient_differences(gradients: Sequence[Tensor], reference: Sequence[Tenso
 
 
 class _GeneratorState(bytes):
-    """The state of a random generator."""
+    """State of a random generator as bytes."""
 
 
 def _iterate_values(module: nn.Module, metrics: bool = False) -> Iterator[tuple[str, Any]]:
-    """Values of a module's attributes, in containers and objects in these, too, with the ways to them."""
+    """Yield the values of a module's attributes with their paths, also inside containers and user objects."""
     for prefix, part in module.named_modules():
-        if metrics or not isinstance(part, Metric):  # whose updates are made again, see `StackedStep.replay`
+        if metrics or not isinstance(part, Metric):  # `StackedStep.replay` handles the updates of metrics
             yield from _values_in(vars(part), f"{prefix}." if prefix else "")
 
 
 def _values_in(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yield values with their paths, up to three levels deep."""
+
     def look(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
         if isinstance(value, list | tuple | deque) and len(value) <= _LOOKED_AT and depth:
             yield f"len({name})", len(value)
@@ -374,7 +394,7 @@ def _values_in(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, An
 
 
 def _collect_numbers(module: nn.Module) -> dict[str, Any]:
-    """Python's numbers in a module, and the states of random generators."""
+    """Return Python's numbers in a module as text, and the states of its random generators, by path."""
     found = dict[str, Any]()
     for name, value in _iterate_values(module):
         if isinstance(value, bool | int | float | itertools.count):
@@ -386,11 +406,14 @@ def _collect_numbers(module: nn.Module) -> dict[str, Any]:
 
 
 def _state_marks(client: Client) -> dict[str, tuple[Any, Any]]:
-    """By what one sees whether a value of module or data module is another one: and the value, kept alive."""
+    """Return a mark of each value of module and data module that changes with it, and the value.
+
+    The value is returned to keep it alive, so that its `id` stays unique.
+    """
     module, found = client.module, dict[str, tuple[Any, Any]]()
-    own = vars(client.trainer.datamodule) if client.trainer.datamodule is not None else {}
+    data = vars(client.trainer.datamodule) if client.trainer.datamodule is not None else {}
     tensors = (*module.named_parameters(), *module.named_buffers())
-    for name, value in (*tensors, *_iterate_values(module, metrics=True), *_values_in(own, "data.")):
+    for name, value in (*tensors, *_iterate_values(module, metrics=True), *_values_in(data, "data.")):
         mark: Any = id(value)
         if isinstance(value, Tensor):
             mark = id(value), value._version
@@ -403,6 +426,7 @@ def _state_marks(client: Client) -> dict[str, tuple[Any, Any]]:
 
 
 def _is_of_the_user(value: Any) -> bool:
+    """Return whether an object has attributes and its class is not of a known library."""
     if isinstance(value, torch.nn.Module | Tensor | type) or not hasattr(value, "__dict__"):
         return False
     return type(value).__module__.partition(".")[0] not in _LIBRARIES
@@ -413,20 +437,21 @@ _LIBRARIES = ("torch", "torchmetrics", "lightning", "pytorch_lightning", "lightn
 
 
 def _global_generator_state() -> tuple[Any, bytes, int]:
-    """State of the global generators that are not torch's."""
+    """Return the state of the global generators of Python and NumPy."""
     states: dict[str, Any] = pl.utilities.seed._collect_rng_states(include_cuda=False)  # type: ignore[attr-defined]
     return states["python"], states["numpy"][1].tobytes(), states["numpy"][2]
 
 
 def _num_clients(batch: Any) -> int:
+    """Return the size of the leading client dimension of a stack's batch."""
     sizes = [len(leaf) for leaf in flat_batch(batch)[0] if isinstance(leaf, Tensor)]
     if not sizes or len(set(sizes)) != 1:
-        raise TypeError("the batch holds no tensors with one leading client dimension")
+        raise TypeError("The batch must have tensors with one common leading client dimension")
     return sizes[0]
 
 
 def _find_leak(module: torch.nn.Module) -> str | None:
-    """Name an attribute that holds a tensor of a vmap that is over: state that `training_step` keeps."""
+    """Return the name of an attribute in which `training_step` stored a tensor of a finished vmap."""
     for prefix, part in module.named_modules():
         for name, value in vars(part).items():
             if any(_is_dead(leaf) for leaf in tree_leaves(value)):
@@ -435,4 +460,5 @@ def _find_leak(module: torch.nn.Module) -> str | None:
 
 
 def _is_dead(value: Any) -> bool:
+    """Return whether a value is a tensor wrapper of functorch."""
     return isinstance(value, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value)

@@ -1,9 +1,9 @@
 """Logging and metric updates of `training_step` in a stack of clients.
 
-Inside `vmap` a value stands for all clients at once, and a metric would keep tensors of a map that is over.
-So `self.log` and the calls of torchmetrics objects are caught, their tensors leave the map with a client
-dimension, and then they are made for real: a value is reduced over the clients as its `reduce_fx` says, and
-a metric is updated with one client's arguments after the other's, as it would be one client at a time.
+Inside `vmap` a value represents all clients at once, and a metric would store tensors that are invalid after
+the map. So calls of `self.log` and of torchmetrics objects are recorded, and their tensors leave the map with
+a client dimension. After the step the calls are executed. A logged value is reduced over clients by its
+`reduce_fx`. A metric is updated with the arguments of one client after another, as without a stack.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ _SIGNATURE = inspect.signature(pl.LightningModule.log)
 
 
 class _MetricValue:
-    """Value of a caught metric: to be logged, and nothing else, since the metric runs after the step."""
+    """Placeholder for the value of a recorded metric call. It can only be logged."""
 
     def __init__(self, update: int, name: str, key: str | None = None) -> None:
         self.update, self.name, self.key = update, name, key
 
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(
-            f"the value of {self.name} can be logged, and not computed with inside training_step, since a "
-            "metric is updated after the step"
+            f"The value of {self.name} can be logged, but not used inside training_step, "
+            "because a stack updates metrics after the step"
         )
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
     __neg__ = __float__ = __bool__ = __lt__ = __gt__ = __le__ = __ge__ = __format__ = _refuse
 
     def __getattr__(self, attribute: str) -> Any:
-        if attribute.startswith("__"):  # what copies and inspections ask for
+        if attribute.startswith("__"):  # copy and inspect look for such attributes
             raise AttributeError(attribute)
         return self._refuse()
 
 
 @dataclass
 class _Update:
-    """A caught call of a metric. Its tensors are `tensors[start:start + count]` of the step's."""
+    """Recorded call of a metric. Each leaf is an index into the step's tensors, or a `_Constant`."""
 
     metric: Metric | MetricCollection
     forward: bool
@@ -59,7 +59,7 @@ class _Update:
 
 @dataclass
 class _Log:
-    """A caught `self.log`. `value` is an index of the step's tensors, or what else was logged."""
+    """Recorded call of `self.log`. `value` is an index into the step's tensors, or another value."""
 
     value: Any
     is_tensor: bool
@@ -68,18 +68,20 @@ class _Log:
 
 @dataclass
 class _Caught:
+    """Recorded calls of one step, and their tensors."""
+
     updates: list[_Update] = field(default_factory=list)
     logs: list[_Log] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
 
 
 class StackedLogs:
-    """Catches what a mapped `training_step` logs, and logs it for real afterwards.
+    """Recorder of the logging and metric calls of a mapped `training_step`, which executes them afterwards.
 
     Args:
-        module: Its `log` and its metrics.
-        keep: Takes the clients' values of a logged metric, by name and as `(clients, ...)`, before they are
-            reduced.
+        module: Module whose `log` and metrics are recorded.
+        keep: Function that receives the name and the clients' values `(clients, ...)` of a logged metric
+            before they are reduced.
     """
 
     def __init__(self, module: pl.LightningModule, keep: Keep | None = None) -> None:
@@ -89,7 +91,7 @@ class StackedLogs:
 
     @contextmanager
     def catching(self) -> Iterator[None]:
-        """Stand in for `log` and for the metrics' methods."""
+        """Replace `log` and the methods of metrics by recorders, inside the `with` statement."""
         self._caught = _Caught()
         undo: list[tuple[dict[str, Any], str, Any]] = []
 
@@ -107,20 +109,22 @@ class StackedLogs:
             yield
         finally:
             for attributes, name, method in reversed(undo):
-                if method is undo:  # there was none of the instance's own
+                if method is undo:  # the instance had no such attribute
                     del attributes[name]
                 else:
                     attributes[name] = method
 
     def tensors(self) -> list[Tensor]:
-        """Caught tensors, to be returned from the mapped function."""
+        """Return the recorded tensors, which the mapped function must return."""
         return [tensor.detach() for tensor in self._caught.tensors]
 
     def _hold(self, tensor: Tensor) -> int:
+        """Record a tensor and return its index."""
         self._caught.tensors.append(tensor)
         return len(self._caught.tensors) - 1
 
     def _log(self, *args: Any, **kwargs: Any) -> None:
+        """Record a call of `self.log`."""
         arguments = _SIGNATURE.bind(self._module, *args, **kwargs).arguments
         del arguments["self"]
         name, value = arguments.pop("name"), arguments.pop("value")
@@ -129,15 +133,17 @@ class StackedLogs:
             raise TypeError(
                 f"self.log({name!r}, ...) of a {type(value).__name__} can't be reduced over clients"
             )
-        held = self._hold(value) if isinstance(value, Tensor) else value
-        self._caught.logs.append(_Log(held, isinstance(value, Tensor), arguments))
+        entry = self._hold(value) if isinstance(value, Tensor) else value
+        self._caught.logs.append(_Log(entry, isinstance(value, Tensor), arguments))
 
     def _catcher(self, metric: Metric | MetricCollection, forward: bool) -> Callable[..., Any]:
+        """Make the recorder that replaces a metric's `forward` or `update`."""
+
         def call(*args: Any, **kwargs: Any) -> Any:
             leaves, spec = tree_flatten((args, kwargs))
-            held = [self._hold(leaf) if isinstance(leaf, Tensor) else _Constant(leaf) for leaf in leaves]
+            entries = [self._hold(leaf) if isinstance(leaf, Tensor) else _Constant(leaf) for leaf in leaves]
             index, name = len(self._caught.updates), type(metric).__name__
-            self._caught.updates.append(_Update(metric, forward, spec, held))
+            self._caught.updates.append(_Update(metric, forward, spec, entries))
             if not forward:
                 return None
             if isinstance(metric, MetricCollection):
@@ -149,19 +155,20 @@ class StackedLogs:
     def replay(
         self, tensors: Sequence[Tensor], num_clients: int, batch: Any, log: Callable[..., Any] | None = None
     ) -> None:
-        """Update the metrics with every client's arguments, and log what was logged.
+        """Execute the recorded calls: update metrics client by client, and log reduced values.
 
         Args:
-            tensors: What `tensors` has returned, each with a leading client dimension.
-            batch: The stack's batch, for its number of samples.
-            log: Logs; None is the module's own.
+            tensors: Result of `tensors` after the map, each with a leading client dimension.
+            num_clients: Number of clients in the stack.
+            batch: Batch of the stack, from which the number of samples is read.
+            log: Function to log with. None is the module's `log`.
         """
         caught, results = self._caught, self._update_metrics(tensors, num_clients)
         for entry in caught.logs:
             value, arguments = entry.value, dict(entry.arguments)
             if isinstance(value, _MetricValue):
-                found = results[value.update]
-                value = torch.stack([one if value.key is None else one[value.key] for one in found])
+                values = results[value.update]
+                value = torch.stack([item if value.key is None else item[value.key] for item in values])
             elif entry.is_tensor:
                 value = tensors[value]
             elif not isinstance(value, Metric):
@@ -179,7 +186,7 @@ class StackedLogs:
             (log or self._module.log)(name, value, **arguments)
 
     def _update_metrics(self, tensors: Sequence[Tensor], num_clients: int) -> list[list[Any]]:
-        """Values of each caught `forward`, client after client."""
+        """Update the metrics client by client. Return, per recorded call, the values of all clients."""
         results: list[list[Any]] = [[] for _ in self._caught.updates]
         for client in range(num_clients):
             for update, result in zip(self._caught.updates, results, strict=True):
@@ -198,7 +205,7 @@ class StackedLogs:
 
 @dataclass(frozen=True)
 class _Constant:
-    """An argument that is not a tensor."""
+    """Argument of a metric call that is not a tensor."""
 
     value: Any
 
@@ -208,7 +215,7 @@ def _first(tensor: Tensor) -> Tensor:
 
 
 def _outermost_metrics(module: nn.Module) -> Iterator[Metric | MetricCollection]:
-    """The metrics of a module, a collection or a wrapper as a whole."""
+    """Yield the metrics of a module. Collections and wrappers count as one metric."""
     for child in module.children():
         if isinstance(child, Metric | MetricCollection):
             yield child
@@ -217,14 +224,16 @@ def _outermost_metrics(module: nn.Module) -> Iterator[Metric | MetricCollection]
 
 
 def _refuser(metric: nn.Module, name: str) -> Callable[..., Any]:
+    """Make the function that replaces `compute` and `reset`, whose results depend on earlier clients."""
+
     def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise TypeError(f"{name}() of {type(metric).__name__} inside training_step needs the clients before")
+        raise TypeError(f"{name}() of {type(metric).__name__} in training_step needs the clients in sequence")
 
     return refuse
 
 
 def _reduced(values: Tensor, reduce_fx: Any) -> Tensor:
-    """One value a client, reduced over clients by one of the four reductions that Lightning knows."""
+    """Reduce one value per client over clients, by sum, max, min or mean like Lightning."""
     values = values if values.is_floating_point() else values.to(torch.get_default_dtype())
     if reduce_fx in ("sum", torch.sum, sum):
         return values.sum(0)
@@ -232,11 +241,11 @@ def _reduced(values: Tensor, reduce_fx: Any) -> Tensor:
         return values.amax(0)
     if reduce_fx in ("min", torch.min, min):
         return values.amin(0)
-    return values.mean(0)  # Lightning refuses any other by its own words
+    return values.mean(0)  # Lightning itself raises for any other reduction
 
 
 def _show_mean(metric: Metric | MetricCollection, results: Sequence[Any]) -> None:
-    """Let a metric that is logged with `on_step=True` show the clients' mean, not the last one's value."""
+    """Set the value that a metric logs with `on_step=True` to the mean over clients."""
     if isinstance(metric, MetricCollection):
         for key, member in metric.items(keep_base=False, copy_state=False):
             if key in results[0]:

@@ -1,9 +1,11 @@
-"""Hooks that use what training leaves beside the model, of which the user's own objects never hear.
+"""Detection of hooks that use stale state: state that training changes only in the clients' copies.
 
-A callback that averages weights by batch, and puts the average in when the training ends, does the first in
-the clients' copies and the second in the user's fit, where its average is still of the first weights. So
-hooks of a validation, of a checkpoint and of the end must do the same to the model of a client that has
-trained, and to that model with all else as it was before.
+Example: a callback averages weights after each batch, and writes the average into the model when training
+ends. The batch hook runs in the clients' copies, and the end hook in the user's fit, where the average is
+still the initial one.
+
+The test compares two copies: a client that has trained, and a fresh copy with the same weights. Hooks for
+validation, checkpoints and the end of training must have the same effect on both models.
 """
 
 from __future__ import annotations
@@ -39,12 +41,17 @@ _CHANGES |= {"subprocess.Popen", "os.system", "os.posix_spawn", "os.exec", "sock
 
 
 def stale_hooks(trained: Client, before: Client) -> tuple[str, list[str]]:
-    """Which hook would use what the user's own objects never get ("" if none does), and which raise there.
+    """Find a hook that uses state of a client's training, and the hooks that raise.
 
-    Only in a fork: hooks are called in forks of it in which nothing can be written.
+    Call this in a fork only. The hooks run in further forks, in which files can't be written.
 
     Args:
-        before: One that has not. It is given the other's parameters and buffers.
+        trained: Client that has trained.
+        before: Client that has not trained. It receives the parameters and buffers of `trained`.
+
+    Returns:
+        Name of the first hook with a different effect on the two clients ("" if there is none), and the hooks
+        that raised, with their errors.
     """
     if not _called(_callbacks(trained), trained.module):
         return "", []
@@ -61,25 +68,26 @@ def stale_hooks(trained: Client, before: Client) -> tuple[str, list[str]]:
 
 
 def untried(trainer: Any, why: str, raised: Sequence[str]) -> str:
-    """Sentence of a run and its page about hooks that are not tried. "" where there are none.
+    """Return a sentence for the report about hooks that were not tried. "" if there are none.
 
     Args:
-        why: Why none is. "" if they were.
-        raised: Those that raised where they were tried, and what.
+        trainer: User's Trainer.
+        why: Reason why no hook was tried. "" if they were tried.
+        raised: Hooks that raised in the trial, with their errors.
     """
     module = trainer.lightning_module
     names = _called([one for one in trainer.callbacks if is_user_s(one)], module) if why else list(raised)
     if not names:
         return ""
     return (
-        f"{in_short(names, 3)} were not tried ({why or 'they raised there'}): weights that such "
-        "hooks put in, from what hooks of batches keep beside the model, an average say, are the first ones; "
-        "EMAWeightAveraging averages the global model."
+        f"{in_short(names, 3)} were not tried ({why or 'they raised'}), so weights that they set "
+        "from batch hooks, such as averages, may be initial ones. "
+        "Use EMAWeightAveraging to average the global model."
     )
 
 
 def _called(callbacks: list[Any], module: Any) -> list[str]:
-    """Hooks of a validation, a checkpoint or the end that somebody overrides, with whose they are."""
+    """Return the overridden hooks for validation, checkpoints and the end, as "Class.hook"."""
     hooks = ("on_save_checkpoint", *_HOOKS)
     found = [f"{type(one).__name__}.{hook}" for one in callbacks for hook in hooks if overrides(one, hook)]
     own = [hook for hook in hooks if is_overridden(hook, module, pl.LightningModule)]
@@ -87,17 +95,17 @@ def _called(callbacks: list[Any], module: Any) -> list[str]:
 
 
 def _no_changes(event: str, args: Any) -> None:
-    """Let Python change no file and reach nobody, as an audit hook of a fork."""
+    """Block file changes, subprocesses and network connections, as an audit hook of a fork."""
     if event == "open" and not isinstance(args[0], int):
         writes = (args[2] or 0) & (os.O_WRONLY | os.O_RDWR) or any(sign in (args[1] or "") for sign in "wax+")
     else:
         writes = event in _CHANGES
     if writes:
-        raise PermissionError("nothing can be written where hooks are tried")
+        raise PermissionError("Hooks can't write files or open connections in the trial")
 
 
 def _after_hooks(client: Client) -> tuple[dict[str, Digests], list[str]]:
-    """The model as checkpoints would hold it, and after each hook, and which hooks raise."""
+    """Return digests of the model in a checkpoint and after each hook, and the hooks that raised."""
     sys.addaudithook(_no_changes)
     seed_for_transforms(0)
     module, trainer, called = client.module, client.trainer, _callbacks(client)
@@ -116,7 +124,7 @@ def _after_hooks(client: Client) -> tuple[dict[str, Digests], list[str]]:
     for one in (*called, module):
         call(one, "on_save_checkpoint", saved)
     state = saved["state_dict"] if isinstance(saved.get("state_dict"), Mapping) else {}
-    weights = {name: state[name] for name, _ in _tensors(module) if name in state}  # no other kind of state
+    weights = {name: state[name] for name, _ in _tensors(module) if name in state}  # parameters and buffers
     found = {"on_save_checkpoint": digests(weights, "")}
     for hook in _HOOKS:
         for one in (*called, module):
@@ -126,18 +134,19 @@ def _after_hooks(client: Client) -> tuple[dict[str, Digests], list[str]]:
 
 
 def _callbacks(client: Client) -> list[Any]:
-    """Its copies, and the user's own of which it has none."""
+    """Return the user callbacks of a client: its copies, and originals of which it has no copy."""
     copied = [type(one) for one in client.callbacks]
-    own = [*client.callbacks, *(one for one in client.trainer.home.callbacks if type(one) not in copied)]
-    return [one for one in own if is_user_s(one)]
+    callbacks = [*client.callbacks, *(c for c in client.trainer.home.callbacks if type(c) not in copied)]
+    return [callback for callback in callbacks if is_user_s(callback)]
 
 
 def is_user_s(one: Any) -> bool:
-    """Is a callback the user's own, or one of Lightning's that works on the training?"""
+    """Return whether a callback may change the model: no checkpoint, progress bar or callback of rounds."""
     return not (isinstance(one, pl.callbacks.Checkpoint | pl.callbacks.ProgressBar) or knows_clients(one))
 
 
 def _tensors(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Return the parameters and buffers with their names."""
     return [*module.named_parameters(), *module.named_buffers()]
 
 
@@ -145,23 +154,27 @@ Digests = dict[str, str]
 
 
 _PER_RUN = {"seconds", "id"}
-"""A record's time and a ledger's name."""
+"""Keys whose values differ between equal runs: the time in a record, and the name of a ledger."""
 
 
 def digests(value: Any, path: str, plain: bool = False) -> Digests:
-    """A digest of every leaf, by its place. An object that is met again is told by its first place.
+    """Return a digest of every leaf of a nested value, by its path.
+
+    An object that occurs again is represented by the path of its first occurrence.
 
     Args:
-        plain: Leave out objects, and containers in a container.
+        value: Nested value.
+        path: Path of the value, a prefix of all paths.
+        plain: Whether to leave out objects, and containers in containers.
 
-    Example:
+    Examples:
         >>> sorted(digests({"a": [1, 2.5]}, "checkpoint"))
         ['checkpoint/a/0', 'checkpoint/a/1', 'checkpoint/a/length', 'checkpoint/keys']
         >>> digests([knot := [], knot], "twice")["twice/1"]
         'as twice/0'
     """
     found: Digests = {}
-    met: dict[int, tuple[str, Any]] = {}  # with the objects, whose `id` would be another's when they are gone
+    met: dict[int, tuple[str, Any]] = {}  # keeps the objects alive, so that each `id` stays unique
 
     def walk(value: Any, path: str, depth: int) -> None:
         if isinstance(value, str | bytes | int | float | bool | type(None)):
@@ -190,7 +203,7 @@ def digests(value: Any, path: str, plain: bool = False) -> Digests:
         elif plain:
             return
         elif isinstance(value, pl.Trainer) or type(value).__module__.startswith("lightning_fedq."):
-            found[path] = type(value).__qualname__  # which lead from hyperparameters to everything
+            found[path] = type(value).__qualname__  # not followed, because these refer to the whole program
         elif hasattr(value, "__dict__"):
             found[path] = type(value).__qualname__
             walk(vars(value), path, depth + 1)

@@ -1,4 +1,4 @@
-"""Undo list of temporary attribute patches on the user's objects, for the time of a fit."""
+"""Undo list for temporary attribute patches on the user's objects during a fit."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 class Undo(ExitStack):
-    """Things to undo, the last one first: when it is closed, or at the end of a `with` statement."""
+    """Stack of undo actions. They run in reverse order on `close` or at the end of a `with` statement."""
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
-        """Set an attribute. Undone, the instance has its own again, or none."""
+        """Set an attribute of an instance. Undo restores its old value, or deletes it if there was none."""
         if name in vars(owner):
             self.callback(setattr, owner, name, vars(owner)[name])
         else:

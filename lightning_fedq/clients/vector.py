@@ -1,12 +1,16 @@
-"""The flat vector of an update: which parameters and buffers travel, read from a module and written to it.
+"""Flat vector of an update: selects the parameters and buffers that clients send, and reads and writes them.
 
-What training changes, travels. Buffers that it changes, as a rule running statistics, and frozen parameters
-that it writes, as the teachers of MoCo, BYOL, DINO and mean teachers, are part of what a client learns.
-Shared, they are segments of the flat vector behind the trained parameters; local, every client finds its own
-again in the next round (FedBN: Li et al., ICLR 2021) and the global model keeps those of the start; frozen,
-normalisation layers train in eval mode. Counters of batches never travel: they advance by what the longest
-client counted. Parameters and buffers that match a pattern of `local` stay with the client in the same way
-(`clients.personal`).
+By default, clients send all tensors that training changes: trained parameters, changed buffers (usually
+running statistics), and frozen parameters that training writes (teachers of MoCo, BYOL, DINO and mean
+teachers). The buffer mode decides what happens to changed buffers:
+
+- "share": they are segments of the flat vector, after the trained parameters.
+- "local": every client keeps its own for the next round (FedBN: Li et al., ICLR 2021), and the global model
+  keeps the initial ones.
+- "frozen": normalisation layers train in eval mode, so they do not change.
+
+Batch counters are never sent. They advance by the number of batches of the longest client. Parameters and
+buffers that match a pattern of `local` also stay with the client (`clients.personal`).
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ _INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torc
 
 
 def layers_with_statistics(module: nn.Module) -> dict[str, nn.Module]:
-    """Layers that update running statistics when they train, by name, whatever their present mode."""
+    """Return the layers with running statistics by name, in any mode."""
     return {
         name: layer
         for name, layer in module.named_modules()
@@ -47,13 +51,13 @@ def layers_with_statistics(module: nn.Module) -> dict[str, nn.Module]:
 
 
 def updated_statistics(module: nn.Module) -> tuple[str, ...]:
-    """Names of the running statistics of layers in training mode."""
+    """Return the names of the running statistics of layers in training mode."""
     layers = [name for name, layer in layers_with_statistics(module).items() if layer.training]
     return tuple(f"{name}.{leaf}".lstrip(".") for name in layers for leaf in _STATISTICS)
 
 
 def find_counters(module: nn.Module, buffers: Sequence[str]) -> tuple[str, ...]:
-    """Names of the batch counters beside running statistics."""
+    """Return the names of the batch counters that belong to running statistics."""
     present = {name for name, _ in module.named_buffers()}
     wanted = [
         name[: -len("running_mean")] + "num_batches_tracked"
@@ -66,14 +70,17 @@ def find_counters(module: nn.Module, buffers: Sequence[str]) -> tuple[str, ...]:
 def num_coordinates(
     module: nn.Module, mode: BufferMode, local: Sequence[str] = (), sharing: Sequence[str] = ()
 ) -> int:
-    """Length of the vector that clients will send, of a module that has not begun to train.
+    """Count the coordinates of the vector that clients will send, before training.
 
-    Parameters that train and, where buffers are shared, the running statistics of layers in training mode;
-    what only a rehearsal finds is not counted.
+    The count covers trained parameters, running statistics of layers in training mode (if buffers are
+    shared), and tensors that `sharing` names. Other tensors that training changes are only known after a
+    rehearsal.
 
     Args:
-        local: Patterns of the names that stay with the clients.
-        sharing: Patterns of the names of buffers and frozen parameters that travel in any case.
+        module: Module before training.
+        mode: Buffer mode.
+        local: Patterns of names of tensors that stay with clients.
+        sharing: Patterns of names of buffers and frozen parameters that clients send in any case.
 
     Raises:
         ValueError: If a pattern matches nothing.
@@ -85,19 +92,20 @@ def num_coordinates(
     trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     shared = dict([*trained, *((name, sizes[name]) for name in statistics)])
     tensors = _tensors(module)
-    said = {n: tensors[n] for n in match_names(tensors, sharing) if tensors[n].is_floating_point()}
-    staying = match_names(tensors, local) - said.keys()
-    return sum(tensor.numel() for name, tensor in {**shared, **said}.items() if name not in staying)
+    declared = {n: tensors[n] for n in match_names(tensors, sharing) if tensors[n].is_floating_point()}
+    staying = match_names(tensors, local) - declared.keys()
+    return sum(tensor.numel() for name, tensor in {**shared, **declared}.items() if name not in staying)
 
 
 class ChangedTensors(NamedTuple):
-    """Tensors that training changes beside the trained parameters, as known before the first round.
+    """Tensors that training changes in addition to trained parameters, found before the first round.
 
     Args:
-        expected: Running statistics that were to change, by the modes of their layers.
-        changed: Floating point buffers and frozen parameters that did change in the rehearsal; `expected`
-            where there was none.
-        integers: Integer buffers that did, beside the counters of batches: pointers, counts.
+        expected: Running statistics that should change, according to the modes of their layers.
+        changed: Floating-point buffers and frozen parameters that changed in the rehearsal. Without a
+            rehearsal, the same as `expected`.
+        integers: Integer buffers that changed in the rehearsal, without batch counters. Examples are queue
+            pointers and counts.
     """
 
     expected: tuple[str, ...] = ()
@@ -106,17 +114,13 @@ class ChangedTensors(NamedTuple):
 
     @classmethod
     def from_layers(cls, module: nn.Module) -> ChangedTensors:
-        """Those that the modes of normalisation layers tell of, where nothing can be tried."""
+        """Derive the tensors from the modes of normalisation layers, if no rehearsal is possible."""
         known = updated_statistics(module)
         return cls(known, known)
 
     @classmethod
     def compare(cls, before: nn.Module, after: nn.Module) -> ChangedTensors:
-        """Compare a module with the copy that a client has trained.
-
-        Raises:
-            ValueError: If a buffer that changes has a value that is not finite.
-        """
+        """Find the tensors that differ between a module and a client's trained copy."""
         old, new = _tensors(before), _tensors(after)
         changed = [n for n, t in old.items() if n in new and not _equal(t, new[n])]
         buffers = dict(before.named_buffers())
@@ -127,69 +131,85 @@ class ChangedTensors(NamedTuple):
         return cls(updated_statistics(before), tuple(floats), tuple(integers))
 
     def current(self, module: nn.Module, trained: Sequence[str]) -> tuple[str, ...]:
-        """Names of what training changes by the present modes of the layers, in the module's order."""
+        """Return the names of changed tensors for the layers' current modes, in the order of the module.
+
+        Args:
+            module: Module with the current modes.
+            trained: Names of trained parameters, which are excluded.
+        """
         statistics = {
             f"{name}.{leaf}".lstrip(".") for name in layers_with_statistics(module) for leaf in _STATISTICS
         }
         updated = set(updated_statistics(module))
-        held = set(self.expected) - set(self.changed)
-        wanted = (set(self.changed) - statistics) | (updated - held)
+        # statistics that should have changed in the rehearsal and did not are excluded
+        unchanged = set(self.expected) - set(self.changed)
+        wanted = (set(self.changed) - statistics) | (updated - unchanged)
         names = [name for name, _ in [*module.named_buffers(), *module.named_parameters()]]
         return tuple(name for name in names if name in wanted and name not in trained)
 
 
 def optimised_ids(optimizers: Sequence[Optimizer]) -> set[int]:
-    """Identities of the parameters that some optimisers hold."""
+    """Return the `id` of each parameter in some optimisers."""
     groups = (group for optimizer in optimizers for group in optimizer.param_groups)
     return {id(parameter) for group in groups for parameter in group["params"]}
 
 
 def train_only(module: nn.Module, optimizers: Sequence[Optimizer], trained: Collection[str]) -> None:
-    """Train these parameters, and freeze all others that the optimisers hold."""
-    held, trained = optimised_ids(optimizers), set(trained)
+    """Set `requires_grad` for these parameters only, and freeze all other parameters of the optimisers."""
+    optimised, trained = optimised_ids(optimizers), set(trained)
     for name, parameter in module.named_parameters():
-        if name in trained or id(parameter) in held:
+        if name in trained or id(parameter) in optimised:
             parameter.requires_grad_(name in trained)
 
 
 def find_changed(
     before: nn.Module | Mapping[str, Tensor], after: nn.Module, names: Sequence[str]
 ) -> dict[str, Tensor]:
-    """Which of these tensors have other values, of the same shape and type, after a training."""
-    found = {}
+    """Return the new values of tensors that training has changed, by name.
+
+    Tensors that are missing afterwards, or have another shape or dtype, are left out.
+
+    Args:
+        before: Module or tensors before training.
+        after: Trained module.
+        names: Names of tensors to compare.
+    """
+    changed = {}
     for name in names:
         try:
-            one = before[name] if isinstance(before, Mapping) else attrgetter(name)(before)
-            other = attrgetter(name)(after)
+            old = before[name] if isinstance(before, Mapping) else attrgetter(name)(before)
+            new = attrgetter(name)(after)
         except AttributeError:
             continue
-        alike = isinstance(other, Tensor) and (one.shape, one.dtype) == (other.shape, other.dtype)
-        if alike and not _equal(one.detach(), other.detach()):
-            found[name] = other
-    return found
+        comparable = isinstance(new, Tensor) and (old.shape, old.dtype) == (new.shape, new.dtype)
+        if comparable and not _equal(old.detach(), new.detach()):
+            changed[name] = new
+    return changed
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return all parameters and buffers by name, detached."""
     return {name: t.detach() for name, t in [*module.named_parameters(), *module.named_buffers()]}
 
 
 def _equal(left: Tensor, right: Tensor) -> bool:
+    """Return whether two tensors are equal in shape, dtype and values. A NaN equals a NaN."""
     if left.shape != right.shape or left.dtype != right.dtype:
         return False
-    # NaN differs from itself
+    # torch.equal treats a NaN as different from itself
     return bool(torch.equal(left, right) or torch.equal(left.nan_to_num(), right.nan_to_num()))
 
 
 class Members(NamedTuple):
-    """Names of what the clients train.
+    """Names of the tensors that clients train or change.
 
     Args:
-        parameters: Those that are trained and in the optimiser, in the order of the flat vector.
-        buffers: Floating point buffers and frozen parameters that training changes; where they are shared, in
-            the same order behind the trained parameters.
+        parameters: Trained parameters that clients send, in the order of the flat vector.
+        buffers: Floating-point buffers and frozen parameters that training changes. Shared ones come first
+            and follow the trained parameters in the flat vector.
         counters: Integer buffers that count batches.
         integers: Other integer buffers, which every client keeps for itself.
-        local: Parameters that are trained and stay with the client.
+        local: Trained parameters that stay with the client.
     """
 
     parameters: tuple[str, ...]
@@ -199,39 +219,46 @@ class Members(NamedTuple):
     local: tuple[str, ...] = ()
 
     def plain(self) -> dict[str, list[str]]:
-        """In the types that a checkpoint may hold."""
+        """Convert to types that a checkpoint may contain."""
         return {kind: list(names) for kind, names in self._asdict().items()}
 
     @classmethod
     def from_plain(cls, plain: dict[str, list[str]]) -> Members:
-        """Read what `plain` wrote."""
+        """Convert back from the result of `plain`."""
         return cls(**{kind: tuple(names) for kind, names in plain.items()})
 
 
 class Vector:
-    """Trained parameters and buffers of a module as one flat vector.
+    """Trained parameters and changed buffers of a module as one flat vector.
+
+    The vector has one segment per sent tensor: trained parameters, then shared buffers.
 
     Args:
-        optimizers: Returns the optimisers of the trained parameters; there may be others in every round.
-        rehearsed: What training changes beside the trained parameters.
-        members: What is trained, as a checkpoint has it; None looks at the module.
-        local: Patterns of the names that stay with the clients.
-        shared: Patterns of the names of buffers and frozen parameters that travel though the rehearsal did
+        module: User's module, which holds the global model.
+        optimizers: Function that returns the current optimisers of the trained parameters.
+        mode: Buffer mode.
+        rehearsed: Tensors that training changes in addition to the trained parameters.
+        members: Names of trained tensors from a checkpoint. None derives them from the module.
+        local: Patterns of names of tensors that stay with clients.
+        shared: Patterns of names of buffers and frozen parameters that clients send even if the rehearsal did
             not change them.
-        constraints: What tensors are, by patterns of their names.
+        constraints: Constraints on values of tensors, by patterns of names.
 
     Attributes:
-        members: What is trained.
-        constraints: What buffers and parameters that travel are, by name.
-        constant_elements: What layers hold constant of the parameters that travel, by name.
-        uncarried: Names of what is in no update and stays with no client; training should not change it.
-        num_uncarried: Values of these.
-        shapes: Shape of every segment.
+        members: Names of the trained and changed tensors.
+        shared: Names of the buffers and frozen parameters that clients send.
+        constraints: Constraint of each sent tensor that has one, by name.
+        constant_elements: Elements of sent parameters that layers keep constant, by name.
+        uncarried: Names of buffers and frozen parameters that clients neither send nor keep. Training should
+            not change them.
+        num_uncarried: Number of values of the uncarried tensors.
+        shapes: Shape of each segment.
         personal: Tensors that every client keeps for itself.
-        max_counted: Most that a client of the open round has counted, of each counter.
+        max_counted: Largest increase of each counter over the clients of the open round, int64.
 
     Raises:
-        ValueError: If there is no trained parameter, or several devices, or a pattern matches nothing or all.
+        ValueError: If a pattern matches nothing or every trained parameter, if the module lacks a member, or
+            if a shared buffer is not finite.
     """
 
     def __init__(
@@ -252,21 +279,21 @@ class Vector:
         self.personal, self._patterns = PersonalTensors(), tuple(local)
         self._match_patterns()
         if members is not None:
-            # as in the run that a checkpoint is of: what was frozen there is frozen again, the rest trained
+            # freeze and train the same parameters as the run of the checkpoint
             train_only(module, optimizers(), (*members.parameters, *members.local))
         self.set_members(self.find_members() if members is None else members)
         self.read()
 
     def _match_patterns(self) -> None:
-        """Find what the patterns say of the names that the module has now."""
+        """Match the patterns with the module's current names."""
         names = _tensors(self.module)
         self._staying, self._said = match_names(names, self._patterns), match_names(names, self._sharing)
 
     def find_members(self) -> Members:
-        """Parameters and buffers that module, optimiser and the modes of the layers would train now.
+        """Derive the members from the module, its optimisers and the modes of its layers.
 
         Raises:
-            ValueError: If every parameter that is trained stays with the clients.
+            ValueError: If every trained parameter stays with clients.
         """
         self._match_patterns()
         in_optimizers = optimised_ids(self._optimizers())
@@ -276,35 +303,35 @@ class Vector:
         parameters = tuple(name for name in trained if name not in local)
         check_something_sent(parameters, local, self._patterns)
         floats = [name for name, tensor in _tensors(self.module).items() if tensor.is_floating_point()]
-        said = tuple(name for name in floats if name in self._said and name not in trained)
+        declared = tuple(name for name in floats if name in self._said and name not in trained)
         if self.mode == "frozen":
-            return Members(parameters, said, local=local)
-        found = self._rehearsed.current(self.module, trained)
-        # what is said to stay stays, whether or not the rehearsal's steps have changed it
-        held = {name: b for name, b in self.module.named_buffers() if name in self._staying}
-        said += tuple(name for name, buffer in held.items() if buffer.is_floating_point())
-        found = (*found, *(name for name in said if name not in found))
-        buffers = tuple(sorted(found, key=self._is_personal))  # those that travel lead
+            return Members(parameters, declared, local=local)
+        changed = self._rehearsed.current(self.module, trained)
+        # buffers that match `local` stay with clients, even if the rehearsal did not change them
+        local_buffers = {name: b for name, b in self.module.named_buffers() if name in self._staying}
+        declared += tuple(name for name, buffer in local_buffers.items() if buffer.is_floating_point())
+        changed = (*changed, *(name for name in declared if name not in changed))
+        buffers = tuple(sorted(changed, key=self._is_personal))  # sent buffers first
         counters = find_counters(self.module, buffers)
-        whole = (name for name, buffer in held.items() if not buffer.is_floating_point())
+        whole = (name for name, buffer in local_buffers.items() if not buffer.is_floating_point())
         others = dict.fromkeys((*self._rehearsed.integers, *whole))
         integers = tuple(name for name in others if self._is_personal(name) and name not in counters)
         return Members(parameters, buffers, counters, integers, local)
 
     def _is_personal(self, buffer: str) -> bool:
-        """Does every client have its own of this buffer?"""
+        """Return whether every client keeps its own values of this buffer."""
         return buffer not in self._said and (self.mode == "local" or buffer in self._staying)
 
     def set_members(self, members: Members) -> None:
-        """Let the flat vector be made of these.
+        """Build the flat vector from these members.
 
         Raises:
-            ValueError: If the module lacks one of them.
+            ValueError: If the module lacks a member, or a shared buffer is not finite.
         """
         tensors = _tensors(self.module)
         wanted = [name for names in members for name in names]
         if missing := [name for name in wanted if name not in tensors]:
-            raise ValueError(f"the model has no {', '.join(missing)}; use the checkpoint's own model")
+            raise ValueError(f"The model has no {', '.join(missing)}. Use the checkpoint's own model.")
         self.members = members
         self.shared = tuple(name for name in members.buffers if not self._is_personal(name))
         self.shapes = [tensors[name].shape for name in self.sent]
@@ -320,24 +347,24 @@ class Vector:
         self.max_counted = torch.zeros(counted, dtype=torch.int64)
 
     def _constrain(self) -> None:
-        """Say what the tensors that travel are: as declared, and as their layers know."""
+        """Collect the constraints of sent tensors: declared ones, and those of known layers."""
         for name in self.shared:
             if not bool(attrgetter(name)(self.module).isfinite().all()):
                 raise ValueError(
-                    f"{name} travels as a coordinate of the update, and is not finite before training, so "
-                    "that no difference to it can be sent; give it a finite value (calibrated on public data)"
-                    f", or keep it with the clients: Federated(local=[{name!r}])"
+                    f"{name} is not finite before training, so clients can't send its difference. "
+                    "Set a finite value (from public data), or keep it with clients: "
+                    f"Federated(local=[{name!r}])."
                 )
         known = layer_constraints(self.module)
         found = {name: known[name] for name in self.shared if name in known}
         named = self.module.named_parameters()
         frozen = [name for name, p in named if not p.requires_grad and name not in self._staying]
         self.constraints = found | match_constraints(self._declared, self.sent, frozen)
-        held = find_constant_elements(self.module)
-        self.constant_elements = {name: held[name] for name in self.names if name in held}
+        constant = find_constant_elements(self.module)
+        self.constant_elements = {name: constant[name] for name in self.names if name in constant}
 
     def _note_frozen(self) -> None:
-        """Note what is in no update and stays with no client: training should not change it."""
+        """Record the buffers and frozen parameters that clients neither send nor keep (`uncarried`)."""
         buffers = {name for name, _ in self.module.named_buffers()}
         frozen = {name for name, p in self.module.named_parameters() if not p.requires_grad}
         carried = {*self.sent, *self.trained, *self.buffer_names}
@@ -347,83 +374,87 @@ class Vector:
 
     @property
     def names(self) -> list[str]:
-        """Names of the trained parameters that travel, in the order of the flat vector."""
+        """Names of the trained parameters that clients send, in the order of the flat vector."""
         return list(self.members.parameters)
 
     @property
     def trained(self) -> list[str]:
-        """Names of all trained parameters: those that travel, then those that stay with the clients."""
+        """Names of all trained parameters: sent ones, then local ones."""
         return [*self.members.parameters, *self.members.local]
 
     @property
     def unsent(self) -> list[str]:
-        """Names of what differs between clients beside what `names` has: local parameters, then buffers."""
+        """Names of the other tensors that differ between clients: local parameters, then buffers."""
         return [*self.members.local, *self.buffer_names]
 
     @property
     def parameters(self) -> list[Tensor]:
-        """The trained parameters of the global model."""
+        """Trained and sent parameters of the global model."""
         return [get(self.module) for get in self._get[: len(self.members.parameters)]]
 
     def get_parameters(self, module: nn.Module) -> list[Tensor]:
-        """The trained parameters of a client's copy."""
+        """Return the trained and sent parameters of a client's copy."""
         return [get(module) for get in self._get[: len(self.members.parameters)]]
 
     @property
     def num_parameters(self) -> int:
-        """Coordinates of the trained parameters, which lead the flat vector."""
+        """Coordinates of the trained parameters, which come first in the flat vector."""
         return sum(self.segments[: len(self.members.parameters)])
 
     @property
     def normalised(self) -> list[str]:
-        """Names of the running statistics of normalisation layers that travel."""
+        """Names of the running statistics of normalisation layers that clients send."""
         layers = layers_with_statistics(self.module)
         names = {f"{name}.{leaf}".lstrip(".") for name in layers for leaf in _STATISTICS}
         return [name for name in self.shared if name in names]
 
     @property
     def buffer_names(self) -> list[str]:
-        """Names of the buffers that differ between clients: those of floats, of integers, then counters."""
+        """Names of the buffers that differ between clients: floats, integers, then counters."""
         return [*self.members.buffers, *self.members.integers, *self.members.counters]
 
     @property
     def sent(self) -> tuple[str, ...]:
-        """Names of what travels, a segment each, in the order of the flat vector."""
+        """Names of all tensors that clients send, one per segment of the flat vector."""
         return (*self.members.parameters, *self.shared)
 
     @property
     def segments(self) -> list[int]:
-        """Coordinates of each segment of the flat vector."""
+        """Number of coordinates of each segment of the flat vector."""
         return [shape.numel() for shape in self.shapes]
 
     @property
     def width(self) -> int:
-        """Values of the flat vector and of the parameters that stay with a client."""
+        """Number of values in the flat vector and in the local parameters of one client."""
         return sum(self.segments) + sum(self._unsent_sizes[: len(self.members.local)])
 
     @property
     def num_buffers(self) -> int:
-        """Coordinates of the flat vector that are no trained parameters."""
+        """Coordinates of the flat vector that belong to buffers, not to trained parameters."""
         return sum(self.segments[len(self.members.parameters) :])
 
     # ---- the global model ----------------------------------------------------------------------------
 
     def read(self, module: nn.Module | None = None) -> Tensor:
-        """`(dim,)` the weights of the global model, or of a client's copy.
+        """Read the flat vector `(dim,)` of the global model, or of a client's copy.
+
+        Args:
+            module: Client's copy. None reads the global model.
 
         Raises:
-            ValueError: If training has replaced one by something of another shape.
+            ValueError: If training has removed a tensor, or changed its shape.
         """
-        found = self._read_tensors(self.module if module is None else module, self._get, self.sent)
-        for name, tensor, shape in zip(self.sent, found, self.shapes, strict=True):
+        tensors = self._read_tensors(self.module if module is None else module, self._get, self.sent)
+        for name, tensor, shape in zip(self.sent, tensors, self.shapes, strict=True):
             if tensor.shape != shape:
                 raise ValueError(
-                    f"training gave {name} the shape {tuple(tensor.shape)}, it was {tuple(shape)}; only "
-                    "tensors of a fixed shape can be averaged over clients"
+                    f"Training changed the shape of {name} to {tuple(tensor.shape)} from {tuple(shape)}. "
+                    "Only tensors of a fixed shape can be averaged over clients."
                 )
-        return flatten(found)
+        return flatten(tensors)
 
     def _read_tensors(self, module: nn.Module, getters: Sequence[Any], names: Sequence[str]) -> list[Tensor]:
+        """Read tensors by name, and raise if training has removed one."""
         found = []
         for get, name in zip(getters, names, strict=True):
             try:
@@ -432,29 +463,29 @@ class Vector:
                 tensor = None
             if not isinstance(tensor, Tensor):
                 raise ValueError(
-                    f"training took {name} out of the model, which is averaged over clients under this name; "
-                    "build the model in its constructor, in setup or in configure_model"
+                    f"Training removed {name} from the model, but clients must send it. "
+                    "Build the model in its constructor, in setup or in configure_model."
                 )
             found.append(tensor)
         return found
 
     def parts(self) -> list[Tensor]:
-        """The present weights of each segment of the global model."""
+        """Return the current values of each segment of the global model."""
         return [get(self.module).detach().reshape(-1) for get in self._get]
 
     def write(self, weights: Tensor) -> None:
-        """Write weights `(dim,)` into the global model."""
+        """Write a flat vector `(dim,)` into the global model."""
         with torch.no_grad():
             for get, view in zip(self._get, unflatten(weights, self.shapes), strict=True):
                 get(self.module).copy_(view)
 
     def constrain(self, weights: Tensor, previous: Tensor, exact: bool = False) -> None:
-        """Let tensors be what they are, in place, whatever was decoded (`clients.constraints`).
+        """Apply the constraints to a decoded global model, in place (`clients.constraints`).
 
         Args:
-            weights: `(dim,)` the new global model.
-            previous: `(dim,)` the last one.
-            exact: Is what was decoded the mean of what clients have trained, without an error?
+            weights: `(dim,)` new global model.
+            previous: `(dim,)` last global model.
+            exact: Whether the new model is the exact mean of the clients' models, without noise.
         """
         if not self.constraints and (exact or not self.constant_elements):
             return
@@ -464,16 +495,20 @@ class Vector:
         )
 
     def not_finite(self, update: Tensor) -> list[str]:
-        """Names of what is not finite in an update `(dim,)`."""
+        """Return the names of the tensors that are not finite in an update `(dim,)`."""
         parts = zip(self.sent, torch.split(update, self.segments), strict=True)
         return [name for name, part in parts if not bool(part.isfinite().all())]
 
     def begin_round(self) -> None:
-        """Forget what the clients of a round that was given up have counted."""
+        """Discard the counts of an abandoned round."""
         self.max_counted.zero_()
 
     def commit(self, counted: Collection[int]) -> None:
-        """The round has ended: counters advance by what its longest client has counted, whoever counts."""
+        """End a round: advance each counter by the largest increase among its clients.
+
+        Args:
+            counted: Clients in the round's sum, which make no difference here.
+        """
         counters = [attrgetter(name)(self.module) for name in self.members.counters]
         ends = torch.split(self.max_counted, [counter.numel() for counter in counters])
         for counter, steps in zip(counters, ends, strict=True):
@@ -483,10 +518,12 @@ class Vector:
     # ---- a client ------------------------------------------------------------------------------------
 
     def keep_client(self, module: nn.Module, client: int, before: Mapping[str, Tensor] | None = None) -> None:
-        """Take what a client's copy has counted and keeps.
+        """Store a trained client's counters and personal tensors.
 
         Args:
-            before: Counters as the client found them, where it has trained no copy.
+            module: Trained copy of the client.
+            client: Number of the client.
+            before: Counters before training, if the client trained the user's own module, not a copy.
         """
         if not self._get_unsent:
             return
@@ -498,16 +535,19 @@ class Vector:
     def keep_rows(
         self, clients: Sequence[int], values: Tensor, before: Mapping[str, Tensor] | None = None
     ) -> None:
-        """Take what clients have counted, and what each keeps for itself.
+        """Store the counters and personal tensors of several trained clients.
 
         Args:
-            values: `(len(clients), rest_dim)`, local parameters, buffers of floats, of integers and counters.
+            clients: Numbers of the clients.
+            values: `(len(clients), rest_dim)` tensors in the order of `unsent`: local parameters, float
+                buffers, integer buffers and counters.
+            before: Counters before training. None reads them from the global model.
         """
         if len(self.max_counted):
             names = self.members.counters
             start = flatten([before[n] if before else attrgetter(n)(self.module) for n in names]).cpu()
-            most = values[:, -len(self.max_counted) :].amax(0).cpu().round().long() - start
-            self.max_counted = torch.maximum(self.max_counted, most)
+            increase = values[:, -len(self.max_counted) :].amax(0).cpu().round().long() - start
+            self.max_counted = torch.maximum(self.max_counted, increase)
         if not self.personal.names:
             return
         parts = torch.split(values, self._unsent_sizes, dim=1)
@@ -516,14 +556,16 @@ class Vector:
             self.personal.keep(client, row)
 
     def start_weights(self, clients: Sequence[int], weights: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Where a stack of clients starts.
+        """Return the values from which the clients of a stack start.
 
         Args:
-            weights: `(dim,)`, the global ones.
+            clients: Numbers of the clients.
+            weights: `(dim,)` flat vector of the global model.
 
         Returns:
-            `(num_parameters + rest_dim,)` the parameters that travel and the rest of the global model, and
-            `(len(clients), rest_dim)` the rest that each client starts from, None where nobody has its own.
+            `(num_parameters + rest_dim,)` sent parameters and `unsent` tensors of the global model, and
+            `(len(clients), rest_dim)` `unsent` tensors of each client. The second is None if no client has
+            trained before.
         """
         lead = self.num_parameters
         rest = [get(self.module).detach().reshape(-1).to(weights) for get in self._get_unsent]
@@ -535,6 +577,7 @@ class Vector:
         return start, torch.stack([self._personal_start(client, rest) for client in clients])
 
     def _personal_start(self, client: int, common: Sequence[Tensor]) -> Tensor:
+        """Return the `unsent` values of one client, with its personal tensors in place of the global ones."""
         own = iter(self.personal.get_tensors(client).values())
         if client not in self.personal:
             return torch.cat(list(common))
@@ -542,7 +585,7 @@ class Vector:
         return torch.cat([next(own).reshape(-1).to(part) if is_own else part for part, is_own in pairs])
 
     def select_sent_columns(self, updates: Tensor) -> Tensor:
-        """Columns `(clients, dim)` that travel, of a stack's `(clients, num_parameters + rest_dim)`."""
+        """Select the sent columns `(clients, dim)` of a stack's `(clients, num_parameters + rest_dim)`."""
         lead, dim = self.num_parameters, sum(self.segments)
         stay = sum(self._unsent_sizes[: len(self.members.local)])
         if not stay:
@@ -550,13 +593,13 @@ class Vector:
         return torch.cat([updates[:, :lead], updates[:, lead + stay : dim + stay]], dim=1)
 
     def freeze_statistics(self, module: nn.Module) -> None:
-        """Where buffers are frozen, put layers of a copy that keep running statistics into eval mode."""
+        """If buffers are frozen, put layers with running statistics of a copy into eval mode."""
         if self.mode == "frozen":
             for layer in layers_with_statistics(module).values():
                 layer.training = False
 
 
 def segment_origins(names: Sequence[str], before: Sequence[str]) -> list[int | None]:
-    """For each name of a segment the index of the segment that it was before, None if it was none."""
+    """Return, per segment name, the index of the segment in an earlier vector. None if it was not there."""
     index = {name: number for number, name in enumerate(before)}
     return [index.get(name) for name in names]

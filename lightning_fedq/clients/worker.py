@@ -1,8 +1,8 @@
-"""A client's training, wherever the client is: in a simulation, on a rank, on a machine of its own.
+"""Training of clients in one round: in a simulation, on a rank, or on a client's own machine.
 
-A `ClientWorker` is given global weights and a stack of clients with their batches, and returns their updates.
-What clients keep from round to round it finds and leaves in `states`; where that lies, and whether a round
-counts, is its caller's business. It knows of no mechanism, no round engine and no transport.
+A `ClientWorker` receives global weights and a stack of clients with their batches, and returns their updates.
+It reads and writes the state that clients keep between rounds in `states`. The caller stores this state and
+decides whether a round counts. The module depends on no mechanism, round engine or transport.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ from lightning_fedq.data.sampling import in_short
 from lightning_fedq.functional.flatten import unflatten
 
 _LOOKED_AT = 1_000_000
-"""Values that nothing should change, up to which every client is looked at."""
+"""Number of uncarried values up to which every client is checked, not only one per round."""
 
 
 class TrainedStack(NamedTuple):
-    """A stack that has trained.
+    """Result of training one client or a stack of clients.
 
     Args:
-        clients: Its clients.
-        updates: `(clients, dim)` local - global. Those of two clients up are overwritten by the next stack.
-        asks_to_stop: Whether the training has set `should_stop`.
+        clients: Numbers of the clients.
+        updates: `(clients, dim)` updates, local - global. With two clients or more, the next stack overwrites
+            them.
+        asks_to_stop: Whether the training has set `trainer.should_stop`.
     """
 
     clients: tuple[int, ...]
@@ -48,18 +49,18 @@ class TrainedStack(NamedTuple):
 
 
 class ClientWorker:
-    """Trains and measures clients of one fit.
+    """Worker that trains and evaluates the clients of one fit.
 
     Args:
-        trainer: The Trainer that they are copied from, in its fit.
-        vector: What travels.
-        fit: Trains copies.
-        clock: One client's: `now`, and `saw` for each that has trained.
-        metrics: Takes what clients log: `attach`, and `keep_stack`.
-        loader: Returns the loader of all clients.
-        capacity: Most clients side by side.
-        skips_empty: Is an empty batch no step at all?
-        term: The local algorithm's half at the clients; None is federated averaging.
+        trainer: User's Trainer during its fit, from which clients are copied.
+        vector: Flat vector of the tensors that clients send.
+        fit: `ClientFit` that makes and trains copies.
+        clock: `Clock` of steps and learning rate schedules. Each trained client calls its `count_steps`.
+        metrics: Receiver of the values that clients log, with methods `attach` and `keep_stack`.
+        loader: Function that returns the loader of all clients.
+        capacity: Largest number of clients in a stack.
+        skips_empty: Whether a step on an empty batch is skipped.
+        term: Client part of the local algorithm. None is federated averaging.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class ClientWorker:
         self.trainer, self.vector, self.fit, self.clock, self.term = trainer, vector, fit, clock, term
         self._metrics, self._loader = metrics, loader
         self._capacity, self._skips_empty = capacity, skips_empty
-        self._memory: StackMemory | None = None  # written over before it is read
+        self._memory: StackMemory | None = None  # reused by all stacks, each of which overwrites it
         self._has_warned = False
         self._checked_tensors = -1
         parts: dict[str, ClientRows] = {"own": vector.personal}
@@ -89,8 +90,12 @@ class ClientWorker:
         """Train the clients of a stack on their batches.
 
         Args:
-            stack: The clients.
-            weights: `(dim,)` the global model.
+            stack: One client, or several that train in one step.
+            batches: Batches of the stack.
+            weights: `(dim,)` flat vector of the global model.
+
+        Raises:
+            ValueError: If training changed a float tensor that no update carries.
         """
         vector, clients = self.vector, stack.clients
         logged, now = self.trainer.fit_loop.epoch_loop._batches_that_stepped, self.clock.steps_before_round
@@ -100,14 +105,13 @@ class ClientWorker:
         vector.freeze_statistics(client.module)
         side_by_side = self._side_by_side(client, clients, weights) if len(clients) > 1 else None
         if side_by_side is None:
-            vector.personal.load_into(
-                client.module, clients[0]
-            )  # its own layers, from its last round that counted
+            # personalised parameters, from the client's last round that counted
+            vector.personal.load_into(client.module, clients[0])
             if self._skips_empty and 0 in stack.batch_sizes:
                 _skip_empty(client, stack.batch_sizes)
-        self._correct(client, side_by_side, clients, weights)  # FedProx, SCAFFOLD, FedDyn: in gradients
+        self._correct(client, side_by_side, clients, weights)  # FedProx, SCAFFOLD and FedDyn add to gradients
         own = Batches(batches, len(stack.batch_sizes), self._loader())
-        self.fit.train(client, own, now, logged)  # Lightning's loop, on this client's batches alone
+        self.fit.train(client, own, now, logged)  # Lightning's loop, on this stack's batches only
         if side_by_side is None:
             update = (vector.read(client.module).to(weights.dtype) - weights)[None]
             vector.keep_client(client.module, clients[0], before)
@@ -115,11 +119,11 @@ class ClientWorker:
         else:
             update = vector.select_sent_columns(side_by_side.updates())
             vector.keep_rows(clients, side_by_side.client_values())
-        self.clock.count_steps(client.trainer)  # steps that are taken by hand, and loss scales
+        self.clock.count_steps(client.trainer)  # also records manual steps and loss scales
         if self.term is not None:
             trained = update[:, : vector.num_parameters]
             self.term.keep(clients, trained, moved)
-            trained.copy_(self.term.sent(clients, trained))  # error feedback keeps a part back
+            trained.copy_(self.term.sent(clients, trained))  # error feedback withholds a part of the update
         stops = bool(client.trainer.should_stop)
         self.fit.drop(client)
         if side_by_side is not None:
@@ -129,17 +133,18 @@ class ClientWorker:
     def evaluate(
         self, client: int, batches: Iterator[tuple[Any, int]], seed: int, personal: bool = False
     ) -> dict[str, float]:
-        """Measure a model on one client's batches, in a copy and with draws of its own.
+        """Evaluate a model on one client's batches, in a copy and with separate random draws.
 
-        What is measured of a client follows from its batches, the model and the seed alone.
+        The result depends only on the client's batches, the model and the seed.
 
         Args:
-            batches: Its held-out batches, each with its number of samples.
-            seed: Seed of what the measurement draws, the reading of batches included.
-            personal: Measure the model with what the client keeps for itself, not the global one.
+            client: Number of the client.
+            batches: Held-out batches, each with its number of samples.
+            seed: Seed of all random draws in the evaluation, including data transforms.
+            personal: Whether to evaluate the model with the client's personalised parameters.
 
         Returns:
-            What `validation_step` and the hooks of validation log, by name. Nothing where there is no batch.
+            Values that `validation_step` and the validation hooks log, by name. Empty if there is no batch.
         """
         with preserve_generators(), torch.no_grad():
             seed_for_transforms(seed)
@@ -154,18 +159,19 @@ class ClientWorker:
         return found
 
     def _copy(self, stack: Stack) -> Client:
-        client = self.fit.copy(stack.training_seed, stack.clients)  # nothing it writes to is the user's
-        self._metrics.attach(client.trainer, stack.clients)  # what it logs goes where the run's claim lets it
+        """Load a copy of the training state, with a log that respects the run's privacy claim."""
+        client = self.fit.copy(stack.training_seed, stack.clients)
+        self._metrics.attach(client.trainer, stack.clients)
         return client
 
     def free_stack_memory(self) -> None:
-        """The vector has changed, or the fit is over: free the memory of stacks."""
+        """Free the memory of stacks, after the vector has changed or at the end of the fit."""
         self._memory = None
 
     def _correct(
         self, client: Client, side_by_side: ClientStack | None, clients: Sequence[int], weights: Tensor
     ) -> None:
-        """Put the algorithm's term in front of whatever else looks at gradients."""
+        """Add the local algorithm's gradient term as the first callback, before others read gradients."""
         if self.term is None:
             return
         if side_by_side is not None:
@@ -178,6 +184,7 @@ class ClientWorker:
         client.trainer.callbacks.insert(0, made)
 
     def _side_by_side(self, client: Client, clients: Sequence[int], weights: Tensor) -> ClientStack:
+        """Make the stack of several clients in the Trainer of a copy."""
         vector = self.vector
         names = [*vector.trained, *vector.buffer_names]
         if self._memory is None:
@@ -197,19 +204,19 @@ class ClientWorker:
         )
 
     def _unsent_tensors(self) -> dict[str, Tensor] | None:
-        """Tensors that no update carries, as a client finds them. None where it trains a copy of them."""
+        """Copy the tensors that no update carries before training. None if the client trains a copy."""
         if not self.fit.itself:
             return None
         names = {*self.vector.members.counters, *self.vector.uncarried}
         return {name: attrgetter(name)(self.trainer.lightning_module).detach().clone() for name in names}
 
     def _check_unsent_tensors(self, client: Client, before: Mapping[str, Tensor] | None) -> None:
-        """Refuse floats that training changes and no update carries, and say once which integers.
+        """Raise if training changed float tensors that no update carries. Warn once about integers.
 
-        Of every client, or of a round's first one where there is much that should not change.
+        Every client is checked, or only the first of a round if there are many uncarried values.
 
         Raises:
-            ValueError: Naming the tensors, with the cure.
+            ValueError: If a float tensor that no update carries has changed.
         """
         names = self.vector.uncarried
         if (
@@ -225,33 +232,34 @@ class ClientWorker:
         integers = [name for name in changed if name not in floats]
         if floats:
             raise ValueError(
-                f"training changed {in_short(floats, 4)}, which no update carries, because "
-                "a client's first steps left it as it was; say that it travels: "
-                f"Federated(shared={floats[:4]!r}), or keep it with the clients: local=[...]"
+                f"Training changed {in_short(floats, 4)}, which clients don't send, "
+                "because the first steps left it unchanged. "
+                f"Set Federated(shared={floats[:4]!r}) to send it, or local=[...] to keep it with clients."
             )
         if integers and not self._has_warned:
             self._has_warned = True
-            cure = "; buffers='local' keeps integers with the client that changed them"
+            cure = " Set buffers='local' to keep each client's own values."
             rank_zero_warn(
-                f"training changed {in_short(integers, 4)}, which no update carries: every "
-                f"client begins with what the fit began with{cure if self.vector.mode == 'share' else ''}"
+                f"Training changed {in_short(integers, 4)}, which clients don't send, so every client starts "
+                f"with the initial values.{cure if self.vector.mode == 'share' else ''}"
             )
 
 
 def group_updates(
     trained: Iterable[TrainedStack], max_values: int
 ) -> Iterator[tuple[tuple[int, ...], Tensor]]:
-    """Clients and updates `(clients, dim)`: those of single clients together, and of a stack behind them.
+    """Yield clients and updates `(clients, dim)` in groups, so that encoding has fewer calls.
+
+    Updates of single clients are joined. A stack ends a group, because the next stack overwrites its updates.
 
     Args:
-        trained: Clients as they have trained.
-        max_values: Values of updates that may wait; 0 lets none.
+        trained: Clients and stacks in the order of training.
+        max_values: Largest number of update values in a group of single clients. 0 joins none.
     """
     waiting: list[TrainedStack] = []
-    for one in trained:
-        waiting.append(one)
-        # the next stack overwrites the rows of this one
-        if len(one.clients) > 1 or (len(waiting) + 1) * one.updates.shape[1] > max_values:
+    for stack in trained:
+        waiting.append(stack)
+        if len(stack.clients) > 1 or (len(waiting) + 1) * stack.updates.shape[1] > max_values:
             yield _join_updates(waiting)
             waiting = []
     if waiting:
@@ -265,7 +273,7 @@ def _join_updates(several: Sequence[TrainedStack]) -> tuple[tuple[int, ...], Ten
 
 
 def _skip_empty(client: Client, sizes: Sequence[int]) -> None:
-    """Let a batch of nobody be a step in which nothing moves."""
+    """Let a step on an empty batch change nothing."""
     trainer, strategy = client.trainer, client.trainer.strategy
     step, backward, device = strategy.training_step, strategy.backward, strategy.root_device
 

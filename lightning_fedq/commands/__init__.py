@@ -1,1 +1,1 @@
-"""The subcommands of `fedq`, one a file. `lightning_fedq.cli` chooses between them."""
+"""Subcommands of `fedq`, one per file. `lightning_fedq.cli` chooses between them."""

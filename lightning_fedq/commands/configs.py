@@ -1,6 +1,6 @@
-"""`fedq configs`: the runs and fragments that ship with the package, by name.
+"""`fedq configs`: find the runs and fragments that ship with the package, by name.
 
-They stand in `configs/` and `callbacks/` at the top of the repository, and in `lightning_fedq/configs/` and
+They are in `configs/` and `callbacks/` at the top of the repository, and in `lightning_fedq/configs/` and
 `lightning_fedq/fragments/` of an installed package.
 """
 
@@ -17,13 +17,14 @@ TRAINING = {
     "fit": "train a configuration: fedq fit digits_corbin, or fedq fit mine.yaml --with corbin",
     "validate": "evaluate a checkpoint on the validation data",
     "test": "evaluate a checkpoint on the test data",
-    "predict": "predict with a checkpoint and write predictions.pt beside it",
+    "predict": "predict with a checkpoint and write predictions.pt next to it",
 }
 EVALUATION = ("validate", "test", "predict")
 SUFFIXES = (".yaml", ".yml", ".json")
 
 
 def _shipped(installed: str, in_repository: str) -> dict[str, Path]:
+    """Return the YAML files of a folder by name, in an installed package or in the repository."""
     folder = _PACKAGE / installed
     if not folder.is_dir():
         folder = _PACKAGE.parent / in_repository
@@ -31,87 +32,94 @@ def _shipped(installed: str, in_repository: str) -> dict[str, Path]:
 
 
 def configs() -> dict[str, Path]:
-    """Complete runs by name."""
+    """Return the files of complete runs by name."""
     return _shipped("configs", "configs")
 
 
 def fragments() -> dict[str, Path]:
-    """Fragments of a run by name: one mechanism or one callback each."""
+    """Return the files of fragments by name. A fragment has one mechanism or one callback."""
     return _shipped("fragments", "callbacks")
 
 
 def find(name: str, kind: str = "configuration") -> Path:
-    """Return the file that `name` means: a file of that path, or else what ships under that name.
+    """Return the file that `name` means: a file of that path, or the shipped file of that name.
 
     Args:
         name: Path of a YAML file, or the name of a shipped one such as `digits_corbin`.
         kind: "configuration" or "fragment".
 
     Raises:
-        ValueError: If there is neither, with the nearest name.
+        ValueError: If there is neither. The message has the nearest name.
     """
     if Path(name).is_file():
         return Path(name)
     if (Path(name) / "config.yaml").is_file():
-        raise ValueError(f"{name} is the folder of a run; its {kind} is {Path(name) / 'config.yaml'}")
+        raise ValueError(f"{name} is the folder of a run. Its {kind} is {Path(name) / 'config.yaml'}.")
     shipped = configs() if kind == "configuration" else fragments()
     if name in shipped:
         return shipped[name]
     raise ValueError(
-        f"no {kind} {name}: neither a file nor a name that ships with the package."
-        f"{nearest(Path(name).stem, shipped)} `fedq configs` lists the names"
+        f"There is no {kind} {name}, neither a file nor a name that ships with the package."
+        f"{nearest(Path(name).stem, shipped)} `fedq configs` lists the names."
     )
 
 
 def expand(arguments: Sequence[str]) -> list[str]:
-    """Replace the names in the arguments of a training command by files: `fit NAME --with FRAGMENT`.
+    """Replace the names in the arguments of a training command with files: `fit NAME --with FRAGMENT`.
 
-    `fit NAME` is `fit --config FILE`; so is `--config NAME`, and `--with NAME` for a fragment. The order
-    stays, since the last file wins. `test RUN` is `test --config RUN/config.yaml --ckpt_path RUN/model.ckpt`
-    without the training's loggers (`--trainer.logger` behind it names another).
+    `fit NAME` and `fit --config NAME` become `fit --config FILE`, and so does `--with NAME` for a fragment.
+    The order is kept, since the last file has precedence. `test RUN` becomes
+    `test --config RUN/config.yaml --ckpt_path RUN/model.ckpt` without the loggers of the training. A later
+    `--trainer.logger` sets another logger.
 
     Raises:
         ValueError: If there is no such configuration, fragment or run, or a flag has no value.
     """
-    found: list[str] = []
+    expanded: list[str] = []
     rest = list(arguments)
     if rest and not rest[0].startswith("-"):
-        found.append(rest.pop(0))
-        if found[0] in EVALUATION and rest and not rest[0].startswith("-"):
-            found += _of_run(Path(rest.pop(0)))
+        expanded.append(rest.pop(0))
+        if expanded[0] in EVALUATION and rest and not rest[0].startswith("-"):
+            expanded += _of_run(Path(rest.pop(0)))
         while rest and not rest[0].startswith("-"):
-            found += ["--config", str(find(rest.pop(0)))]
+            expanded += ["--config", str(find(rest.pop(0)))]
     while rest:
         flag, equals, value = rest.pop(0).partition("=")
         if flag not in ("--config", "-c", "--with"):
-            found.append(flag + equals + value)
+            expanded.append(flag + equals + value)
             continue
         if not equals:
             if not rest:
                 raise ValueError(f"{flag} needs the name or the path of a YAML file")
             value = rest.pop(0)
-        found += ["--config", str(find(value, "fragment" if flag == "--with" else "configuration"))]
-    return found
+        expanded += ["--config", str(find(value, "fragment" if flag == "--with" else "configuration"))]
+    return expanded
 
 
 def _of_run(folder: Path) -> list[str]:
+    """Return the arguments that evaluate the model of a run folder.
+
+    Raises:
+        ValueError: If the folder lacks the checkpoint or the configuration.
+    """
     config, model = folder / "config.yaml", folder / "model.ckpt"
     if not folder.is_dir():
-        raise ValueError(f"no run folder {folder}; give the folder that `fedq fit` named at its end")
+        raise ValueError(f"There is no run folder {folder}. Give the folder that `fedq fit` printed.")
     if not model.is_file():
         raise ValueError(
-            f"{folder} holds no model.ckpt; give the folder of a run with the RunFolder callback"
+            f"{folder} holds no model.ckpt. Give the folder of a run with the RunFolder callback."
         )
     if not config.is_file():
         raise ValueError(
-            f"{folder} holds no config.yaml, since `fedq fit` did not start its run; "
-            f"in Python: trainer.test(model, datamodule=data, ckpt_path={str(model)!r})"
+            f"{folder} holds no config.yaml, since `fedq fit` did not start its run. "
+            f"In Python, use trainer.test(model, datamodule=data, ckpt_path={str(model)!r})."
         )
-    # the loggers are those of the training: an evaluation would begin another run of theirs
+    # with the training's loggers, an evaluation would start another logged run
     return ["--config", str(config), "--trainer.logger", "false", "--ckpt_path", str(model)]
 
 
 def _line(path: Path) -> str:
+    """Return the first line of a YAML file, a comment that describes it."""
     return path.read_text().splitlines()[0].removeprefix("# ")
 
 
@@ -120,14 +128,14 @@ def main(name: str | None = None, *, out: Path | None = None) -> None:
 
     Args:
         name: Name of a run or a fragment (without: list all).
-        out: File to write it to; an existing one is left alone.
+        out: File to write. An existing file is not overwritten.
 
     Examples:
         fedq configs digits_corbin --out mine.yaml; fedq fit mine.yaml --with reload_best
     """
     if name is None:
         if out is not None:
-            raise ValueError("--out writes one file out; say which: fedq configs NAME --out FILE")
+            raise ValueError("--out needs the name of one file: fedq configs NAME --out FILE")
         for head, shipped in (
             ("complete runs: fedq fit NAME", configs()),
             ("fragments: fedq fit yours.yaml --with NAME", fragments()),
@@ -139,13 +147,13 @@ def main(name: str | None = None, *, out: Path | None = None) -> None:
         return
     every = {**fragments(), **configs()}
     if name not in every:
-        raise ValueError(f"there is no {name!r}.{nearest(name, every)} `fedq configs` lists all")
+        raise ValueError(f"There is no {name!r}.{nearest(name, every)} `fedq configs` lists all names.")
     text = every[name].read_text()
     if out is None:
         sys.stdout.write(text)
         return
     if out.exists():
-        raise FileExistsError(f"{out} exists and is left alone; choose another name")
+        raise FileExistsError(f"{out} exists and is not overwritten. Choose another name.")
     with out.open("x") as file:
         file.write(text)
     print(out)

@@ -1,4 +1,4 @@
-"""Errors for the reader of a terminal: one line in place of a stack trace, and "did you mean"."""
+"""Errors on a terminal: one line in place of a stack trace, with a suggestion for misspelt names."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def nearest(word: str, choices: Iterable[str]) -> str:
 
 
 def suggest(message: str, keys: Iterable[str]) -> str:
-    """Return what the reader of a parser's error probably meant, or "".
+    """Return a hint for a parser's error, which begins with a space, or "".
 
     Args:
-        message: jsonargparse's message.
+        message: Error message of jsonargparse.
         keys: Dotted keys that the parser knows.
     """
     keys = list(keys)
     if re.search(r"arguments are required: .*\bmodel\b", message):
         return (
-            " Nothing says what to train: give a run that ships with the package (fedq fit digits_corbin; "
-            "`fedq configs` lists them), or a YAML file with model: {class_path: MODULE.CLASS}"
+            " No model is given. Name a run that ships with the package (fedq fit digits_corbin, `fedq "
+            "configs` lists them), or a YAML file with model: {class_path: MODULE.CLASS}."
         )
     if misplaced := mechanism_misplaced(message):
         return misplaced
@@ -69,12 +69,12 @@ _MISPLACED = r"(?:Given value: |invalid strategy name: `strategy=')lightning_fed
 
 
 def mechanism_misplaced(message: str) -> str:
-    """Return the flags that work, where a mechanism was given as a callback or as a strategy. Else ""."""
-    given = {name.lower() for name in re.findall(_MISPLACED, message, re.I)}
+    """Return correct flags if a mechanism was given as a callback or strategy, otherwise ""."""
+    misplaced = {name.lower() for name in re.findall(_MISPLACED, message, re.I)}
     for name in mechanisms.__all__:
-        if name.lower() in given:
+        if name.lower() in misplaced:
             return (
-                f" {name} is a mechanism, which Federated takes: "
+                f" {name} is a mechanism, which is an argument of Federated: "
                 "--trainer.callbacks+=lightning_fedq.Federated "
                 f"--trainer.callbacks.mechanism=lightning_fedq.{name} --trainer.callbacks.num_clients=100"
             )
@@ -82,33 +82,33 @@ def mechanism_misplaced(message: str) -> str:
 
 
 def _named(kind: str) -> str:
-    """A type as it is written: `<class 'int'>` is an int."""
+    """Return the plain name of a type, for example "int" for `<class 'int'>`."""
     return re.sub(r"<class '([\w.]+)'>", r"\1", kind)
 
 
 def concise(message: str) -> str:
-    """The first line of a parser's error and the one that names what was refused, without the dump."""
+    """Return the first line of a parser's error and the line with the cause, without the long dump."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
-    told = re.compile(
+    causes = re.compile(
         "is not accepted|does not correspond|does not accept|has no attribute|Problem with given class_path"
     )
-    refused = [line for line in lines[1:] if told.search(line)]
+    refused = [line for line in lines[1:] if causes.search(line)]
     return "\n".join(lines if len(lines) < 4 or not refused else [lines[0], *refused[-1:]])
 
 
 def _class_wanted(key: str) -> str:
-    """For the configuration of a script that names its classes in Python."""
+    """Return a hint for the configuration of a script that names its classes in Python, not in YAML."""
     return (
-        f" `{key}` names no class. Here it needs one, "
+        f" `{key}` names no class. Write "
         f"{key}: {{class_path: MODULE.CLASS, init_args: {{...}}}}, "
-        "or leave it to the script that calls LightningCLI: python train.py fit --config YOURS.yaml "
-        "--config FRAGMENT.yaml (`fedq configs NAME --out FRAGMENT.yaml` writes a fragment out)"
+        "or run the script that calls LightningCLI: python train.py fit --config YOURS.yaml "
+        "--config FRAGMENT.yaml (`fedq configs NAME --out FRAGMENT.yaml` writes a fragment)."
     )
 
 
 def _wrong_package_hint(path: str) -> str:
-    """For a class of the Lightning package that this run is not of."""
-    from lightning_fedq._lightning import pl  # decided by now
+    """Return a hint if a class belongs to the other of Lightning's two packages, otherwise ""."""
+    from lightning_fedq._lightning import pl  # imported here because the package has been chosen by now
 
     (other,) = {"pytorch_lightning", "lightning.pytorch"} - {pl.__name__}
     module, _, name = path.rpartition(".")
@@ -116,30 +116,31 @@ def _wrong_package_hint(path: str) -> str:
     if not any(f"{base.__module__}.".startswith(f"{other}.") for base in bases):
         return ""
     return (
-        f" {path} is a class of {other}, and this run is one of {pl.__name__}, which was imported first; "
-        "all classes of a run must come from the same of the two"
+        f" {path} is a class of {other}, but this run uses {pl.__name__}, which was imported first. "
+        "Take all classes of a run from the same package."
     )
 
 
 def _nearest_start(option: str, keys: list[str]) -> str:
-    """The nearest first part of a dotted key."""
+    """Return a suggestion for the first part of a dotted key, or ""."""
     return nearest(option.partition(".")[0], {key.partition(".")[0] for key in keys})
 
 
-# Errors that are meant for the reader of a terminal: one line in place of a stack trace.
+# The functions below decide whether an error is printed as one line or with its stack trace.
 
 
 TRACE = "FEDQ_TRACE"
-"""Environment variable that brings every trace back."""
+"""Environment variable that makes every error print its stack trace."""
 _SPEAKERS = ("lightning_fedq", "pytorch_lightning", "lightning", "lightning_fabric")
 _KINDS = (ValueError, TypeError, RuntimeError, OSError, ImportError)
 
 
 def complaint(error: Exception) -> str | None:
-    """Lines to print of an error in place of its trace, or None if the trace is needed.
+    """Return the lines to print for an error in place of its trace, or None if the trace is needed.
 
-    It is needed unless a `raise` of this package or of Lightning made the error, or the operating system did
-    (no such file, no space left), and no code of the user's was running, neither then nor in what caused it.
+    The trace is not needed if two conditions hold. The error comes from a `raise` of this package or of
+    Lightning, or from the operating system (no such file, no space left). No user code is in the trace of
+    the error or of its causes.
     """
     whole, error = error, _refusal(error)
     known = isinstance(error, _KINDS) or type(error).__name__ == "MisconfigurationException"
@@ -149,24 +150,25 @@ def complaint(error: Exception) -> str | None:
     (where,) = traceback.extract_tb(last)
     raised = str(where.line).startswith("raise ")
     system = isinstance(error, OSError) and error.errno is not None
-    told = system or (raised and _package(last) in _SPEAKERS)
-    if not told or any(map(_is_of_the_user, _all_places(whole))):
+    is_explained = system or (raised and _package(last) in _SPEAKERS)
+    if not is_explained or any(map(_is_of_the_user, _all_places(whole))):
         return None
     words = f"error: {error}{mechanism_misplaced(str(error))}"
-    if words.endswith("--help lists the options"):  # nothing has run
+    if words.endswith("--help lists the options"):  # the command line was wrong, so there is no useful trace
         return words
     return f"{words}\n{TRACE}=1 in the environment shows the trace."
 
 
 def _refusal(error: Exception) -> Exception:
-    """The error that a class has raised, below jsonargparse's list of what a setting could have been."""
-    found: BaseException | None = error
-    while found is not None and str(found).startswith("Does not validate against any of the Union subtypes"):
-        found = found.__cause__
-    return found if isinstance(found, Exception) else error
+    """Return the error that a class raised, in place of jsonargparse's list of possible types."""
+    cause: BaseException | None = error
+    while cause is not None and str(cause).startswith("Does not validate against any of the Union subtypes"):
+        cause = cause.__cause__
+    return cause if isinstance(cause, Exception) else error
 
 
 def _places(error: BaseException) -> Iterator[TracebackType]:
+    """Yield the entries of an error's traceback."""
     place = error.__traceback__
     while place is not None:
         yield place
@@ -174,17 +176,18 @@ def _places(error: BaseException) -> Iterator[TracebackType]:
 
 
 def _all_places(error: BaseException | None) -> Iterator[TracebackType]:
-    """Those of the errors before it, too."""
+    """Yield the traceback entries of an error and of the errors that caused it."""
     while error is not None:
         yield from _places(error)
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 def _package(place: TracebackType) -> str:
+    """Return the top-level package of a traceback entry."""
     return str(place.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def _is_of_the_user(place: TracebackType) -> bool:
-    """Neither this package nor the standard library nor anything installed."""
+    """Return whether a traceback entry is user code: not installed, standard library or this package."""
     installed = {"site-packages", "dist-packages"} & set(Path(place.tb_frame.f_code.co_filename).parts)
     return not installed and _package(place) not in {*_SPEAKERS, *sys.stdlib_module_names}

@@ -1,4 +1,4 @@
-"""`fedq flower`: `init` writes an app for `flwr run`, `wheels` packs it, `client` runs it where installed."""
+"""`fedq flower`: write an app for `flwr run` (`init`), pack it (`wheels`), run a site's client (`client`)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ rounds = 3
 home = "fedq-server"
 """
 TASK = '''\
-"""What both sides share: the module, the federation's settings, and each client's own data."""
+"""Code that server and clients share: the module, the federation's settings, and each client's data."""
 
 import torch
 from flwr.app import Context
@@ -60,10 +60,10 @@ from lightning_fedq.secagg import SecAgg
 CLIENTS = {clients}
 SEED = {seed}  # None: keys from the operating system, secret and not reproducible
 
-# A start, and no protection to rely on: with a handful of clients and a whole network every row of
-# privacy.md says vacuous, whatever the mechanism. RotatedCoins with
+# This is an example without useful privacy. With a few clients and a whole network, every row of privacy.md
+# says vacuous for any mechanism. RotatedCoins with
 # privacy=PrivacyTarget(epsilon=8.0, delta=1e-5, adversary="secagg_server") is calibrated to a budget, and
-# `fedq plan --clients N --params D --rounds R --epsilon 8` says how many clients that needs.
+# `fedq plan --clients N --params D --rounds R --epsilon 8` prints the number of clients that it needs.
 federated = Federated(
     {mechanism},
     num_clients=CLIENTS,
@@ -73,7 +73,7 @@ federated = Federated(
     seed=SEED,
 )
 
-# What acts on training: both sides' Trainers are given it, and a client that has another is turned away.
+# Trainer settings that affect training. Server and clients must have the same, or the client is refused.
 TRAINING = {{"accelerator": "cpu"}}
 
 
@@ -83,7 +83,7 @@ def module() -> pl.LightningModule:
 
 
 class OwnData(pl.LightningDataModule):
-    """One client's samples: here a part of the digits; a real client reads its own."""
+    """One client's samples. In this example they are a part of the digits."""
 
     def __init__(self, part: int) -> None:
         super().__init__()
@@ -139,24 +139,30 @@ def data():
 app = server_app(module, federated, data=data, trainer=trainer, home=home, round_timeout=600)
 """
 NEXT = """\
-wrote {folder}. In {folder}/{package}/task.py stand the module, the data and the settings, and
-in {folder}/deploy what is copied to the machines. These are the steps, {folder}/deploy/STEPS.txt:
+wrote {folder}. {folder}/{package}/task.py has the module, the data and the settings.
+{folder}/deploy has the files for the machines. These are the steps in {folder}/deploy/STEPS.txt:
 
 {steps}
-With few clients privacy.md will say vacuous: task.py says how a mechanism is chosen that protects yours.
+With few clients, privacy.md will say vacuous. See task.py for the choice of a mechanism for your clients.
 """
 SERVER_NAME = "server.example"
 
 
 def _deploy_files() -> Path:
-    """Units, filter and steps: `deploy/` of the repository, in the package once it is installed."""
+    """Return the folder of deployment files: `deploy/` in an installed package, or in the repository."""
     package = Path(__file__).parents[1]
     installed = package / "deploy"
     return installed if installed.is_dir() else package.parent / "deploy"
 
 
 def _write_deploy_files(folder: Path, package: str, server: str) -> None:
-    """Copy them with this app's and this server's names in them."""
+    """Copy the deployment files into the app's folder, with the names of this app and server.
+
+    Args:
+        folder: Folder of the app.
+        package: Name of the app's Python package.
+        server: Name or IPv4 address of the server.
+    """
     try:
         address = f"IP:{ipaddress.ip_address(server)}"
     except ValueError:
@@ -186,28 +192,30 @@ def write_app(
     secure_aggregation: bool = True,
     server: str = SERVER_NAME,
 ) -> str:
-    """Write the app, and return the name of its package.
+    """Write a Flower app, and return the name of its Python package.
 
     Args:
-        folder: Must not hold anything yet.
-        mechanism: Mechanism as it is written in Python.
-        seed: Seed of a run that is to be reproducible, and not private.
-        secure_aggregation: Let the server see the sum only.
-        server: Name or address by which sites reach the server.
+        folder: New or empty folder.
+        mechanism: Python expression of the mechanism.
+        clients: Number of clients.
+        seed: Seed of a reproducible run, which is not private. None uses keys from the operating system.
+        secure_aggregation: Whether the server sees only the sum of messages.
+        server: Name or IPv4 address by which sites reach the server.
 
     Raises:
-        FileExistsError: If there is something in the folder.
-        ValueError: If its name makes no package, or the server's is no name of a machine.
+        FileExistsError: If the folder is not empty.
+        ValueError: If the folder's name can't be a package name, or the server's name is not that of a
+            machine.
     """
     package = folder.name.replace("-", "_").lower()
     if not package.isidentifier():
         raise ValueError(
-            f"the folder's name becomes a Python package, and {folder.name!r} can't; use letters"
+            f"The folder's name must be a valid Python package name, got {folder.name!r}. Use letters."
         )
     if not re.fullmatch(r"[A-Za-z0-9.-]+", server):
         raise ValueError(f"--server must be the name or the IPv4 address of a machine, got {server!r}")
     if folder.exists() and any(folder.iterdir()):
-        raise FileExistsError(f"{folder} is not empty; take a new folder")
+        raise FileExistsError(f"{folder} is not empty. Give a new folder.")
     names = {
         "name": package.replace("_", "-"),
         "package": package,
@@ -231,10 +239,10 @@ def init(folder: Path, *, clients: int = 4, server: str = SERVER_NAME, seed: int
     """Write an app that starts with `flwr run`.
 
     Args:
-        folder: A new folder.
+        folder: New folder for the app.
         clients: Number of clients.
-        server: Name or address of the server.
-        seed: Seed that makes it reproducible, and not private.
+        server: Name or IPv4 address of the server.
+        seed: Seed that makes the run reproducible, but not private.
     """
     package = write_app(folder, clients=clients, seed=seed, server=server)
     steps = (folder / "deploy" / "STEPS.txt").read_text()
@@ -253,22 +261,22 @@ def client(
 ) -> int:
     """Answer a SuperNode's messages with the app that is installed here, and run no other code.
 
-    A site's own client. It stands beside `flower-supernode --isolation process
-    --superexec-auth-secret-file SECRET`, hands messages to the app that is installed here, and
-    never installs, unpacks or imports what a run brings along. Exit status 2 asks for an operator.
+    It is the client of a site and runs next to `flower-supernode --isolation process
+    --superexec-auth-secret-file SECRET`. It gives messages to the app that is installed here, and
+    never installs, unpacks or imports code of a run. Exit status 2 means that an operator is needed.
 
     Args:
         app: PACKAGE.MODULE:NAME of a ClientApp that is installed here.
         secret: The SuperNode's --superexec-auth-secret-file.
-        supernode: Its --host and --port.
-        node_config: Settings as of flower-supernode, whose own are not used:
+        supernode: --host and --port of the SuperNode.
+        node_config: Settings in the format of flower-supernode, whose own settings are not used:
             'partition-id=3 fedq-home="/var/lib/fedq"'.
-        root_certificates: Authority of the SuperNode's own certificate, if it has one.
-        fab_hash: Apps (FAB) whose runs are answered, and no others (default: all).
-        max_megabytes: Size of the longest message (default: 134, 128 MiB).
+        root_certificates: Certificate authority of the SuperNode's own certificate, if it has one.
+        fab_hash: Apps (FAB) whose runs are answered (default: all).
+        max_megabytes: Maximum size of a message (default: 134, 128 MiB).
     """
     os.umask(0o077)
-    if sys.path[:1] == [os.getcwd()]:  # never from the folder that the process happens to be in
+    if sys.path[:1] == [os.getcwd()]:  # code must not be imported from the current folder
         del sys.path[0]
     sys.path[:] = [place for place in sys.path if place]
     try:
@@ -285,7 +293,7 @@ def client(
         with site.ended_by_signals():
             site.serve(site.Site(site.load(app), node, config, frozenset(fab_hash)))
     except ImportError as error:
-        print(f"error: {error}; is it flwr 1.41 or 1.42 that is installed?", file=sys.stderr)
+        print(f"error: {error}. Is flwr 1.41 or 1.42 installed?", file=sys.stderr)
         return 2
     except (RuntimeError, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -294,19 +302,19 @@ def client(
 
 
 def wheels(app: Path, *, into: Path | None = None, constraint: Path | None = None) -> int:
-    """Build the folder of wheels that a server and sites install, which have no index.
+    """Build a folder of wheels for servers and sites that have no package index.
 
-    It holds this library, the app and all that both need, in the versions that are installed here: for
-    machines with this Python and this kind of processor.
+    It holds this library, the app and all their dependencies, in the versions that are installed here. The
+    wheels are for machines with this Python version and this kind of processor.
 
     Args:
         app: Folder of the app.
-        into: Folder of the wheels (default: wheels in the app's).
-        constraint: Versions to take in place of those that are installed here.
+        into: Folder of the wheels (default: wheels in the app's folder).
+        constraint: File of versions to use in place of the installed versions.
     """
     folder = app / "wheels" if into is None else into
     if not (app / "pyproject.toml").is_file():
-        print(f"error: {app} has no pyproject.toml; name the folder of `fedq flower init`", file=sys.stderr)
+        print(f"error: {app} has no pyproject.toml. Give the folder of `fedq flower init`.", file=sys.stderr)
         return 2
     folder.mkdir(parents=True, exist_ok=True)
     versions = folder / "constraints.txt"
@@ -318,7 +326,7 @@ def wheels(app: Path, *, into: Path | None = None, constraint: Path | None = Non
     build = [sys.executable, "-m", "pip", "wheel", "--wheel-dir", str(folder), "--constraint", str(versions)]
     done = subprocess.run([*build, ours, str(app.resolve())], check=False)
     if done.returncode != 0:
-        print("error: pip has built no wheels; its words are above", file=sys.stderr)
+        print("error: pip built no wheels. See its output above.", file=sys.stderr)
         return 2
     found = sorted(folder.glob("*.whl"))
     version = ".".join(map(str, sys.version_info[:2]))
@@ -329,40 +337,47 @@ def wheels(app: Path, *, into: Path | None = None, constraint: Path | None = Non
 
 
 def _installed() -> str:
-    """Versions of what is installed here, ours and what comes from a folder aside."""
-    found = {
-        one.metadata["Name"]: one.version
-        for one in metadata.distributions()
-        if one.metadata["Name"] != "lightning-fedq" and one.read_text("direct_url.json") is None
+    """Return the installed versions as pip constraints, without this library and local installations."""
+    versions = {
+        package.metadata["Name"]: package.version
+        for package in metadata.distributions()
+        if package.metadata["Name"] != "lightning-fedq" and package.read_text("direct_url.json") is None
     }
-    return "".join(f"{name}=={version}\n" for name, version in sorted(found.items()))
+    return "".join(f"{name}=={version}\n" for name, version in sorted(versions.items()))
 
 
 main = {"init": init, "wheels": wheels, "client": client}
 
 
 def _address(address: str, secure: bool) -> str:
-    """A SuperNode's address, which messages reach by TLS unless it is this machine's own."""
+    """Return a SuperNode's address, checked to be HOST:PORT on this machine or reached by TLS.
+
+    Raises:
+        ValueError: If it is not HOST:PORT, or is another machine without `secure`.
+    """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
-        raise ValueError(f"--supernode must be HOST:PORT, got {address!r}; leave it out for 127.0.0.1:9094")
+        raise ValueError(f"--supernode must be HOST:PORT, got {address!r}. Omit it for 127.0.0.1:9094.")
     if not secure and host not in ("localhost", "[::1]") and not host.startswith("127."):
         raise ValueError(
-            f"--supernode {address} is another machine: weights and answers would travel in the clear; give "
-            "the SuperNode a certificate (--ssl-certfile, --ssl-keyfile), and its authority's here "
-            "(--root-certificates)"
+            f"--supernode {address} is another machine and needs TLS. Give the SuperNode a certificate "
+            "(--ssl-certfile, --ssl-keyfile) and this command its authority (--root-certificates)."
         )
     return address
 
 
 def _secret(path: Path) -> bytes:
-    """The secret that a SuperNode and its client share, which others of the machine can't read."""
-    found = path.read_bytes()
+    """Read the secret that a SuperNode and its client share.
+
+    Raises:
+        ValueError: If other users of the machine can read the file, or it has less than 16 bytes.
+    """
+    secret = path.read_bytes()
     if stat.S_IMODE(path.stat().st_mode) & 0o007:
-        raise ValueError(f"{path} can be read by everybody on this machine; run chmod o= on it")
-    if len(found) < 16:
+        raise ValueError(f"All users of this machine can access {path}. Run chmod o= on it.")
+    if len(secret) < 16:
         raise ValueError(
-            f"{path} has {len(found)} bytes, at least 16 make a secret; write a new one, "
+            f"{path} has {len(secret)} bytes, but a secret needs at least 16. Write a new one with "
             "head -c 32 /dev/urandom > secret"
         )
-    return found
+    return secret

@@ -1,4 +1,4 @@
-"""The row of a mechanism in tables: measured on real messages and read from the claims."""
+"""Row of a mechanism in tables: bits measured on real messages, and epsilons from its claims."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ EXAMPLE: dict[str, Any] = {
     "noise_std": 1.0,
     "measured_leakage": 0.3,
 }
-"""Values for parameters without a default, so that every mechanism can be shown at work."""
+"""Example values for parameters without a default, so that every mechanism can be built."""
 CLIENTS, DIM, DELTA = 10, 256, 1e-5
 SETTING = {
     "clients": CLIENTS,
     "delta": DELTA,
     "adversaries": {who.name.lower(): f"{who.value}: {who.sees}" for who in Adversary},
 }
-"""What all rows have in common, and who the adversaries are."""
+"""Setting that all rows have in common, and descriptions of the adversaries."""
 
 
 def example(kind: type[Mechanism]) -> Mechanism:
-    """The mechanism's own `Mechanism.example`, or one with `EXAMPLE` values where it has no defaults.
+    """Return an example of a mechanism: its `Mechanism.example`, or one with values of `EXAMPLE`.
 
     Raises:
         ValueError: If a parameter is not in `EXAMPLE`.
@@ -49,18 +49,18 @@ def example(kind: type[Mechanism]) -> Mechanism:
         return own
     options = fields(kind)  # type: ignore[arg-type]
     needed = [field.name for field in options if field.default is MISSING]
-    # noise is given by its multiplier, or else by a budget that it is calibrated to
+    # the noise is set by a multiplier if there is one, otherwise by an epsilon
     needed += [field.name for field in options if field.name == "noise_multiplier" and field.default is None]
-    if all(field.name != "noise_multiplier" for field in options):  # a target sets the level
+    if all(field.name != "noise_multiplier" for field in options):
         needed += [field.name for field in options if field.name == "epsilon" and field.default is None]
     missing = [name for name in needed if name not in EXAMPLE]
     if missing:
-        raise ValueError(f"{kind.__name__} needs {missing}, which have no usual value; write its example()")
+        raise ValueError(f"{kind.__name__} needs {missing}, which have no usual value. Write its example().")
     return kind(**{name: EXAMPLE[name] for name in needed})
 
 
 def paper(kind: type[Mechanism]) -> str:
-    """The source named in the docstring of a mechanism, or of its module."""
+    """Return the first reference in the docstring of a mechanism or its module, or "-"."""
     for text in (inspect.getdoc(kind), inspect.getdoc(inspect.getmodule(kind))):
         for mark in ("References:", "Source:"):
             if text and mark in text:
@@ -70,11 +70,12 @@ def paper(kind: type[Mechanism]) -> str:
 
 
 def describe(kind: type[Mechanism], mechanism: Mechanism | None = None, name: str = "") -> dict[str, str]:
-    """One row of the table: bits of a message over its parameters, and epsilon of a unit by adversary.
+    """Return the row of a mechanism: bits of a message per parameter, and epsilon per adversary.
 
     Args:
-        mechanism: One of the kind; None is its example.
-        name: Name of the row (default: the kind's).
+        kind: Class of the mechanism.
+        mechanism: Mechanism of this class. None is the example of the class.
+        name: Name of the row (default: name of the class).
     """
     mechanism = mechanism or example(kind)
     sizes = mechanism.group_sizes(CLIENTS)

@@ -1,4 +1,4 @@
-"""Mechanisms by their text, as checkpoints, tables and plans hold them. Read without evaluating code."""
+"""Parser for the text (`repr`) of mechanisms in checkpoints, tables and plans. It evaluates no code."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from lightning_fedq.mechanisms.registry import installed
 def parse_mechanism(text: str, kind: type[Mechanism] | None = None) -> Mechanism:
     """Build a mechanism from its `repr`.
 
-    Nothing is imported because a checkpoint says so: only what is installed, or what the caller names.
+    The text of a checkpoint can't cause imports. It may name installed mechanisms and the caller's `kind`.
 
     Args:
-        text: The `repr`.
-        kind: A class that is not installed by an entry point.
+        text: The `repr` of the mechanism.
+        kind: Class that no entry point installs.
 
     Raises:
-        ValueError: If it is not an installed mechanism, or of `kind`, with plain values as parameters.
+        ValueError: If the mechanism is neither installed nor of class `kind`, or its parameters are not plain
+            values.
     """
     name, parameters = parse_call(text)
     known = dict(installed())
@@ -27,8 +28,8 @@ def parse_mechanism(text: str, kind: type[Mechanism] | None = None) -> Mechanism
         known[kind.__name__] = kind
     if name not in known:
         raise ValueError(
-            f"the checkpoint's mechanism {text!r} is not installed: install its package, name its class "
-            "with --mechanism PACKAGE.CLASS, or give the configuration of its run instead"
+            f"The checkpoint's mechanism {text!r} is not installed. Install its package, name its class "
+            "with --mechanism PACKAGE.CLASS, or give the configuration of its run."
         )
     try:
         return known[name](**parameters)
@@ -37,7 +38,11 @@ def parse_mechanism(text: str, kind: type[Mechanism] | None = None) -> Mechanism
 
 
 def parse_call(text: str) -> tuple[str, dict[str, Any]]:
-    """Name and keyword arguments of the `repr` of a dataclass of plain values, and of mechanisms."""
+    """Return name and keyword arguments of a dataclass's `repr` with plain values or mechanisms.
+
+    Raises:
+        ValueError: If the text is not such a call.
+    """
     try:
         call = ast.parse(text, mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
@@ -48,8 +53,9 @@ def parse_call(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def _value(node: ast.expr) -> Any:
+    """Return the value of an argument: a nested mechanism or a literal."""
     return parse_mechanism(ast.unparse(node)) if isinstance(node, ast.Call) else ast.literal_eval(node)
 
 
 def _unreadable(text: str) -> str:
-    return f"can't read the mechanism {text!r} from the checkpoint; give the configuration of its run instead"
+    return f"Can't read the mechanism {text!r} from the checkpoint. Give the configuration of its run."

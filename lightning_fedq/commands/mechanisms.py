@@ -1,7 +1,8 @@
-"""`fedq mechanisms`: all mechanisms, their bits and their epsilon by adversary.
+"""`fedq mechanisms`: list all mechanisms with their bits and their epsilon by adversary.
 
-The rows of this package's own stand in `mechanisms.json`, which `make tables` writes and a test compares with
-what the classes do: the table costs no torch. Rows of other mechanisms are made when they are asked for.
+The rows of this package's mechanisms are stored in `mechanisms.json`, so that the table is printed without
+the import of torch. `make tables` writes the file, and a test compares it with the classes. Rows of other
+mechanisms are computed when they are asked for.
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ SHIPPED = Path(__file__).with_suffix(".json")
 def collect_rows(
     names: Sequence[str], shipped: Sequence[dict[str, str]]
 ) -> tuple[list[dict[str, str]], Sequence[str]]:
-    """Rows of these mechanisms, all installed ones without any, and a sentence for each name without one.
+    """Return the rows of mechanisms, and a line with the reason for each name that has no row.
+
+    Args:
+        names: Names of rows or classes, or class paths. Empty means all installed mechanisms.
+        shipped: Stored rows.
 
     Raises:
         ValueError: If no name has a row.
@@ -32,18 +37,21 @@ def collect_rows(
     asked = list(dict.fromkeys(names)) or [*own, *declared()]
     if set(asked) <= set(own):
         return [dict(own[name]) for name in asked], ()
-    from lightning_fedq.commands.mechanism_row import DIM, describe  # both import torch: only needed here
+    from lightning_fedq.commands.mechanism_row import DIM, describe  # both import torch, needed only here
     from lightning_fedq.commands.resolver import resolved
 
-    found = resolved(asked, DIM, target=False).some()
-    rows = [dict(own.get(name) or describe(type(one), one, name)) for name, one in found.rows.items()]
-    return rows, found.words
+    result = resolved(asked, DIM, target=False).some()
+    rows = [
+        dict(own.get(name) or describe(type(mechanism), mechanism, name))
+        for name, mechanism in result.rows.items()
+    ]
+    return rows, result.words
 
 
 def main(mechanisms: Annotated[Sequence[str], "MECHANISM"] = ()) -> int:
-    """List all mechanisms: bits per parameter (measured), whether messages may be summed unread,
-    pure epsilon of one unit (coordinate, block or message) in one round against each adversary,
-    and the paper.
+    """List all mechanisms: measured bits per parameter, whether secure aggregation may sum messages,
+    the pure epsilon of one unit (coordinate, block or message) in one round against each
+    adversary, and the paper.
 
     Args:
         mechanisms: Mechanisms by row, class or class path (default: all installed).
@@ -58,20 +66,20 @@ def main(mechanisms: Annotated[Sequence[str], "MECHANISM"] = ()) -> int:
         pad_edge=False,
     )
     for column in rows[0]:
-        table.add_column(column.replace("_", "_\n"), no_wrap=True)  # names of adversaries are long
+        table.add_column(column.replace("_", "_\n"), no_wrap=True)  # breaks the long names of adversaries
     for row in rows:
         table.add_row(*row.values())
     console = Console()
-    console.width = max(console.width, 124)  # no name is cut; a narrower terminal wraps its lines
+    console.width = max(console.width, 124)  # wide enough for all names; a narrow terminal wraps the lines
     console.print(table)
     console.print(
-        "bits: of one message, per parameter. sum: may the server be given the sum of the messages only? "
-        "lever: what one lying client's message moves at most, in largest honest updates. "
-        "The other columns are the pure epsilon of one unit in one round: an epsilon of a coordinate is paid "
-        "for every coordinate, that of a message once. ∞: no pure epsilon, because "
-        "some message excludes an input, or the noise is Gaussian; "
-        f"*: of a whole update in a round, at delta {shown['delta']:g}; none: no guarantee at all. "
-        "A model has many coordinates and a run many rounds: `fedq privacy CONFIG` adds them up.\n",
+        "bits: bits of one message per parameter. sum: whether the server may receive the sum of messages "
+        "only. lever: maximum influence of one Byzantine client, in units of the largest honest update. "
+        "The other columns are the pure epsilon of one unit in one round. An epsilon of a coordinate counts "
+        "for every coordinate, and an epsilon of a message counts once. ∞: no pure epsilon, because "
+        "some message excludes an input, or the noise is Gaussian. "
+        f"*: epsilon of a whole update in a round, at delta {shown['delta']:g}. none: no guarantee. "
+        "A model has many coordinates and a run has many rounds. `fedq privacy CONFIG` composes them.\n",
         highlight=False,
     )
     for head, adversary in shown["adversaries"].items():

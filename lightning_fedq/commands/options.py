@@ -1,4 +1,4 @@
-"""Settings by short dotted names (`--set Federated.num_clients=7`), and the modules of classes they name."""
+"""Changes of settings by dotted names (`--set Federated.num_clients=7`), and imports of named classes."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from lightning_fedq.commands.configs import SUFFIXES
 from lightning_fedq.commands.errors import nearest
 
 _ARGUMENTS = {"PrivacyTarget": "Federated.privacy", "SecAgg": "Federated.secure_aggregation"}
-"""Classes that a configuration writes as settings of an argument, without a name of their own."""
+"""Classes that a configuration writes as an argument of `Federated`, without their class path."""
 
 
 def check_rounds(rounds: int | None) -> None:
-    """Refuse a run of no rounds.
+    """Check the number of rounds.
 
     Raises:
-        ValueError: If there are less than one; None is no word on them.
+        ValueError: If `rounds` is given and below 1.
     """
     if rounds is not None and rounds < 1:
-        raise ValueError(f"--rounds must be >= 1, got {rounds}; nothing is sent in a run of none")
+        raise ValueError(f"--rounds must be >= 1, got {rounds}")
 
 
 def parse_changes(arguments: Sequence[str]) -> dict[str, Any]:
-    """`name=value` each. The value is YAML.
+    """Parse arguments of the form `name=value`, where the value is YAML.
 
     Raises:
-        ValueError: If one is not of that form.
+        ValueError: If an argument does not have that form.
     """
     changes = {}
     for argument in arguments:
         name, equals, value = argument.partition("=")
         if not equals:
-            raise ValueError(f"a setting is name=value such as LDPQ.epsilon=0.1, got {argument!r}")
+            raise ValueError(f"A setting is name=value such as LDPQ.epsilon=0.1, got {argument!r}")
         changes[name] = yaml.safe_load(value)
     return changes
 
@@ -48,7 +48,7 @@ def take_changes(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     """Split the arguments of a training command into those for Lightning and the changes after `--set`.
 
     Raises:
-        ValueError: If a change is not `name=value`, or none follows.
+        ValueError: If a change is not `name=value`, or no change follows `--set`.
     """
     rest: list[str] = []
     changes: list[str] = []
@@ -58,31 +58,32 @@ def take_changes(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
         if flag != "--set":
             rest.append(flag + equals + value)
             continue
-        given = [value] if equals else []
+        settings = [value] if equals else []
         while waiting and not waiting[0].startswith("-"):
-            given.append(waiting.pop(0))
-        if not given:
+            settings.append(waiting.pop(0))
+        if not settings:
             raise ValueError("--set needs NAME=VALUE such as Federated.num_clients=7")
-        changes += given
+        changes += settings
     return rest, parse_changes(changes)
 
 
 def change_setting(config: dict[str, Any], name: str, value: Any) -> None:
-    """Set `name` to `value` in place.
+    """Set the setting `name` of a configuration to `value`, in place.
 
     Args:
-        config: A resolved configuration, every default filled in.
-        name: Dotted; it starts at a top-level key (`trainer.max_epochs`) or at the name of a class that
-            occurs once (`Federated.server_lr`, `CorBin.epsilon`); `init_args` is left out. An item of a list
-            is named by its place from 0 (`trainer.callbacks.1.server_lr`).
-        value: The new value.
+        config: Resolved configuration with all defaults.
+        name: Dotted name. It starts at a top-level key (`trainer.max_epochs`) or at the name of a class that
+            occurs once (`Federated.server_lr`, `CorBin.epsilon`), without `init_args`. An item of a list is
+            named by its place, counted from 0 (`trainer.callbacks.1.server_lr`).
+        value: New value.
 
     Raises:
-        ValueError: If there is no such setting, with the nearest one, or several.
+        ValueError: If there is no such setting, or its class occurs several times. The message has the
+            nearest name.
     """
     first, *rest = name.split(".")
     if not rest:
-        raise ValueError(f"a setting is a dotted name such as Federated.server_lr, got {name!r}")
+        raise ValueError(f"A setting is a dotted name such as Federated.server_lr, got {name!r}")
     node = _start(config, first, name)
     for part in rest[:-1]:
         node = _inside(node[_key(node, part, name)])
@@ -92,28 +93,33 @@ def change_setting(config: dict[str, Any], name: str, value: Any) -> None:
 
 
 def _start(config: dict[str, Any], first: str, name: str) -> Any:
+    """Return the node at which a dotted name starts: a top-level key, or a class that occurs once.
+
+    Raises:
+        ValueError: If there is no such key or class, or the class occurs several times.
+    """
     if first in config:
         return _inside(config[first])
-    found = [node for label, node in classes(config) if label == first]
-    if len(found) > 1:
+    nodes = [node for label, node in classes(config) if label == first]
+    if len(nodes) > 1:
         raise ValueError(
-            f"{name!r}: {first} occurs {len(found)} times; name the setting from the top, with places from 0 "
-            "in lists, as in trainer.callbacks.0.x"
+            f"{name!r}: {first} occurs {len(nodes)} times. Write the whole name with places in lists, "
+            "such as trainer.callbacks.0.x."
         )
-    if not found and first in _ARGUMENTS:
+    if not nodes and first in _ARGUMENTS:
         rest = name.partition(".")[2]
         raise ValueError(
-            f"{name!r}: {first} is no class in the configuration but an argument of Federated: "
+            f"{name!r}: {first} is not a class in the configuration but an argument of Federated: "
             f"{_ARGUMENTS[first]}.{rest}"
         )
-    if not found:
+    if not nodes:
         choices = [*config, *(label for label, _ in classes(config))]
-        raise ValueError(f"{name!r}: there is no {first} in the configuration.{nearest(first, choices)}")
-    return _inside(found[0])
+        raise ValueError(f"{name!r}: There is no {first} in the configuration.{nearest(first, choices)}")
+    return _inside(nodes[0])
 
 
 def classes(node: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Name and node of every class in a configuration, from the outside in."""
+    """Yield name and node of every class in a configuration, outer classes first."""
     if isinstance(node, dict):
         if "class_path" in node:
             yield str(node["class_path"]).rpartition(".")[2], node
@@ -125,23 +131,28 @@ def classes(node: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _inside(node: Any) -> Any:
+    """Return the `init_args` of a class node, or the node itself if it is not a class."""
     return node.setdefault("init_args", {}) if isinstance(node, dict) and "class_path" in node else node
 
 
 def _key(node: Any, part: str, name: str) -> Any:
-    """The key of a part of a name, or its place in a list."""
+    """Return the key of a part of a dotted name, or its index in a list.
+
+    Raises:
+        ValueError: If the node has no such key.
+    """
     if isinstance(node, list) and part.isdecimal() and int(part) < len(node):
         return int(part)
     choices = list(node) if isinstance(node, dict) else [str(place) for place in range(len(node or []))]
     if not isinstance(node, dict) or part not in node:
-        raise ValueError(f"{name!r}: there is no setting {part!r}.{nearest(part, choices)} It has: {choices}")
+        raise ValueError(f"{name!r}: There is no setting {part!r}.{nearest(part, choices)} It has: {choices}")
     return part
 
 
-# Which of Lightning's two packages a command works with: that of the classes which its YAML names.
+# Choice between Lightning's two packages: a command uses the package of the classes in its YAML.
 #
-# `lightning_fedq._lightning` takes the package that was imported first. In a program that is the program's
-# own; in a command nothing was imported yet, so the modules of the named classes are.
+# `lightning_fedq._lightning` uses the package that was imported first. In a command, nothing has been
+# imported yet. The functions below therefore import the modules of the named classes first.
 
 
 _PACKAGES = ("pytorch_lightning", "lightning.pytorch")
@@ -150,8 +161,8 @@ _PACKAGES = ("pytorch_lightning", "lightning.pytorch")
 def import_named_classes(arguments: Sequence[str]) -> None:
     """Import the modules of classes that the arguments or their files name, until one imports Lightning.
 
-    Models and data come before callbacks and loggers. What can't be imported is left to the parser, which
-    says where it stands.
+    Models and data come before callbacks and loggers. The parser reports modules that can't be imported,
+    with their place in the configuration.
     """
     for module in _modules(arguments):
         if any(package in sys.modules for package in _PACKAGES):
@@ -161,6 +172,7 @@ def import_named_classes(arguments: Sequence[str]) -> None:
 
 
 def _modules(arguments: Sequence[str]) -> Iterator[str]:
+    """Yield the modules of named classes outside this package, models and data first."""
     configs = list(_configs(arguments))
     first = [config.get(key) for key in ("model", "data") for config in configs]
     paths = [*_flags(arguments), *(str(node["class_path"]) for _, node in classes([first, configs]))]
@@ -171,7 +183,7 @@ def _modules(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def _flags(arguments: Sequence[str]) -> Iterator[str]:
-    """Classes given as `--model CLASS` or `--model=CLASS`, and of the data likewise."""
+    """Yield the class paths of `--model CLASS`, `--model=CLASS` and the same for `--data`."""
     words = [word for argument in arguments for word in argument.split("=", 1)]
     for flag, value in pairwise(words):
         if flag.removesuffix(".class_path") in ("--model", "--data"):
@@ -179,6 +191,7 @@ def _flags(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def _configs(arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield the contents of all configuration files among the arguments."""
     for argument in arguments:
         path = Path(argument.partition("=")[2] if argument.startswith("-") else argument)
         path = path / "config.yaml" if path.is_dir() else path

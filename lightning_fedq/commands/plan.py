@@ -1,4 +1,4 @@
-"""`fedq plan`: mechanisms calibrated to a target epsilon, ranked by error, with their bits."""
+"""`fedq plan`: calibrate mechanisms to a target epsilon and rank them by error."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 _DRAWN = 5
-"""Mechanisms in the picture."""
+"""Number of mechanisms in the picture."""
 
 
 def main(
@@ -63,29 +63,29 @@ def main(
 ) -> int:
     """Calibrate every mechanism to a target epsilon, and rank them by error.
 
-    With a configuration, also print what to paste into it.
+    With a configuration, also print the settings to paste into it.
 
     Args:
-        config: Configuration whose clients, model and rounds count.
+        config: Configuration that sets the clients, the model and the rounds.
         epsilon: Target epsilon.
         delta: Delta of the target, below 1 / clients.
-        clients: Clients of the federation.
-        clients_per_round: Clients of a cohort (default: all).
-        params: Parameters of the model.
-        rounds: Rounds of the run.
+        clients: Number of clients of the federation.
+        clients_per_round: Number of clients of a cohort (default: all).
+        params: Number of parameters of the model.
+        rounds: Number of rounds of the run.
         adversary: Adversary that the target is against: eavesdropper, server, server_and_partner,
             client, secagg_server or outsider.
-        over: Span that the target counts for.
+        over: Span that the target covers.
         secret: The outsider never learns who took part (Federated(cohort=FixedSize(..., secret=True))).
         active: The server behind secure aggregation may lie about who dropped out
             (SecAgg(active=True)).
         max_corrupt: Fraction of the clients that may collude with the server behind secure
             aggregation.
-        dropout_probability: Chance that a client does not answer (default: 0).
-        homogeneity: Likeness of the updates, |mean|^2 over the mean |update|^2.
+        dropout_probability: Probability that a client does not answer (default: 0).
+        homogeneity: Similarity of the updates, |mean|^2 divided by the mean |update|^2.
         mechanisms: Mechanisms by row, class or class path (default: all).
-        why: Say for each mechanism that is not possible why it is not.
-        picture: Picture to draw, of error against epsilon, bits and clients.
+        why: Print the reason for each mechanism that is not possible.
+        picture: File of a picture with the error against epsilon, bits and clients.
     """
     check_rounds(rounds)
     given: dict[str, Any] = {"clients": clients, "params": params, "rounds": rounds}
@@ -96,7 +96,7 @@ def main(
     if config:
         from_config, federated, clip_norm = read_sizes(config)
         configured = from_config.pop("law")
-        if clients is None:  # by hand, how many of them are drawn is not said
+        if clients is None:  # the configured cohort size does not fit another number of clients
             law = configured if clients_per_round is None else configured.with_size(clients_per_round)
         sizes, secagg = {**from_config, **sizes}, federated.server.secure_aggregation or SecAgg()
     if active:
@@ -104,21 +104,21 @@ def main(
     if max_corrupt is not None:
         secagg = replace(secagg, max_corrupt=max_corrupt)
     if missing := [f"--{name}" for name in given if name not in sizes]:
-        raise ValueError(f"say how many: {', '.join(missing)}; or name a configuration that says it")
+        raise ValueError(f"Give {', '.join(missing)}, or name a configuration that sets them")
     law = law.with_secret() if secret else law
     target = PrivacyTarget(epsilon, delta, adversary, over)
     problem = Problem(**sizes, law=law, target=target, secure_aggregation=secagg, homogeneity=homogeneity)
     if (active or max_corrupt is not None) and not problem.behind_masks:
         raise ValueError(
-            f"--active and --max-corrupt are about masks, and this target about {target.against.value}, who "
-            "sees none; leave them out, or take --adversary secagg_server"
+            f"--active and --max-corrupt do not apply to a target against {target.against.value}. Omit them, "
+            "or set --adversary secagg_server."
         )
     params = problem.params
     asked = resolved(mechanisms, params).some() if mechanisms else Resolved(candidates(params), {})
     found, console = _plan(problem, federated, _Progress().print_option, asked), Console()
     if mechanisms and all(option.mechanism is None for option in found):
         raise ValueError(
-            "no mechanism is left. " + "; ".join(f"{option.name}: {option.reason}" for option in found)
+            "No mechanism is left. " + "; ".join(f"{option.name}: {option.reason}" for option in found)
         )
     _print(console, problem, found)
     best = recommended(found)
@@ -129,7 +129,7 @@ def main(
         if best.verdict in ("poor", "do not"):
             console.print(f"\n{_fewer(problem, best, asked.rows[best.name])}", highlight=False)
     if config and best is not None:
-        console.print("\nTo paste in place of your mechanism:\n", highlight=False)
+        console.print("\nPaste these settings in place of your mechanism:\n", highlight=False)
         print(to_yaml(best, problem, clip_norm), end="")
     _print_impossible(console, found, why or bool(mechanisms))
     if picture is not None:
@@ -139,23 +139,31 @@ def main(
 
 
 class _Progress:
-    """Options as they are found, a line each on the error stream: a coin's accounting takes seconds."""
+    """Progress lines on standard error, one per option, since accounting may take seconds per mechanism."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, soft_wrap=True)
 
     def print_option(self, option: Option) -> None:
-        """Print one option."""
+        """Print the name, noise-to-signal ratio and bits of a possible option."""
         if option.mechanism is not None:
             ratio = "unknown" if option.ratio is None else f"{option.ratio:.2g}"
-            text = f"noise over signal R {ratio}, {option.bits:.2g} bits, {option.verdict}"
+            text = f"noise-to-signal ratio R {ratio}, {option.bits:.2g} bits, {option.verdict}"
             self._console.print(f"  {option.name}: {text}", highlight=False)
 
 
 def _plan(
     problem: Problem, federated: Federated | None, told: Callable[[Option], None], asked: Resolved
 ) -> tuple[Option, ...]:
-    """The options, but for what `Federated` with these settings would refuse, and names without a row."""
+    """Return the options by error. Mechanisms that `Federated` would refuse come last.
+
+    Args:
+        problem: Target and sizes.
+        federated: Callback of the configuration, whose aggregation may refuse mechanisms. None if there is no
+            configuration.
+        told: Listener that gets each option when it is calibrated.
+        asked: Mechanisms to calibrate, and the names that have none.
+    """
     allowed = dict(asked.rows)
     refused = [Option(name, None, reason=why) for name, why in asked.left_out.items()]
     for name, mechanism in asked.rows.items() if federated is not None else ():
@@ -170,10 +178,15 @@ def _plan(
 
 
 def read_sizes(config: str, asking: str = "fedq plan") -> tuple[dict[str, Any], Federated, float]:
-    """Numbers of a configuration, its `Federated`, and the norm its mechanism clips to (else 1)."""
+    """Return the sizes of a configuration, its `Federated`, and the clip norm of its mechanism (or 1.0).
+
+    Args:
+        config: Name or file of a configuration.
+        asking: Command that is named in an error.
+    """
     from lightning_fedq.callbacks.trainer_lookup import find_federated
     from lightning_fedq.commands.configs import find
-    from lightning_fedq.commands.run import FedqCLI  # imports Lightning's command line: only here
+    from lightning_fedq.commands.run import FedqCLI  # imports Lightning's command line, needed only here
 
     cli = FedqCLI(["--config", str(find(config))], run=False)
     federated = find_federated(cli.trainer, asking)
@@ -183,7 +196,7 @@ def read_sizes(config: str, asking: str = "fedq plan") -> tuple[dict[str, Any], 
 
 
 def sizes_for(trainer: pl.Trainer, federated: Federated, model: pl.LightningModule) -> dict[str, Any]:
-    """Numbers of a run to come that a `Problem` asks for: all but its target and how sums are masked."""
+    """Return the arguments of `Problem` for a planned run, except target and secure aggregation."""
     from lightning_fedq.algorithms.byzantine.counting import count_byzantine
     from lightning_fedq.clients.vector import num_coordinates
 
@@ -206,17 +219,18 @@ def sizes_for(trainer: pl.Trainer, federated: Federated, model: pl.LightningModu
 
 
 def _print(console: Console, problem: Problem, found: Sequence[Option]) -> None:
+    """Print the problem, the table of possible options and an explanation of its columns."""
     target = problem.target
     whom = target.against.value + (" who never learns who took part" if problem.law.secret else "")
     console.print(
         f"epsilon {target.epsilon:g} at delta {target.delta:g} over the {target.over}, against "
-        f"{whom}; {problem.clients:,} clients{_drawn(problem)}, {problem.params:,} "
-        f"parameters, {problem.rounds} rounds{_trust(problem)}",
+        f"{whom}. {problem.clients:,} clients{_drawn(problem)}, {problem.params:,} "
+        f"parameters, {problem.rounds} rounds{_trust(problem)}.",
         highlight=False,
     )
     table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
     for heading in ("mechanism", "setting", "bits", "R", "verdict", "good from"):
-        # a narrow terminal folds the names: no figure is cut
+        # a narrow terminal folds the names, so no figure is cut
         table.add_column(heading, no_wrap=heading != "mechanism", overflow="fold")
     for option in found:
         if option.mechanism is None:
@@ -228,21 +242,21 @@ def _print(console: Console, problem: Problem, found: Sequence[Option]) -> None:
         table.add_row(name, _setting(option.mechanism), bits, ratio, option.verdict, needed)
     console.print(table)
     console.print(
-        "bits: of one message, per parameter"
-        + (", masked, without the protocol's keys and shares" if problem.behind_masks else "")
+        "bits: bits of one message per parameter"
+        + (", masked, without keys and shares of the protocol" if problem.behind_masks else "")
         + ".  "
-        "good from: clients.  R, noise over signal: squared error of the mean over its squared length, of "
-        "the whole run; up to 0.1 nothing is lost, above 4 nothing is learned. Updates are clipped to one "
-        "norm; how alike they are is assumed "
+        "good from: number of clients from which R is good.  R: noise-to-signal ratio of the whole run, the "
+        "squared error of the mean divided by its squared length. Up to 0.1 no accuracy is lost, and above 4 "
+        "the model learns nothing. All updates are clipped to the same norm, and their similarity is assumed "
         f"(--homogeneity {problem.homogeneity:g}).",
         highlight=False,
     )
 
 
 def _advice(best: Option, least: Option) -> str:
-    """The option to take, and why it is not the one with the least error."""
+    """Return advice on the option to take, with the reason if another option has the smallest error."""
     if best is least or best.ratio is None:
-        return f"Take {best.name}: the least error."
+        return f"Take {best.name}, which has the smallest error."
     return (
         f"Take {best.name}: {best.bits:.2g} bits and R {best.ratio:.2g}, about as good as {least.name} with "
         f"{least.bits:.2g} bits and R {least.ratio:.2g}."
@@ -250,85 +264,95 @@ def _advice(best: Option, least: Option) -> str:
 
 
 def _fewer(problem: Problem, best: Option, row: Mechanism) -> str:
-    """Advice on fewer parameters for the same clients: R falls with their number."""
+    """Return advice on training fewer parameters with the same clients, since R falls with their number."""
     assert best.ratio is not None
     params = math.ceil(problem.params * COSTLY / best.ratio / 1.1)
-    (found,) = plan(replace(problem, params=max(params, 100)), {best.name: row})
-    if params < 100 or found.ratio is None:
-        return "No useful number of parameters is few enough: this target needs more clients."
+    (smaller,) = plan(replace(problem, params=max(params, 100)), {best.name: row})
+    if params < 100 or smaller.ratio is None:
+        return "This target needs more clients. No useful number of parameters is small enough."
     return (
-        f"With {params:,} trained parameters R would be {found.ratio:.2g}, {found.verdict}, for the same "
-        "clients: a head on fixed features, say (docs/guides/useful_epsilon.md)."
+        f"With {params:,} trained parameters, R would be {smaller.ratio:.2g} ({smaller.verdict}) for the "
+        "same clients. For example, train a head on fixed features (docs/guides/useful_epsilon.md)."
     )
 
 
 def _around(clip_norm: float, federated: Federated | None) -> str:
-    """Settings that decide how well it learns and are in no row: the clip, and the server's optimiser."""
+    """Return a text on the clip norm and server optimiser, which affect accuracy but are not in the table."""
     if federated is None:
         return (
-            "Two settings are yours and in no row: clip_norm (0.5 in the demo), and the server's optimiser "
-            "(the demo and the bench take lightning_fedq.algorithms.FedAvgM)."
+            "The table does not set clip_norm (0.5 in the demo) and the server's optimiser "
+            "(lightning_fedq.algorithms.FedAvgM in the demo and the benchmark)."
         )
     optimiser = federated.server.server_optimizer
-    # a class, a partial of one, or what jsonargparse makes of a class path: a partial with the class inside
+    # the optimiser is a class or a partial of a class; jsonargparse puts the class into a partial's arguments
     parts = (optimiser, getattr(optimiser, "func", None), *getattr(optimiser, "args", ()))
     kind = next((part for part in parts if isinstance(part, type)), optimiser)
     name = "none, the mean itself" if kind is None else getattr(kind, "__name__", str(kind))
-    return f"As in your configuration: clip_norm {clip_norm:g}, server optimiser {name}."
+    return f"Your configuration has clip_norm {clip_norm:g}, server optimiser {name}."
 
 
 def _print_impossible(console: Console, found: Sequence[Option], why: bool) -> None:
-    """One line, or the reasons."""
+    """Print the mechanisms that are not possible, in one line or with their reasons."""
     impossible = [option for option in found if option.mechanism is None]
     if why:
         for option in impossible:
             console.print(f"  not possible: {option.name}: {option.reason}", highlight=False, soft_wrap=True)
     elif impossible:
         names = "; ".join(option.name for option in impossible)
-        console.print(f"\nnot possible (--why says why): {names}", highlight=False, soft_wrap=True)
+        console.print(f"\nnot possible (--why prints reasons): {names}", highlight=False, soft_wrap=True)
 
 
 def _known_cohort_text(problem: Problem, mechanism: Mechanism) -> str:
-    """Epsilon of a setting for secret cohorts towards who knows who took part: much larger."""
+    """Return a text on the epsilon of a mechanism for secret cohorts if the adversary knows the cohorts.
+
+    This epsilon is much larger, because there is no privacy amplification by subsampling.
+    """
     threat = ThreatModel(secure_sum=ASSUMED, plain_sum=True, num_byzantine=0, secure_keys=True)
     run = replace(problem.run(mechanism), threat=threat)
     charges = planned_charges(run, secret=False)
     account = Account(run, check_delta(problem.target.delta, problem.clients, "clients"))
-    found = {
+    epsilons = {
         who: account.epsilon(who, charges, secret=False)
         for who in (Adversary.OUTSIDER, Adversary.SECAGG_SERVER, Adversary.SERVER)
     }
-    outsider, secagg, server = (format_epsilon(value) for value in found.values())
+    outsider, secagg, server = (format_epsilon(value) for value in epsilons.values())
     return (
-        f"It has epsilon {outsider} towards an outsider who learns who took "
-        f"part, {secagg} towards a server behind secure aggregation and {server} towards a server that sees "
-        f"messages, for a client that is drawn {charges} times"
+        f"It has epsilon {outsider} against an outsider who learns who took "
+        f"part, {secagg} against a server behind secure aggregation and {server} against a server that sees "
+        f"messages. These hold for a client that is drawn {charges} times."
     )
 
 
 def _drawn(problem: Problem) -> str:
+    """Return a text on the size and law of the cohort, or "" if all clients take part."""
     return f", {problem.cohort:,} a round by {problem.law}" if problem.cohort < problem.clients else ""
 
 
 def _trust(problem: Problem) -> str:
-    """Collusion, lies, weights and dropouts that are reckoned with."""
+    """Return sentences on the assumed collusion, dropouts, stragglers, Byzantine clients and weights."""
     words, secagg = "", problem.secure_aggregation
     if problem.target.against is Adversary.SECAGG_SERVER and secagg.max_corrupt:
-        words += f"; {secagg.max_corrupt:.2%} of the clients may collude with it"
+        words += f". {secagg.max_corrupt:.2%} of the clients may collude with the server"
     if problem.behind_masks and secagg.active:
-        words += "; the server may lie about who dropped out"
+        words += ". The server may lie about who dropped out"
     if problem.dropout_probability:
-        words += f"; {problem.dropout_probability:.2%} of the clients drop out"
+        words += f". {problem.dropout_probability:.2%} of the clients drop out"
     if problem.may_be_silent:
-        words += "; whoever is late is dropped, and claims count on the fewest answers that open a sum"
+        words += ". Late clients are dropped, and claims assume the fewest answers that open a sum"
     if problem.num_byzantine:
-        words += f"; {problem.num_byzantine:,} of the clients lie, and R leaves out what they do to the mean"
+        words += (
+            f". {problem.num_byzantine:,} clients are Byzantine, and R leaves out their effect on the mean"
+        )
     if not problem.plain_sum:
-        words += "; the mean is weighted, or a robust rule: others hide nobody, and R is that of a plain mean"
+        words += (
+            ". The mean is weighted or of a robust rule, so noise of other clients does not count, and R is "
+            "that of a plain mean"
+        )
     return words
 
 
 def _short(number: int) -> str:
+    """Return a number with commas, or from 10,000 on in scientific notation."""
     if number < 10_000:
         return f"{number:,}"
     return f"{number:.1e}".replace("e+0", "e").replace("e+", "e")
@@ -338,25 +362,25 @@ _KNOBS = {"epsilon": "ε", "noise_multiplier": "noise", "local_sigma": "sigma"}
 
 
 def _setting(mechanism: Mechanism) -> str:
-    """The free parameter, as it was found."""
+    """Return the calibrated parameter of a mechanism as text, or ""."""
     values = parse_call(repr(mechanism))[1]
-    found = (f"{short} {values[name]:.3g}" for name, short in _KNOBS.items() if values.get(name) is not None)
-    return next(found, "")
+    knobs = (f"{short} {values[name]:.3g}" for name, short in _KNOBS.items() if values.get(name) is not None)
+    return next(knobs, "")
 
 
 def to_yaml(option: Option, problem: Problem, clip_norm: float) -> str:
-    """Settings of `Federated` for an option, as a configuration has them.
+    """Return the settings of `Federated` for an option as YAML.
 
     Args:
-        option: With a mechanism.
-        problem: What was asked.
-        clip_norm: Norm to which updates are clipped, where the mechanism does.
+        option: Option with a mechanism.
+        problem: Problem that the option was planned for.
+        clip_norm: Norm to which updates are clipped, if the mechanism clips.
     """
     return yaml.safe_dump(federated_settings(option, problem, clip_norm), sort_keys=False)
 
 
 def _written(mechanism: Mechanism, clip_norm: float) -> dict[str, Any]:
-    """A mechanism for updates of norm 1 as a configuration has it, for updates of another norm."""
+    """Return class path and arguments of a mechanism, converted from updates of norm 1 to `clip_norm`."""
     values = {key: value for key, value in parse_call(repr(mechanism))[1].items() if value is not None}
     if "clip_norm" in values:
         values["clip_norm"] *= clip_norm
@@ -367,7 +391,7 @@ def _written(mechanism: Mechanism, clip_norm: float) -> dict[str, Any]:
 
 
 def federated_settings(option: Option, problem: Problem, clip_norm: float) -> dict[str, Any]:
-    """`to_yaml`, not written out yet."""
+    """Return the settings of `Federated` for an option as a dictionary, see `to_yaml`."""
     assert option.mechanism is not None
     target = problem.target
     settings: dict[str, Any] = {
@@ -379,7 +403,7 @@ def federated_settings(option: Option, problem: Problem, clip_norm: float) -> di
             "over": target.over,
         },
     }
-    if not option.law.rule_name:  # a rule stands in the configuration
+    if not option.law.rule_name:  # a user-defined cohort rule is already in the configuration
         settings["cohort"] = _cohort(option.law)
     if option.law.secret:
         settings["diagnostics"] = False
@@ -394,7 +418,7 @@ def federated_settings(option: Option, problem: Problem, clip_norm: float) -> di
 
 
 def _cohort(law: CohortLaw) -> Any:
-    """A law as a configuration has it."""
+    """Return a cohort law as a configuration has it: a size, or a class path with arguments."""
     short = None if isinstance(law, Everybody) else law.size
     if make_cohort_law(short) == law:
         return short
@@ -405,27 +429,29 @@ def _cohort(law: CohortLaw) -> Any:
 
 
 def _with_clients(problem: Problem, clients: int) -> Problem:
-    """As many clients, and the same share of them in a round."""
+    """Return the problem with another number of clients and the same fraction of them per round."""
     size = min(max(round(problem.cohort * clients / problem.clients), 1), clients)
     return replace(problem, clients=clients, law=problem.law.with_size(size))
 
 
 def draw(problem: Problem, found: Sequence[Option], rows: Mapping[str, Mechanism] | None = None) -> Figure:
-    """R of the best mechanisms against epsilon, bits and clients.
+    """Draw the noise-to-signal ratio R of the best mechanisms against epsilon, bits and clients.
 
     Args:
-        rows: Settings by name; None is those of all installed mechanisms.
+        problem: Target and sizes.
+        found: Options, sorted by error.
+        rows: Mechanisms by the name of their row. None is all installed mechanisms.
     """
     known = [option for option in found if option.ratio is not None]
     advised = recommended(found)
-    # the one that is advised is among them
+    # the recommended mechanism is always in the picture
     best = known[:_DRAWN] if advised in known[:_DRAWN] else [*known[: _DRAWN - 1], advised] if advised else []
     everybody = candidates(problem.params) if rows is None else rows
     shown = {option.name: everybody[option.name] for option in best}
     target = problem.target
     figure, (left, middle, right) = panels(
         3,
-        f"epsilon {target.epsilon:g} towards {target.against.value},\n{problem.clients:,} clients, "
+        f"epsilon {target.epsilon:g} against {target.against.value},\n{problem.clients:,} clients, "
         f"{problem.params:,} parameters, {problem.rounds} rounds",
     )
     epsilons = [0.5, 1.0, 2.0, 4.0, 8.0]
@@ -444,10 +470,10 @@ def draw(problem: Problem, found: Sequence[Option], rows: Mapping[str, Mechanism
         )
     for axes, label in (
         (left, "epsilon"),
-        (middle, "bits a parameter, without keys and shares"),
+        (middle, "bits per parameter, without keys and shares"),
         (right, "clients"),
     ):
-        axes.set(xlabel=label, ylabel="R: noise over signal", yscale="log")
+        axes.set(xlabel=label, ylabel="R: noise-to-signal ratio", yscale="log")
         low, high = axes.get_ylim()
         axes.set_ylim(min(low, 0.05), 1.5 * high)
         if axes is middle:

@@ -1,4 +1,4 @@
-"""`fedq privacy`: what a configuration would protect, or what a run or the run of a checkpoint has spent."""
+"""`fedq privacy`: the guarantee of a configuration, or the privacy that a run or checkpoint has spent."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from lightning_fedq.training.accounts import describe_run, planned_run
 from lightning_fedq.training.checkpoints import count_other_runs, find_journal, journal_folders
 
 _DELTA, _FLOAT_BITS = 1e-5, 32
-_NOT_KNOWN = "Not known from a checkpoint: `privacy.md` in the folder of its run (`RunFolder`) lists it."
+_NOT_KNOWN = "A checkpoint does not list them. See `privacy.md` in the folder of its run (`RunFolder`)."
 
 
 def report_of_config(
@@ -52,29 +52,29 @@ def report_of_config(
     params: int | None = None,
     changes: Mapping[str, Any] = MappingProxyType({}),
 ) -> PrivacyReport:
-    """State what a configuration gives over its `trainer.max_epochs` rounds, or over `rounds`.
+    """Report the guarantee of a configuration over its `trainer.max_epochs` rounds, or over `rounds`.
 
     Args:
         config: Path of the configuration.
-        rounds: Rounds in place of its own.
-        delta: Chance with which the guarantee may fail; None is the target's, or 1e-5.
-        secagg: Whether to assume secure aggregation where it has none.
-        params: Parameters in place of the model's.
+        rounds: Number of rounds. None is the configuration's number.
+        delta: Delta of the guarantee. None is the target's delta, or 1e-5.
+        secagg: Whether to assume secure aggregation if the configuration has none.
+        params: Number of trained parameters. None is the number of the model.
         changes: Settings to change first, by dotted name as in `fedq fit --set`.
 
     Raises:
-        ValueError: If it has no `Federated` callback or no number of rounds, there is no such setting, or its
-            target has another delta.
+        ValueError: If the configuration has no `Federated` callback or no number of rounds, there is no such
+            setting, or its target has another delta.
     """
     from lightning_fedq.callbacks.trainer_lookup import find_federated
-    from lightning_fedq.commands.run import FedqCLI  # imports Lightning's command line: only here
+    from lightning_fedq.commands.run import FedqCLI  # imports Lightning's command line, needed only here
 
     check_rounds(rounds)
     cli = FedqCLI(["--config", config], run=False, changes=changes)
     federated = find_federated(cli.trainer, "fedq privacy")
     limit = cli.trainer.max_epochs if rounds is None else rounds
     if limit is None or limit < 1:
-        raise ValueError(f"{config} has no trainer.max_epochs >= 1, got {limit}; say how many --rounds")
+        raise ValueError(f"{config} needs trainer.max_epochs >= 1, got {limit}. Give --rounds.")
     dim = (
         num_coordinates(cli.model, federated.local.buffers, federated.local.patterns, federated.local.shared)
         if params is None
@@ -83,7 +83,7 @@ def report_of_config(
     byzantine = count_byzantine(cli.trainer, federated.planner)
     mechanism = federated.calibrated(dim, limit, byzantine)
     run, target = planned_run(federated, mechanism, dim, limit, byzantine), federated.privacy_target
-    delta = _choose_delta(config, target, delta, f", or --set Federated.privacy.delta={delta}")
+    delta = _choose_delta(config, target, delta, f", or add --set Federated.privacy.delta={delta}")
     report = _report(run, delta, secagg, "planned", target)
     update, unmasked = bits_behind(mechanism, run.context, federated.server.secure_aggregation)
     origin = Origin(config=hashlib.sha256(Path(config).read_bytes()).hexdigest())
@@ -96,54 +96,57 @@ def report_of_config(
 def report_of_checkpoint(
     path: Path, rounds: int | None, delta: float | None, secagg: bool, kind: type[Mechanism] | None = None
 ) -> PrivacyReport:
-    """State what the run of a checkpoint has spent so far, or will have after `rounds`.
+    """Report the privacy that the run of a checkpoint has spent, or will have spent after `rounds`.
 
-    Rounds to come average over who is drawn, on top of what each client was charged for.
+    For future rounds, the report adds the expected charges of randomly drawn cohorts to each client's past
+    charges.
 
     Args:
-        rounds: Rounds of the whole run, once it has gone on; None is what it has spent.
-        delta: Chance with which the guarantee may fail; None is the target's, or 1e-5.
-        secagg: Whether to assume secure aggregation where it has none.
-        kind: Class of its mechanism, where that is no installed one.
+        path: Checkpoint of a run with `Federated`.
+        rounds: Number of rounds of the whole run. None reports the rounds so far.
+        delta: Delta of the guarantee. None is the target's delta, or 1e-5.
+        secagg: Whether to assume secure aggregation if the run has none.
+        kind: Class of the run's mechanism, if the class is not installed.
 
     Raises:
-        ValueError: If the checkpoint holds no federation, or weights alone, or rounds that were charged on
-            other terms than those that would be priced here, or more rounds.
+        ValueError: If the checkpoint holds no federation or only weights, its rounds were charged under other
+            terms than this report would use, or it has more than `rounds` rounds.
     """
     check_rounds(rounds)
     checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     if "callbacks" not in checkpoint:
         page = path.with_name("privacy.md")
-        stated = f"{page} says it" if page.is_file() else "give one of Lightning's own checkpoints of the run"
+        stated = f"See {page}" if page.is_file() else "Give one of Lightning's own checkpoints of the run"
         raise ValueError(
-            f"{path} holds weights alone, as model.ckpt of a RunFolder does, and not what they cost; {stated}"
+            f"{path} holds only weights, as a RunFolder's model.ckpt, without their privacy cost. {stated}."
         )
     callbacks = checkpoint["callbacks"]
     if _state_with("cohorts", callbacks) is not None:
         raise ValueError(
-            f"{path} is of a federation with secret cohorts, whose checkpoint holds no charges: they would "
-            "tell who was drawn; the privacy.md of its RunFolder says what it cost"
+            f"{path} has secret cohorts and holds no charges, which would reveal the cohorts. The "
+            "privacy.md of its RunFolder has the cost."
         )
     state = _state_with("federation", callbacks)
     if state is None:
-        raise ValueError(f"{path} holds no federation; it was not saved by a run with the Federated callback")
+        raise ValueError(f"{path} holds no federation, because its run had no Federated callback")
     federation, engine, target = state["federation"], state["engine"], _read_target(state)
     delta = _choose_delta(str(path), target, delta, "")
     planner = _make_planner(federation, (engine["ledger"].get("terms") or {}).get("clients") == "real")
     protocol = federation["secure_aggregation"]
     charged = Ledger(len(engine["ledger"]["charges"]), engine["ledger"]["mechanism"])
     charged.load_state_dict(engine["ledger"])
-    _read_journal(path, charged, federation["seed"] != "None")  # those after the checkpoint, too
+    _read_journal(path, charged, federation["seed"] != "None")  # also charges after the checkpoint
     past, charges = charged.rounds, charged.charges
     if rounds is not None and rounds < past:
         raise ValueError(
-            f"{path} is of a run that was charged for {past} rounds, got --rounds {rounds}; leave it out for "
-            f"what they cost, or ask for {past} and more"
+            f"The run of {path} was charged for {past} rounds, got --rounds {rounds}. Omit --rounds, or "
+            f"give at least {past}."
         )
     masks = None if protocol == "None" else SecAgg(**parse_call(protocol)[1])
     known = (_state_with("byzantine", callbacks) or {"byzantine": ()})["byzantine"]
     byzantine = min(len(known), planner.cohort_size)
-    terms = engine["ledger"].get("terms") or {}  # a Trainer that only tests has no ByzantineClients
+    # a Trainer that only tests has no ByzantineClients callback, so their number is also in the terms
+    terms = engine["ledger"].get("terms") or {}
     run_of = partial(
         describe_run,
         planner,
@@ -158,7 +161,7 @@ def report_of_checkpoint(
     charged.set_terms(run.terms)
     report = _report(run, delta, secagg, "running", target)
     if rounds is not None:
-        # cohorts that take turns, of which none was repeated, go on in turn
+        # if disjoint cohorts take turns and no round was repeated, the future charges are known
         dealt = run.max_rounds is not None and past == engine["round"]
         known = None if dealt else charges
         whole = run_of(rounds=rounds, charges=known, to_come=0 if dealt else rounds - past)
@@ -172,27 +175,41 @@ def report_of_checkpoint(
 
 
 def _choose_delta(source: str, target: PrivacyTarget | None, delta: float | None, more: str) -> float:
-    """Delta of a target and of all figures beside it, or the one that is asked for, or the usual one."""
+    """Return the delta that is asked for, otherwise the target's delta, otherwise 1e-5.
+
+    Args:
+        source: Configuration or checkpoint, for the error.
+        target: Target of the run, or None.
+        delta: Delta that is asked for, or None.
+        more: Further cure for the error.
+
+    Raises:
+        ValueError: If `delta` differs from the target's delta.
+    """
     wanted = None if target is None else target.delta
     if delta is not None and wanted not in (None, delta):
         raise ValueError(
-            f"{source} asks for its epsilon at delta {wanted:g}, and so are all figures, got --delta "
-            f"{delta:g}; leave it out{more}"
+            f"The target of {source} has delta {wanted:g}, got --delta {delta:g}. Omit --delta{more}."
         )
-    return next(one for one in (delta, wanted, _DELTA) if one is not None)
+    return next(value for value in (delta, wanted, _DELTA) if value is not None)
 
 
 def _read_target(state: Mapping[str, Any]) -> PrivacyTarget | None:
-    """The target of a federation's run, as its checkpoint holds it."""
-    found = state.get("calibration")
-    if found is None:
+    """Return the privacy target in the state of a federation, or None if the run had no target."""
+    calibration = state.get("calibration")
+    if calibration is None:
         return None
-    text = re.sub(r"<Adversary\.(\w+):.*>", r"'\1'", found["target"])  # a member or its name
+    # the text has the adversary as an enum member or as its name
+    text = re.sub(r"<Adversary\.(\w+):.*>", r"'\1'", calibration["target"])
     return PrivacyTarget(**parse_call(text)[1])
 
 
 def _make_planner(federation: Mapping[str, Any], may_be_silent: bool) -> RoundPlanner:
-    """Plan of the rounds to come. Whom a rule names later is not known: as the worst, everybody each time."""
+    """Return the planner of future rounds from the state of a federation.
+
+    The clients that a user-defined rule will name are not known. The planner assumes the worst case, in which
+    the rule names all clients in every round.
+    """
     clients, size = int(federation["num_clients"]), int(federation["clients_per_round"])
     laws: dict[str, type[Any]] = {law.word: law for law in (FixedSize, Cyclic, DisjointOnce)}
     law: CohortLaw = laws[federation.get("participation", "random")](size)
@@ -212,44 +229,56 @@ def _make_planner(federation: Mapping[str, Any], may_be_silent: bool) -> RoundPl
 
 
 def _state_with(key: str, callbacks: Mapping[str, dict[str, Any]]) -> dict[str, Any] | None:
-    """The saved state of the callback that keeps `key`: "federation" is Federated's, "histories" DPSGD's,
-    "byzantine" those of ByzantineClients."""
+    """Return the saved state of the callback that has `key`, or None.
+
+    The key "federation" is of `Federated`, "histories" of `DPSGD`, and "byzantine" of `ByzantineClients`.
+    """
     return next((state for state in callbacks.values() if key in state), None)
 
 
 def _samples(state: dict[str, Any], ledger: Ledger | None, delta: float) -> SampleStatement:
-    """DP-SGD's spending inside the clients, as far as a checkpoint tells.
+    """Return the record-level privacy that DP-SGD has spent inside the clients, from a checkpoint.
 
-    No ledger: of other rounds.
+    Args:
+        state: State of the `DPSGD` callback.
+        ledger: Ledger of the run, whose charges after the checkpoint count with the checkpoint's noise and
+            sampling rate. None if the report is for another number of rounds.
+        delta: Delta of the guarantee.
     """
     histories = dict(state["histories"])
     remarks = [
-        "Read from a checkpoint, which holds neither DPSGD's gradient norm, nor its seed, nor its delta,",
-        "nor how many samples a client has: delta is the one asked for; it should be below 1 / samples.",
+        "A checkpoint does not hold DPSGD's gradient norm, seed and delta, or the number of samples.",
+        "The delta is that of this report. It should be below 1 / samples of a client.",
     ]
     if ledger is None:
-        remarks.append("The steps are those of the checkpoint, not of the rounds asked for.")
-    elif state["charges"]:  # at the checkpoint's price, as a resumed run counts them
+        remarks.append("The steps are those of the checkpoint, not of the requested rounds.")
+    elif state["charges"]:  # later rounds count as a resumed run counts them
         lost = [now - then for now, then in zip(ledger.charges.tolist(), state["charges"], strict=True)]
         for client, (noise, rate, steps) in enumerate(state["prices"]):
             later = [(noise, rate, int(steps) * lost[client])] * (lost[client] > 0)
             histories[str(client)] = [*histories.get(str(client), ()), *later]
-    rows = state.get("rows_per_person", 1)  # of a checkpoint of 0.2: one
+    rows = state.get("rows_per_person", 1)  # checkpoints of version 0.2 do not have the key
     return SampleStatement.from_histories(histories, delta, tuple(remarks), rows)
 
 
 def _read_journal(path: Path, ledger: Ledger, repeatable: bool) -> None:
-    """Take in what a ledger's journal says beyond the checkpoint, and those of other runs beside it."""
+    """Add to a ledger the charges in its journal after the checkpoint, and those of other runs next to it.
+
+    Args:
+        path: Checkpoint.
+        ledger: Ledger of the checkpoint, which is changed.
+        repeatable: Whether the run has keys from a seed.
+    """
     recorded, position = ledger.recorded
-    found = find_journal(recorded, path)
-    if recorded and found is None:
+    journal = find_journal(recorded, path)
+    if recorded and journal is None:
         rank_zero_warn(
-            f"the journal {recorded} of {path} is missing: what was sent later is not in this report"
+            f"The journal {recorded} of {path} is missing, so this report does not count later rounds"
         )
     if ledger.names_no_journal and not repeatable:
-        rank_zero_warn(f"{path} names no journal: what was sent later is not in this report")
-    if found is not None:
-        ledger.keep(Journal(found, ledger.mechanism, ledger.num_clients, position), repeatable)
+        rank_zero_warn(f"{path} names no journal, so this report does not count later rounds")
+    if journal is not None:
+        ledger.keep(Journal(journal, ledger.mechanism, ledger.num_clients, position), repeatable)
     if not repeatable:
         ledger.folders = journal_folders(ledger, path)
         count_other_runs(ledger)
@@ -258,29 +287,29 @@ def _read_journal(path: Path, ledger: Ledger, repeatable: bool) -> None:
 def _report(
     run: Run, delta: float, assumed: bool, state: State, target: PrivacyTarget | None
 ) -> PrivacyReport:
-    """Report of a run, with secure aggregation assumed where it has none and `assumed` asks for it."""
+    """Return the report of a run. `assumed` adds secure aggregation if the run has none."""
     if assumed and run.threat.secure_sum is None:
         run = replace(run, threat=replace(run.threat, secure_sum=ASSUMED))
     return privacy_report(run, delta, state, target)
 
 
 def report_of_folder(folder: Path) -> PrivacyReport:
-    """The report that `RunFolder` wrote when the run ended.
+    """Return the report that `RunFolder` wrote when the run ended.
 
     Raises:
-        ValueError: If there is none, or the run went on since.
+        ValueError: If there is no report, or the run continued after it was written.
     """
     figures, table = folder / "privacy.json", folder / "metrics.csv"
     if not figures.is_file():
         raise ValueError(
-            f"{folder} holds no privacy.json, which RunFolder writes when a run ends; "
-            "give a checkpoint of the run, or its configuration"
+            f"{folder} holds no privacy.json, which RunFolder writes when a run ends. "
+            "Give a checkpoint of the run, or its configuration."
         )
     report = from_json(figures.read_text())
     if table.is_file() and len(read_rows(table)) > report.rounds:
         raise ValueError(
-            f"{figures} is of {report.rounds} rounds, and the run went on to {len(read_rows(table))}; "
-            "give its last checkpoint"
+            f"{figures} covers {report.rounds} rounds, but the run went on to {len(read_rows(table))}. "
+            "Give its last checkpoint."
         )
     return report
 
@@ -296,50 +325,51 @@ def main(
     mechanism: Annotated[str | None, "CLASS"] = None,
     out: Path | None = None,
 ) -> None:
-    """Say what a configuration would protect, or what a run has spent: from whom, how much, at
-    which delta, under which assumptions. Of several runs with the same clients: what they cost
-    together, whatever searched for settings; name every run, also those that failed.
+    """Print the guarantee of a configuration, or the privacy that a run has spent: against whom,
+    how much, at which delta, under which assumptions. For several runs with the same clients,
+    print their joint epsilon. It covers any search for settings if every run is named, also
+    failed ones.
 
     Args:
-        sources: Configuration (a file or a name), checkpoint, or folder of a run that ended. Several are
-            folders of runs that `fedq fit` began; one that has not ended counts with all its rounds.
-        delta: Chance with which the guarantee may fail, below 1 / clients (default: the target's, or 1e-5).
-        rounds: Rounds (default: trainer.max_epochs, or those in the checkpoint).
+        sources: Configuration (a file or a name), checkpoint, or folder of a finished run. Several sources
+            are folders of runs that `fedq fit` started. An unfinished run counts with all its rounds.
+        delta: Delta of the guarantee, below 1 / clients (default: the target's delta, or 1e-5).
+        rounds: Number of rounds (default: trainer.max_epochs, or the rounds of the checkpoint).
         secagg: Assume secure aggregation if the run has none.
-        params: Parameters (default: those of the configuration's model).
+        params: Number of trained parameters (default: that of the configuration's model).
         set_: Settings of a configuration to change first, as in `fedq fit` (LDPQ.epsilon=0.1).
-        mechanism: Class path of a checkpoint's mechanism, where no installed package declares it.
-        out: Folder to write privacy.md and privacy.json into, too.
+        mechanism: Class path of a checkpoint's mechanism, if no installed package declares it.
+        out: Folder that also gets privacy.md and privacy.json.
     """
     source, *others = sources
     path, changes = Path(source), (mechanism, params, rounds) != (None, None, None) or secagg or bool(set_)
     if others:
         if changes:
-            raise ValueError("several runs count as they are; only --delta and --out go with them")
+            raise ValueError("Several runs have their own settings. Use no options except --delta and --out.")
         return _together(sources, delta or _DELTA, out)
     if path.is_dir():
         if changes or delta is not None:
-            raise ValueError(f"the page of a run that ended has its own figures; ask {path}/config.yaml")
+            raise ValueError(f"A finished run has its own settings. Give {path}/config.yaml to change them.")
         return _print(report_of_folder(path), out)
     if path.suffix != ".ckpt":
         path = find(source)
     elif not path.is_file():
-        raise ValueError(f"there is no file {path}")
+        raise ValueError(f"There is no file {path}")
     if path.suffix in SUFFIXES:
         if mechanism is not None:
-            raise ValueError("--mechanism is for checkpoints; a configuration names its class itself")
+            raise ValueError("--mechanism is for checkpoints. A configuration names its class itself.")
         report = report_of_config(
             str(path), rounds, delta, secagg, params=params, changes=parse_changes(set_)
         )
         return _print(report, out)
     if set_ or params is not None:
-        raise ValueError("a checkpoint has its own settings; --set and --params are for configurations")
+        raise ValueError("A checkpoint has its own settings. Only configurations allow --set and --params.")
     kind = None if mechanism is None else mechanism_class(mechanism)
     return _print(report_of_checkpoint(path, rounds, delta, secagg, kind), out)
 
 
 def _together(folders: Sequence[str], delta: float, out: Path | None) -> None:
-    """Print what all runs cost together, and write it where asked."""
+    """Print the joint privacy cost of several runs, and write it to `out` if given."""
     costs = [cost_of_folder(Path(folder), delta) for folder in folders]
     page = page_of_runs(costs, delta, "Privacy of several runs together")
     print(page)
@@ -348,7 +378,7 @@ def _together(folders: Sequence[str], delta: float, out: Path | None) -> None:
 
 
 def _print(report: PrivacyReport, out: Path | None) -> None:
-    """Print a report, and write it where asked."""
+    """Print a report, and write it to `out` if given."""
     console = Console()
     terminal(Console(width=max(console.width, 80)), *document(report))
     if out is not None:

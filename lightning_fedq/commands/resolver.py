@@ -1,6 +1,6 @@
-"""Mechanisms that a command is asked for: each name ends in a row with a setting, or in a sentence.
+"""Resolution of mechanism names on the command line: each name gives rows, or a reason why it has none.
 
-`fedq compare`, `fedq plan`, `fedq mechanisms` and `fedq audit` read names by this one rule.
+`fedq compare`, `fedq plan`, `fedq mechanisms` and `fedq audit` all use it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from lightning_fedq.mechanisms.registry import class_path, installed, mechanism_
 
 @dataclass(frozen=True)
 class Resolved:
-    """Mechanisms by the name of their row, and why a name has none.
+    """Mechanisms by the name of their row, and reasons for names that have no row.
 
     Args:
-        rows: By name of the row: the class, or the class and what is set otherwise ("RotatedCoins, paired").
-        left_out: By the name that was asked for, a sentence.
+        rows: Mechanisms by the name of their row. The name is the class, perhaps with a variant
+            ("RotatedCoins, paired").
+        left_out: Reasons by the name that was asked for.
     """
 
     rows: Mapping[str, Mechanism]
@@ -28,30 +29,32 @@ class Resolved:
 
     @property
     def words(self) -> list[str]:
-        """A line for every name that is left out."""
+        """Lines with the reason for every name that is left out."""
         return [f"{name} is left out: {why}" for name, why in self.left_out.items()]
 
     def some(self) -> Resolved:
-        """Itself.
+        """Return this object after a check that it has a row.
 
         Raises:
             ValueError: If no name has a row.
         """
         if not self.rows:
-            raise ValueError("no mechanism is left. " + "; ".join(self.words))
+            raise ValueError("No mechanism is left. " + "; ".join(self.words))
         return self
 
 
 def resolved(names: Sequence[str], params: int, *, target: bool = True) -> Resolved:
-    """Resolve names.
+    """Resolve names to rows of mechanisms.
 
     Args:
-        names: Names of rows (`fedq plan` lists them) or classes, or class paths. A class of which no row has
-            the name is all of its rows. Without any, all rows of all installed mechanisms.
-        params: Parameters of the model; what clips in l1 gets the l1 norm of an evenly spread update.
-        target: Are rows asked for that a target can set? Else a class is one row, at example settings.
+        names: Names of rows (`fedq plan` lists them) or classes, or class paths. A class whose name is not a
+            row stands for all of its rows. Empty means all rows of all installed mechanisms.
+        params: Number of parameters of the model. Mechanisms that clip in l1 get the l1 norm of an evenly
+            spread update.
+        target: Whether to return the rows that a privacy target can calibrate. If False, each class is one
+            row with example settings.
 
-    Example:
+    Examples:
         >>> found = resolved(["CPA", "RotatedCoins, paired", "Nonsense", "FedAvg"], 100)
         >>> sorted(found.rows), sorted(found.left_out)
         (['CPA', 'RotatedCoins, paired'], ['FedAvg', 'Nonsense'])
@@ -68,7 +71,9 @@ def resolved(names: Sequence[str], params: int, *, target: bool = True) -> Resol
             if name in every:
                 rows[name] = every[name]
             elif "," in name:
-                left_out[name] = f"there is no row of this name.{nearest(name, every)} `fedq plan` lists them"
+                left_out[name] = (
+                    f"there is no row of this name.{nearest(name, every)} `fedq plan` lists rows."
+                )
             else:
                 left_out[name] = str(error)
             continue
@@ -82,10 +87,10 @@ def resolved(names: Sequence[str], params: int, *, target: bool = True) -> Resol
 
 
 def candidates(params: int) -> dict[str, Mechanism]:
-    """Settings of every installed mechanism that a target can set, for updates of l2 norm 1, by row.
+    """Return all mechanisms that a privacy target can calibrate, for updates of l2 norm 1, by row.
 
     Args:
-        params: Parameters of the model.
+        params: Number of parameters of the model.
     """
     found: dict[str, Mechanism] = {}
     for kind in installed().values():
@@ -94,7 +99,7 @@ def candidates(params: int) -> dict[str, Mechanism]:
 
 
 def plan_settings(kind: type[Mechanism], params: int) -> Mapping[str, Mechanism]:
-    """Settings of a mechanism by row, none where no target can set it.
+    """Return the rows of a mechanism class, empty if a privacy target can't calibrate it.
 
     Raises:
         ValueError: If a parameter has no usual value.
@@ -108,11 +113,12 @@ def plan_settings(kind: type[Mechanism], params: int) -> Mapping[str, Mechanism]
 
 
 def find_name(kind: type[Mechanism]) -> str:
-    """Name by which `mechanism_class` finds a mechanism: that of an installed one, else the class path."""
+    """Return the name that `mechanism_class` resolves to a class: its name if installed, or its path."""
     return kind.__name__ if installed().get(kind.__name__) is kind else class_path(kind)
 
 
 def _obstacle_text(kind: type[Mechanism]) -> str:
+    """Return the reason why a privacy target can't calibrate a mechanism class."""
     if kind.level is None and kind.with_level is Mechanism.with_level:
-        return "no target can set it: it says neither level nor at_level (docs/writing_a_mechanism.md)"
-    return "its clients encode jointly, so that a target can't set it"
+        return "no target can set it without level or with_level (docs/writing_a_mechanism.md)"
+    return "no target can set it, because its clients encode jointly"

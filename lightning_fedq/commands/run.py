@@ -1,4 +1,4 @@
-"""`fedq fit|validate|test|predict`: LightningCLI, a summary at the end, and errors that carry the cure."""
+"""`fedq fit|validate|test|predict`: LightningCLI with a summary at the end and hints in errors."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ installed()
 
 
 def int_before_float(hint: Any) -> Any:
-    """The same union with int in front of float: the parser takes the first type that fits, and 1 fits both.
+    """Return a union type with int before float, because the parser uses the first type that fits.
 
-    `typing` keeps one of several equal types, so that the order in Lightning's `Optional[Union[int, float]]`
-    depends on what was imported before; with the other one, a limit of 1 batch is read as 1.0, all of them.
+    `typing` caches equal unions, so the order in Lightning's `Optional[Union[int, float]]` depends on earlier
+    imports. With float first, a limit of 1 batch would be read as 1.0, which means all batches.
     """
     args = get_args(hint)
     if not {int, float} <= set(args):
@@ -50,13 +50,14 @@ def int_before_float(hint: Any) -> Any:
 
 
 def quieten() -> None:
-    """Leave out what Lightning says on every run and no user of `fedq` can act on."""
-    # torch to Lightning
+    """Suppress messages of Lightning that appear in every run and that a user of `fedq` can't act on."""
+    # a deprecation in torch that only Lightning can mend
     warnings.filterwarnings("ignore", r".*isinstance\(treespec, LeafSpec\)", FutureWarning)
     logging.getLogger(f"{pl.__name__}.utilities.rank_zero").addFilter(_is_no_tip)
 
 
 def _is_no_tip(record: logging.LogRecord) -> bool:
+    """Return whether a log record is not one of Lightning's tips."""
     return "Tip: " not in record.getMessage()
 
 
@@ -66,7 +67,7 @@ _hints.update({name: int_before_float(hint) for name, hint in _hints.items()})
 
 @contextmanager
 def configuration_file(config: Mapping[str, Any]) -> Iterator[str]:
-    """Path of a temporary file that holds the configuration."""
+    """Write a configuration to a temporary file, and yield its path."""
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "config.yaml"
         path.write_text(yaml.safe_dump(config, sort_keys=False))
@@ -74,10 +75,10 @@ def configuration_file(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 class SuggestingParser(LightningArgumentParser):
-    """Says what an unknown key probably meant, and leaves out the usage, which is two screens long."""
+    """Parser whose errors suggest the nearest key and omit the usage, which is two screens long."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Print the message with the cure and exit with status 2."""
+        """Print the message with a hint, and exit with status 2."""
         parser = getattr(ex, "subcommand_parser", None) or self
         keys = [action.dest for action in parser._actions]
         hint = suggest(message, keys)
@@ -91,12 +92,13 @@ class SuggestingParser(LightningArgumentParser):
 
 
 class FedqCLI(LightningCLI):
-    """Any LightningModule with any LightningDataModule, by class path.
+    """Command line that trains any LightningModule with any LightningDataModule, given by class path.
 
     Args:
-        args: The arguments of the command line.
-        run: Run the subcommand, which is the first argument, or stop before.
-        changes: Settings to change after the configurations and the flags; see `change_setting`.
+        args: Arguments of the command line.
+        run: Whether to run the subcommand, which is the first argument. If False, classes are only
+            instantiated.
+        changes: Settings to change after the configurations and the flags, see `change_setting`.
 
     Raises:
         ValueError: If there is no such setting.
@@ -108,7 +110,7 @@ class FedqCLI(LightningCLI):
         quieten()
         self.changes = changes
         super().__init__(
-            pl.LightningModule,  # no class for the data: a module may have loaders of its own
+            pl.LightningModule,  # no data class is required, because a module may have its own loaders
             subclass_mode_model=True,
             subclass_mode_data=True,
             save_config_callback=None,
@@ -119,14 +121,18 @@ class FedqCLI(LightningCLI):
         )
 
     def before_instantiate_classes(self) -> None:
-        """Refuse a second federation, W&B before the run folder, and to evaluate untrained weights."""
+        """Check the callbacks and the checkpoint.
+
+        It is an error to have two `Federated` callbacks, `WandbRounds` before `RunFolder`, or an evaluation
+        without a checkpoint.
+        """
         config = self.config if self.subcommand is None else self.config[self.subcommand]
         names = [c.class_path.rpartition(".")[2] for c in config.trainer.callbacks or []]
         if names.count("Federated") > 1:
             self.parser.error(
-                "a run has one Federated callback and so one mechanism, got two; a complete run such as "
-                "digits_corbin has its own, so train another one in place of it (`fedq configs` lists them), "
-                "or write it out (fedq configs NAME --out mine.yaml) and change its mechanism"
+                "A run has one Federated callback and mechanism, got two. Choose another complete run "
+                "(`fedq configs` lists them), or write one to a file (fedq configs NAME --out mine.yaml) "
+                "and change its mechanism."
             )
         if (
             self.subcommand == "fit"
@@ -134,21 +140,21 @@ class FedqCLI(LightningCLI):
             and "RunFolder" in names[names.index("WandbRounds") :]
         ):
             self.parser.error(
-                "WandbRounds sends the run folder, so it stands behind RunFolder: give --with wandb after "
-                "the other fragments, or change the order in trainer.callbacks"
+                "WandbRounds sends the run folder and must come after RunFolder. Give --with wandb after "
+                "the other fragments, or change the order in trainer.callbacks."
             )
         if self.subcommand in EVALUATION and not self.config[self.subcommand].ckpt_path:
             self.parser.error(
-                f"fedq {self.subcommand} needs a trained model, got no checkpoint, hence random weights: "
-                f"fedq {self.subcommand} runs/NAME, or --ckpt_path FILE"
+                f"fedq {self.subcommand} needs a trained model, got no checkpoint. Use "
+                f"fedq {self.subcommand} runs/NAME, or --ckpt_path FILE."
             )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse `args`, whatever `sys.argv` holds, and change settings."""
+        """Parse `args` in place of `sys.argv`, and change settings."""
         self.config = parser.parse_args(args)
         if not self.changes:
             return
-        self.subcommand = self.config.get("subcommand")  # Lightning sets it after this
+        self.subcommand = self.config.get("subcommand")  # Lightning sets it only after this method
         changed = yaml.safe_load(self.resolved())
         for name, value in self.changes.items():
             change_setting(changed, name, value)
@@ -158,32 +164,32 @@ class FedqCLI(LightningCLI):
 
     @property
     def run_folder(self) -> RunFolder | None:
-        """The trainer's `RunFolder`, if it has one."""
+        """`RunFolder` callback of the trainer, or None."""
         return next((c for c in get_callbacks(self.trainer) if isinstance(c, RunFolder)), None)
 
     def before_fit(self) -> None:
-        """Hand the resolved configuration to the run folder. Its summary is printed after the test."""
+        """Give the resolved configuration to the run folder, whose summary is printed after the test."""
         names = {base.__name__ for c in get_callbacks(self.trainer) for base in type(c).__mro__}
         if not names & {"Federated", "DPSGD"}:
             print(
-                "no Federated callback: an ordinary training on all data, nothing is federated or private; "
-                "--with FRAGMENT adds one (`fedq configs` lists them)",
+                "There is no Federated callback, so this is ordinary training without federation or privacy. "
+                "Add one with --with FRAGMENT (`fedq configs` lists them).",
                 file=sys.stderr,
             )
         if self.run_folder is None:
             return
         config = yaml.safe_load(self.resolved())
-        for name in self._subcommand_method_arguments["fit"]:  # of this call, and no other command has them
+        for name in self._subcommand_method_arguments["fit"]:  # other commands don't have these arguments
             config.pop(name, None)
         self.run_folder.config, self.run_folder.show = yaml.safe_dump(config, sort_keys=False), False
 
     def resolved(self) -> str:
-        """The configuration with every default filled in, as YAML that `--config` reads."""
+        """Return the configuration with all defaults, as YAML that `--config` reads."""
         config = self.config if self.subcommand is None else self.config[self.subcommand]
         return str(self._parser(self.subcommand).dump(config, skip_none=False))
 
     def after_fit(self) -> None:
-        """Test the last global model, where there is something to test, and print the summary."""
+        """Test the last global model if it has a test step and test data, and print the summary."""
         data = self.datamodule
         if data is None or not is_overridden("test_dataloader", data):
             data = self.model
@@ -195,36 +201,36 @@ class FedqCLI(LightningCLI):
             print_summary(folder.summary, folder.privacy, folder.path)
 
     def after_predict(self) -> None:
-        """Write what `predict_step` returned beside the checkpoint, and say where. A rank writes its own."""
-        found: Any = self.trainer.predict_loop.predictions
-        if not found or all(batch is None for batch in found):
+        """Write the predictions next to the checkpoint, and print the path. Each rank writes its own file."""
+        predictions: Any = self.trainer.predict_loop.predictions
+        if not predictions or all(batch is None for batch in predictions):
             print("predict_step returned nothing that could be written")
             return
-        what = f"a list of {len(found)}, one for each batch (or data loader)"
-        if all(isinstance(batch, torch.Tensor) and batch.ndim > 0 for batch in found):
-            shapes = {batch.shape[1:] for batch in found}
+        what = f"a list of {len(predictions)}, one item per batch (or data loader)"
+        if all(isinstance(batch, torch.Tensor) and batch.ndim > 0 for batch in predictions):
+            shapes = {batch.shape[1:] for batch in predictions}
             if len(shapes) == 1:
-                found = torch.cat(found)
-                what = f"a tensor of shape {tuple(found.shape)}, in the order of predict_dataloader"
+                predictions = torch.cat(predictions)
+                what = f"a tensor of shape {tuple(predictions.shape)}, in the order of predict_dataloader"
         name = "predictions"
         if self.trainer.world_size > 1:
             name += f"-rank{self.trainer.global_rank}"
         folder, number = Path(self.config["predict"].ckpt_path).parent, 1
         while (path := folder / f"{name}{f'-{number}' if number > 1 else ''}.pt").exists():
             number += 1
-        torch.save(found, path)
+        torch.save(predictions, path)
         print(f"{path}: {what} (torch.load reads it)")
 
 
 class _Parsed(FedqCLI):
-    """Parses and stops there: nothing is instantiated."""
+    """Command line that only parses and instantiates no class."""
 
     def instantiate_classes(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def resolve(configs: Sequence[str]) -> dict[str, Any]:
-    """Merge and check configurations as `fedq fit` would, and return them with every default filled in.
+    """Merge and check configurations as `fedq fit` would, and return the result with all defaults.
 
     Args:
         configs: Files, or names of configurations that ship with the package.
@@ -238,7 +244,7 @@ def resolve(configs: Sequence[str]) -> dict[str, Any]:
 
 
 def run_config(config: dict[str, Any], name: str, root: Path) -> Path:
-    """Train one resolved configuration and return its run folder: `train_config`'s."""
+    """Train one resolved configuration with `train_config`, and return its run folder."""
     folder = train_config(config, name, root).run_folder
     assert folder is not None and folder.path is not None
     return folder.path
@@ -248,9 +254,9 @@ def train_config(config: dict[str, Any], name: str, root: Path) -> FedqCLI:
     """Train one resolved configuration, with a run folder.
 
     Args:
-        config: Configuration that `resolve` returned; a `RunFolder` callback is added where there is none.
-        name: Name of the run, and of its folder.
-        root: Where the folder goes. W&B runs are grouped by its name.
+        config: Configuration that `resolve` returned. A `RunFolder` callback is added if there is none.
+        name: Name of the run and of its folder.
+        root: Parent of the run folder. Its name is the group of W&B runs.
 
     Raises:
         RuntimeError: If the run was interrupted before its first round ended.
@@ -269,5 +275,5 @@ def train_config(config: dict[str, Any], name: str, root: Path) -> FedqCLI:
     with configuration_file(config) as path:
         cli = FedqCLI(["fit", "--config", path])
     if cli.run_folder is None or cli.run_folder.path is None or not cli.run_folder.rows:
-        raise RuntimeError(f"the run {name} ended before its first round did")
+        raise RuntimeError(f"The run {name} ended before its first round")
     return cli

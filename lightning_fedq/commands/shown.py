@@ -1,8 +1,9 @@
-"""Help of each command, printed without importing the command.
+"""Help texts of all commands, printed without importing the command.
 
-The parsers' own words stand in `shown.json`, which `make tables` writes and a test compares with the
-parsers; a parser's module imports torch, which takes seconds. Lightning's stand there for `fedq fit NAME`,
-with the packages that they are from; with others, the parser is asked.
+A command's module imports torch, which takes seconds. The help texts are therefore stored in `shown.json`,
+which `make tables` writes and a test compares with the parsers. The file also has Lightning's help of
+`fedq fit NAME`, with the versions of the packages that produced it. With other versions, the parser prints
+its own help.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ from lightning_fedq.commands.errors import suggest
 
 SHIPPED = Path(__file__).with_suffix(".json")
 CHOICES = (
-    "NAME is a run that ships with the package (`fedq configs` lists them) or a YAML file, RUN the folder of "
-    "a run. --with FRAGMENT adds a mechanism or a callback that ships (corbin, wandb), or a file. Several "
-    "may be given, and stand in that order behind the callbacks of NAME. --set changes settings after all "
-    "else, by the name of a class or from the top: --set Federated.num_clients=7 CorBin.epsilon=2.0 "
-    "trainer.max_epochs=3."
+    "NAME is a run that ships with the package (`fedq configs` lists them) or a YAML file. RUN is the folder "
+    "of a run. --with FRAGMENT adds a mechanism or a callback that ships with the package (corbin, wandb), "
+    "or a file. Several fragments are added in their order after the callbacks of NAME. --set changes "
+    "settings last, by the name of a class or from the top: --set Federated.num_clients=7 "
+    "CorBin.epsilon=2.0 trainer.max_epochs=3."
 )
-"""What `expand` and `take_changes` add to LightningCLI."""
+"""Help on the options that `expand` and `take_changes` add to LightningCLI."""
 
 
 FLAGS, WRITERS = "fit NAME", "fit NAME is from"
-"""Keys of the help of `fedq fit NAME`, and of the packages that it is from."""
+"""Keys in `shown.json` of the help of `fedq fit NAME`, and of the package versions that produced it."""
 _PACKAGES = ("pytorch-lightning", "jsonargparse", "docstring-parser", "torch")
 
 
 def writers() -> str:
-    """Packages that the help of `fedq fit NAME` hangs on, as installed. "" where one is not."""
+    """Return the installed versions that the help of `fedq fit NAME` depends on, or "" if one is missing."""
     try:
         return ", ".join(
             [f"Python {sys.version_info[0]}.{sys.version_info[1]}"]
@@ -46,7 +47,7 @@ def writers() -> str:
 
 
 def described(subcommand: str) -> dict[str, str]:
-    """Usage and description of a training command, of which LightningCLI knows a part."""
+    """Return usage and description of a training command, with the options that this package adds."""
     first = "NAME" if subcommand == "fit" else "RUN"
     return {
         "usage": f"fedq {subcommand} {first} [--with FRAGMENT] [--set SETTING=VALUE ...] [--KEY VALUE ...]",
@@ -55,10 +56,10 @@ def described(subcommand: str) -> dict[str, str]:
 
 
 def read_help(command: str, *names: str) -> str | None:
-    """Return what `fedq COMMAND --help` prints, or `fedq fit NAME --help`. None where the parser must say.
+    """Return the help of `fedq COMMAND` or `fedq fit NAME`, or None if the parser must print it.
 
-    Every key of a configuration is a flag of a training command, 500 lines that Lightning writes: they come
-    with a NAME before `--help`.
+    Every key of a configuration is a flag of a training command. Lightning's help on all of them has 500
+    lines, so it is only printed with a NAME before `--help`.
     """
     if names and (command != "fit" or len(names) > 1 or names[0] not in configs()):
         return None
@@ -66,7 +67,7 @@ def read_help(command: str, *names: str) -> str | None:
         words = described(command)
         keys = (
             "Every key of a configuration is a flag: --trainer.max_epochs 3. `fedq fit NAME --print_config` "
-            f"shows those of a run, `fedq {command} NAME --help` lists all that Lightning knows."
+            f"prints the keys of a run, and `fedq {command} NAME --help` lists all keys of Lightning."
         )
         texts = (f"usage: {words['usage']}", words["description"], keys)
         return "\n\n".join(textwrap.fill(text, 100) for text in texts) + "\n"
@@ -77,13 +78,13 @@ def read_help(command: str, *names: str) -> str | None:
 
 
 def refuse_unknown(arguments: Sequence[str]) -> None:
-    """Refuse an option that `fedq fit` does not have, before anything is imported.
+    """Refuse an option that `fedq fit` does not have, before the slow imports.
 
-    Settings below a class (`--model.lr`, `--trainer.callbacks.mechanism`) are left to the parser, and all of
-    them with other packages than the help that ships is from. So is a name that is shortened.
+    The parser checks settings below a class (`--model.lr`, `--trainer.callbacks.mechanism`) and abbreviated
+    names. It checks all options if the stored help is from other package versions.
 
     Raises:
-        ValueError: If there is one, with the nearest one.
+        ValueError: If an option is unknown. The message has the nearest option.
     """
     shipped = _shipped()
     if shipped[WRITERS] != writers():
@@ -95,10 +96,11 @@ def refuse_unknown(arguments: Sequence[str]) -> None:
         known = option.startswith(tuple(leaves)) or any(key.startswith(option) for key in keys)
         if argument.startswith("--") and not known:
             words = f"unrecognized arguments: --{option}"
-            near = f".{hint}" if (hint := suggest(words, keys)) else ";"
+            near = f".{hint}" if (hint := suggest(words, keys)) else "."
             raise ValueError(f"{words}{near} fedq fit NAME --help lists the options")
 
 
 def _shipped() -> dict[str, str]:
+    """Return the contents of `shown.json`."""
     shipped: dict[str, str] = json.loads(SHIPPED.read_text(encoding="utf-8"))
     return shipped

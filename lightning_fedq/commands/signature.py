@@ -1,7 +1,8 @@
 """Command line of a typed function: its parameters are the options, its docstring is the help.
 
-jsonargparse, which reads configurations, derives parsers, too. Here it would take several words only as
-`[a,b]`, a flag only as `--quick true`, tell a wrong number in eight lines, and slow `fedq configs` threefold.
+jsonargparse, which reads configurations, could also derive parsers from functions. It would accept several
+values only as `[a,b]` and a flag only as `--quick true`, report a wrong number in eight lines, and make
+`fedq configs` three times slower.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ def run(command: Command | Mapping[str, Command], prog: str, argv: Sequence[str]
     """Parse a command line, call the function with it, and return the exit status.
 
     Args:
-        command: The function, or functions by the first word. One of `*words` takes the words as they are.
+        command: Function, or functions by the name of their subcommand. A function with `*words` gets the
+            words of the command line unchanged.
         prog: Words before `argv`, for the help.
         argv: Words of the command line.
 
     Raises:
-        ValueError: If the words don't fit.
-        SystemExit: If they ask for help.
+        ValueError: If the words don't match the parameters.
+        SystemExit: If the words ask for help.
     """
     parser = _Parser(prog=prog, formatter_class=argparse.RawDescriptionHelpFormatter)
     if callable(command):
@@ -35,18 +37,20 @@ def run(command: Command | Mapping[str, Command], prog: str, argv: Sequence[str]
         _describe(parser, command)
     else:
         several = parser.add_subparsers(required=True, metavar="|".join(command))
-        for name, one in command.items():
-            first = str(inspect.getdoc(one)).partition("\n\n")[0].replace("%", "%%")
-            _describe(several.add_parser(name, help=first, formatter_class=parser.formatter_class), one)
+        for name, function in command.items():
+            first = str(inspect.getdoc(function)).partition("\n\n")[0].replace("%", "%%")
+            _describe(several.add_parser(name, help=first, formatter_class=parser.formatter_class), function)
     options = vars(parser.parse_args([re.sub(r"^--[^=]+", _with_dashes, word) for word in argv]))
     status: int | None = options.pop("command")(**options)
     return status or 0
 
 
 class _Parser(argparse.ArgumentParser):
+    """Parser that raises errors, so that `cli.main` prints them without the long usage."""
+
     def error(self, message: str) -> NoReturn:
-        """Leave the words to who prints errors, without the usage, which is many lines long."""
-        raise ValueError(f"{message}; {self.prog} --help lists the options")
+        """Raise a ValueError with the message."""
+        raise ValueError(f"{message}. {self.prog} --help lists the options")
 
 
 def _with_dashes(flag: re.Match[str]) -> str:
@@ -54,25 +58,25 @@ def _with_dashes(flag: re.Match[str]) -> str:
 
 
 def _describe(parser: argparse.ArgumentParser, command: Command) -> None:
-    """Give a parser the help and the parameters of a function."""
+    """Add the help and the parameters of a function to a parser."""
     text, _, examples = str(inspect.getdoc(command)).partition("\n\nExamples:\n")
     parser.description, _, arguments = text.partition("\n\nArgs:\n")
     parser.epilog = examples and f"examples:\n{examples}"
     lines = dict(re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", arguments, re.M))
     hints = get_type_hints(command, include_extras=True)
     for name, parameter in inspect.signature(command).parameters.items():
-        default, told = parameter.default, " ".join(lines[name].split())
+        default, text = parameter.default, " ".join(lines[name].split())
         settings = _kind(hints[name])
         if default is parameter.empty:
             settings |= {"nargs": "+"} if "nargs" in settings else {}
         elif "nargs" in settings and not default:
-            settings |= {"action": "extend", "default": []}  # each word, and each time it is given
+            settings |= {"action": "extend", "default": []}  # the option may be repeated, with several values
         else:
             settings["default"] = default
-        if default not in (None, False, (), "", parameter.empty) and "default" not in told:
+        if default not in (None, False, (), "", parameter.empty) and "default" not in text:
             shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
-            told = f"{told.rstrip('.')} (default: {shown})."
-        settings["help"] = told.replace("%", "%%")
+            text = f"{text.rstrip('.')} (default: {shown})."
+        settings["help"] = text.replace("%", "%%")
         if parameter.kind is parameter.KEYWORD_ONLY:
             settings |= {"dest": name, "required": default is parameter.empty}
             parser.add_argument(f"--{name.rstrip('_').replace('_', '-')}", **settings)
@@ -84,16 +88,16 @@ def _describe(parser: argparse.ArgumentParser, command: Command) -> None:
 
 
 def _kind(hint: Any) -> dict[str, Any]:
-    """Settings of `add_argument` for a type. `Annotated[T, "WORD"]` names the value in the help."""
-    found: dict[str, Any] = {}
+    """Return the arguments of `add_argument` for a type. `Annotated[T, "WORD"]` sets the metavar."""
+    settings: dict[str, Any] = {}
     if get_origin(hint) is Annotated:
-        hint, found["metavar"] = get_args(hint)
+        hint, settings["metavar"] = get_args(hint)
     if NoneType in get_args(hint):
-        (hint,) = (one for one in get_args(hint) if one is not NoneType)
+        (hint,) = (option for option in get_args(hint) if option is not NoneType)
     if hint is bool:
         return {"action": "store_true"}
     if get_origin(hint) is Sequence:
-        (hint,), found["nargs"] = get_args(hint), "*"
+        (hint,), settings["nargs"] = get_args(hint), "*"
     if get_origin(hint) is Literal:
-        return {"choices": get_args(hint), **found}
-    return {"type": hint, **found}
+        return {"choices": get_args(hint), **settings}
+    return {"type": hint, **settings}

@@ -1,4 +1,4 @@
-"""Privacy cost of several runs with the same clients. Against an adversary that sees all, they compose."""
+"""Joint privacy cost of several runs with the same clients, against an adversary that sees all of them."""
 
 import json
 import math
@@ -21,14 +21,14 @@ from lightning_fedq.training.accounts import planned_run
 
 @dataclass(frozen=True)
 class RunCost:
-    """Cost of one run for a client, known before it starts.
+    """Privacy cost of one run for a client, which is known before the run starts.
 
     Args:
-        mechanism: The mechanism, calibrated.
-        claims: Claim towards each adversary, or why its runs are not added up here.
-        most_charges: Rounds of a client, at most.
-        chances: Chance towards each adversary, paid from delta, that a claim is not what was run: too many
-            drop out or collude, masks are opened. None of it depends on clients' data.
+        mechanism: Text of the calibrated mechanism.
+        claims: Claim against each adversary, or the reason why its runs can't be composed here.
+        most_charges: Maximum number of rounds of a client.
+        chances: Part of delta against each adversary for events that the claim does not cover: too many
+            clients drop out or collude, or masks are opened. These events do not depend on clients' data.
     """
 
     mechanism: str
@@ -38,10 +38,12 @@ class RunCost:
 
 
 def plan_cost(federated: Any, trainer: Any, module: Any, delta: float) -> RunCost:
-    """Cost of a run that has not begun.
+    """Return the privacy cost of a run that has not started.
 
     Args:
-        federated: Its `Federated`.
+        federated: `Federated` callback of the run.
+        trainer: Trainer of the run, whose `max_epochs` is the number of rounds.
+        module: Module of the run.
         delta: Delta of all runs together.
 
     Raises:
@@ -49,7 +51,7 @@ def plan_cost(federated: Any, trainer: Any, module: Any, delta: float) -> RunCos
     """
     planner, rounds = federated.planner, trainer.max_epochs
     if rounds is None or rounds < 1:
-        raise ValueError(f"a run needs a number of rounds, got trainer.max_epochs={rounds}; give one")
+        raise ValueError(f"A run needs a number of rounds, got trainer.max_epochs={rounds}")
     dim = num_coordinates(module, federated.local.buffers, federated.local.patterns, federated.local.shared)
     byzantine = count_byzantine(trainer, planner)
     mechanism = federated.calibrated(dim, rounds, byzantine)
@@ -65,50 +67,52 @@ def plan_cost(federated: Any, trainer: Any, module: Any, delta: float) -> RunCos
         if federated.seed is not None:
             claims[who] = "keys are reproducible (use seed=None)"
         elif planner.law.secret:
-            claims[who] = "cohorts are secret, whose runs are not added up yet (use known ones)"
+            claims[who] = "runs with secret cohorts can't be composed yet (use known cohorts)"
         elif isinstance(claim.loss, NonPrivate):
             claims[who] = claim.loss.reason
         elif claim.neighbours is not Neighbours.SUBSTITUTION:
-            claims[who] = f"its claim is {claim.neighbours.name}, which is not added up here"
+            claims[who] = f"claims under {claim.neighbours.name} adjacency can't be composed here"
         elif len(mechanism.protection_groups(planner.num_clients)) > 1:
-            claims[who] = "clients have epsilons of their own"
+            claims[who] = "clients have different epsilons"
     chances = {who: delta - whole.available(claim) for who, claim in whole.claims().items()}
     return RunCost(repr(mechanism), claims, most, chances)
 
 
 def cost_of_config(config: str, delta: float) -> RunCost:
-    """Cost of a configuration that has not run.
+    """Return the privacy cost of a configuration that has not run.
 
     Args:
-        config: Its file.
+        config: File of the configuration.
+        delta: Delta of all runs together.
 
     Raises:
-        ValueError: If nothing is federated, delta does not fit, or its target can't be met.
+        ValueError: If there is no `Federated` callback, delta does not fit, or the target can't be met.
     """
     from lightning_fedq.callbacks.trainer_lookup import find_federated
-    from lightning_fedq.commands.run import FedqCLI  # imports Lightning: not for --help
+    from lightning_fedq.commands.run import FedqCLI  # imports Lightning, which --help does not need
 
     cli = FedqCLI(["--config", config], run=False)
     return plan_cost(find_federated(cli.trainer, "fedq privacy"), cli.trainer, cli.model, delta)
 
 
 def cost_of_folder(folder: Path, delta: float) -> tuple[RunCost, int]:
-    """Cost of the run of a folder by its configuration, and the rounds of its most charged client.
+    """Return the privacy cost of the run in a folder, and the rounds of its most charged client.
 
     Raises:
-        ValueError: If the folder has no configuration, or it is no federation's.
+        ValueError: If the folder has no configuration, or the configuration has no `Federated` callback.
     """
     config = folder / "config.yaml"
     if not config.is_file():
-        raise ValueError(f"{folder} holds no config.yaml; give folders of runs that `fedq fit` began")
+        raise ValueError(f"{folder} holds no config.yaml. Give folders of runs that `fedq fit` started.")
     cost = cost_of_config(str(config), delta)
     return cost, count_charged_rounds(folder, cost)
 
 
 def count_charged_rounds(folder: Path, cost: RunCost) -> int:
-    """Rounds of the most charged client: what a run that has ended says, else all that it may have.
+    """Return the rounds of a run's most charged client, or the maximum if the run has not finished.
 
-    Its page is written when it ends, and the configuration when it begins, and again when it goes on.
+    A run writes its privacy page when it ends. It writes its configuration when it starts, and again when it
+    is resumed. A page that is older than the configuration is therefore of an unfinished run.
     """
     page, config, table = (folder / name for name in ("privacy.json", "config.yaml", "metrics.csv"))
     last = read_rows(table)[-1] if table.is_file() else {}
@@ -119,41 +123,44 @@ def count_charged_rounds(folder: Path, cost: RunCost) -> int:
 
 
 def composed(runs: Sequence[tuple[RunCost, int]], adversary: Adversary, delta: float) -> float | str:
-    """Epsilon towards who sees every run, or why there is none.
+    """Return the joint epsilon against an adversary that sees every run, or the reason why there is none.
 
-    Kinds of runs that no grid can hold together add up in epsilon and delta. The chances of all runs are paid
-    first, from half of delta at most.
+    The runs' chances of uncovered events are subtracted from delta first and may use half of it. If one grid
+    can't represent the losses of all runs, each kind of run is composed separately with a share of delta,
+    and the epsilons are added.
 
     Args:
         runs: Cost of each run, and the rounds of its most charged client.
         adversary: Adversary that sees every run.
+        delta: Delta of all runs together.
     """
     kinds: Counter[Rounds] = Counter()
-    left = delta - sum(cost.chances.get(adversary, 0.0) for cost, rounds in runs if rounds)
-    if left < 0.5 * delta:
-        return "more than half of delta pays for dropouts or colluders, in every run anew"
+    remaining = delta - sum(cost.chances.get(adversary, 0.0) for cost, rounds in runs if rounds)
+    if remaining < 0.5 * delta:
+        return "dropouts or colluders of all runs would use more than half of delta"
     for cost, rounds in runs:
         claim = cost.claims[adversary]
         if isinstance(claim, str):
             return claim
         if rounds:
             kinds[Rounds(claim.loss, claim.compositions, claim.slack)] += rounds
-    found = spent_together(kinds, left)
-    if found == math.inf and len(kinds) > 1:  # a grid that is too narrow for wide losses
-        alone = [
-            ({kind._replace(loss=kind.loss.standalone): n}, left / len(kinds)) for kind, n in kinds.items()
+    epsilon = spent_together(kinds, remaining)
+    if epsilon == math.inf and len(kinds) > 1:  # the common grid is too narrow for wide losses
+        separate = [
+            ({kind._replace(loss=kind.loss.standalone): n}, remaining / len(kinds))
+            for kind, n in kinds.items()
         ]
-        found = sum(spent_together(*one) for one in alone)
-    return found
+        epsilon = sum(spent_together(*arguments) for arguments in separate)
+    return epsilon
 
 
 def page_of_runs(runs: Sequence[tuple[RunCost, int]], delta: float, title: str) -> str:
-    """The page of everybody who sees the runs, in Markdown."""
+    """Return a Markdown page on the joint epsilon of several runs against each adversary."""
     lines = [
         f"# {title}",
         "",
-        f"{len(runs)} runs with the same clients add up, at delta {delta:g}, between any two updates of a "
-        "client. Every run counts with its most charged client.",
+        f"{len(runs)} runs with the same clients compose at delta {delta:g}, under replace-one adjacency. "
+        "Every run counts with its most charged client.",
         "",
         "| who sees every run | epsilon of all |",
         "| --- | --- |",
@@ -165,9 +172,10 @@ def page_of_runs(runs: Sequence[tuple[RunCost, int]], delta: float, title: str) 
 
 
 _SAID = (
-    "Clients receive the models of every run, and the server what leads to them: both pay for all. So does "
-    "an outsider who is shown the best run alone.\n\n"
+    "Clients and the server observe every run, so all runs count against them. All runs also count against "
+    "an outsider who sees the best run alone, because the choice depends on all runs.\n\n"
     "Validation data count as public, so choosing by their scores (the best run, an early stop, a best "
-    "epoch) is free; where they are clients' own data it is not, and nothing here covers it. Choices made "
-    "before these runs, and other runs with the same people, are not counted."
+    "epoch) costs nothing. If validation data are clients' own data, the choice costs privacy, which this "
+    "page does not cover. Choices made before these runs, and other runs with the same people, are not "
+    "counted."
 )

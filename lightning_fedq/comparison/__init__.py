@@ -1,4 +1,4 @@
-"""Many runs: compared, on equal tasks, and what all of them cost together. Nothing outside imports it."""
+"""Comparison of many runs on equal tasks, and their joint privacy cost. No other package imports it."""
 
 from typing import TYPE_CHECKING
 

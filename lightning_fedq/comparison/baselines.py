@@ -1,8 +1,9 @@
-"""Gaussian and Laplace noise as Opacus calibrates it, beside the exact calibration of this package.
+"""Baselines: Gaussian and Laplace noise with the noise multiplier that Opacus's accountant finds.
 
-Opacus composes Renyi divergences and turns them into an epsilon. For Gaussian noise it finds the multiplier
-itself; it has no Laplace noise, so its conversion is given the Renyi divergence of Laplace's. Sensitivity and
-adversary are those of the mechanism here: its noise is multiplied by Opacus's multiplier over the exact one.
+Opacus composes Renyi divergences and converts them to an epsilon. It finds the multiplier of Gaussian noise
+itself. It has no Laplace noise, so its conversion gets the Renyi divergence of Laplace noise. Sensitivity and
+adversary are those of this package's mechanism, whose noise is multiplied by the ratio of Opacus's multiplier
+to the exact multiplier.
 
 References:
     Mironov, Renyi Differential Privacy, CSF 2017, table II; Yousefpour et al., Opacus, 2021.
@@ -24,30 +25,32 @@ from lightning_fedq.privacy.planning import Option, Problem, relative_error
 from lightning_fedq.privacy.target import planned_charges
 
 NAMES = {"GaussianNoise, by Opacus": "GaussianNoise", "LaplaceNoise, by Opacus": "LaplaceNoise"}
-"""Rows of the baselines, and the mechanism of each."""
+"""Names of the baseline rows, with the name of each mechanism."""
 _OPACUS = ("opacus", "the baseline that Opacus calibrates")
 
 
 @lru_cache(maxsize=64)
 def gaussian_by_opacus(epsilon: float, delta: float, rounds: int) -> float:
-    """Noise std over l2 sensitivity that Opacus's accountant finds for so many rounds of everybody.
+    """Return the noise multiplier of Opacus's accountant: noise std divided by l2 sensitivity.
+
+    All clients take part in every round, so there is no amplification by subsampling.
 
     Args:
         epsilon: Budget of the run, > 0, in nats.
-        delta: In (0, 1).
-        rounds: Rounds of a client, >= 1.
+        delta: Delta of the run, in (0, 1).
+        rounds: Number of rounds of a client, >= 1.
 
     Raises:
         ModuleNotFoundError: If Opacus is not installed.
 
-    Example:
+    Examples:
         >>> round(gaussian_by_opacus(8.0, 1e-5, 30), 2)  # exact: 3.29
         3.49
     """
     with extra(*_OPACUS):
         from opacus.accountants.utils import get_noise_multiplier
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # on its orders
+        warnings.simplefilter("ignore")  # Opacus warns if the best Renyi order is at the end of its list
         return float(
             get_noise_multiplier(
                 target_epsilon=epsilon,
@@ -62,12 +65,12 @@ def gaussian_by_opacus(epsilon: float, delta: float, rounds: int) -> float:
 
 @lru_cache(maxsize=64)
 def laplace_by_opacus(epsilon: float, delta: float, rounds: int) -> float:
-    """Noise scale over l1 sensitivity at which Opacus's conversion of Laplace's Renyi curve gives epsilon.
+    """Return the Laplace scale divided by l1 sensitivity at which Opacus's conversion gives epsilon.
 
     Args:
         epsilon: Budget of the run, > 0, in nats.
-        delta: In (0, 1).
-        rounds: Rounds of a client, >= 1.
+        delta: Delta of the run, in (0, 1).
+        rounds: Number of rounds of a client, >= 1.
 
     Raises:
         ModuleNotFoundError: If Opacus is not installed.
@@ -87,7 +90,13 @@ def laplace_by_opacus(epsilon: float, delta: float, rounds: int) -> float:
 
 
 def _least(spent: Callable[[float], float], epsilon: float, high: float) -> float:
-    """The least noise that spends epsilon at most. `high` is enough, or is doubled until it is."""
+    """Return the smallest noise that spends at most epsilon, by bisection to a relative 1e-4.
+
+    Args:
+        spent: Function that returns the epsilon spent at a noise scale.
+        epsilon: Budget, in nats.
+        high: First upper end of the search. It is doubled until it spends at most epsilon.
+    """
     while spent(high) > epsilon:
         high *= 2.0
     low = 0.0
@@ -98,18 +107,18 @@ def _least(spent: Callable[[float], float], epsilon: float, high: float) -> floa
 
 
 def _renyi_of_laplace(order: float, scale: float) -> float:
-    """Divergence of order > 1 between Laplace laws one apart (Mironov 2017, proposition 6)."""
+    """Return the Renyi divergence of order > 1 of Laplace laws with means 1 apart (Mironov, prop. 6)."""
     first = math.log(order / (2.0 * order - 1.0)) + (order - 1.0) / scale
     second = math.log((order - 1.0) / (2.0 * order - 1.0)) - order / scale
     return (first + math.log1p(math.exp(second - first))) / (order - 1.0)
 
 
 def with_opacus_noise(option: Option, problem: Problem) -> Option:
-    """An option of `GaussianNoise` or `LaplaceNoise` with Opacus's noise, and what it really spends.
+    """Return the option with Opacus's noise, and with the epsilon that this noise spends exactly.
 
     Args:
-        option: The mechanism at the exact calibration.
-        problem: What was asked.
+        option: Option with `GaussianNoise` or `LaplaceNoise` at the exact calibration.
+        problem: Problem that the option was planned for.
 
     Raises:
         ModuleNotFoundError: If Opacus is not installed.

@@ -1,9 +1,11 @@
-"""Mechanisms at equal epsilon on one configuration, with several seeds: a cell is a run folder.
+"""Comparison of mechanisms at equal epsilon on one configuration, with several seeds.
 
-A cell is a row (a mechanism, FedAvg, or noise as Opacus calibrates it), a target and a seed. It is the
-configuration with these three, written below `runs/` and trained as `fedq fit` trains it; its folder holds
-score, bits and epsilon. A cell that has ended is not run again. With secret keys all cells compose for the
-same clients: what they cost together is written before the first begins.
+A row is a mechanism, FedAvg, or noise that Opacus calibrates. A cell is one run with a row, a target epsilon
+and a seed. The comparison writes the configuration of each cell below `runs/` and trains it as `fedq fit`
+does. The run folder of a cell holds its score, bits and epsilon. A finished cell is not run again.
+
+With secret keys, all cells compose for the same clients. The joint privacy cost is written before the first
+run starts.
 """
 
 from __future__ import annotations
@@ -56,24 +58,25 @@ EPSILONS = (1.0, 2.0, 8.0)
 SETTINGS, ALL_RUNS = "comparison.yaml", "all_runs.md"
 Logger = Literal["wandb", "csv", "tensorboard"]
 TUNING_SEED = 1000
-"""Seed of the runs that find range and rate, and of no cell."""
+"""Seed of the runs that find range and learning rate. No cell has it."""
 MASKS = SecAgg(run="accounted", degree="auto", max_corrupt=0.02, max_dropout=0.02)
-"""Masks of the tasks: counted, which changes no sum; the server may collude with 2% of the clients."""
+"""Secure aggregation of the tasks. Its bits are counted and its masks are not applied, which leaves sums
+equal. The server may collude with 2% of the clients."""
 RANGES = (0.5, 1.5, KAPPA)
-"""Ranges of a coordinate that are tried, in units of norm / sqrt(dim)."""
+"""Candidate ranges of a coordinate, in units of norm / sqrt(dim)."""
 _AROUND, _STARTS = 2.0, 6.0
-"""Seconds of a run outside its rounds, and in which a process starts."""
+"""Seconds of a run outside its rounds, and seconds until a worker process has started."""
 
 
 class Task(NamedTuple):
-    """A configuration that comes along, whose learning rate and range are chosen for every row and epsilon.
+    """Configuration of this package, with a search for learning rate and range per row and epsilon.
 
-    Its clients take one step a round, so updates are clipped to the learning rate.
+    Clients take one step per round, so updates are clipped to the learning rate.
 
     Args:
-        rates: Learning rates that are tried.
-        seeded: Settings that are the run's seed.
-        images: Setting of the folder of images; "" if it has none.
+        rates: Candidate learning rates.
+        seeded: Names of the settings that get the run's seed.
+        images: Name of the setting for the folder of images, or "" if the task has no images.
     """
 
     rates: tuple[float, ...]
@@ -91,14 +94,14 @@ TASKS = {
 
 
 class Tuning(NamedTuple):
-    """Range of a coordinate, in units of norm / sqrt(dim), and learning rate of the clients."""
+    """Range of a coordinate, in units of norm / sqrt(dim), and the clients' learning rate."""
 
     range: float
     rate: float
 
 
 class Cell(NamedTuple):
-    """One run: a row, a target over the run, a seed, and what is chosen for the row."""
+    """One run of a comparison: a row, a target epsilon over the run, a seed and the tuning of the row."""
 
     row: str
     epsilon: float
@@ -107,7 +110,7 @@ class Cell(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its place below the folder of all runs."""
+        """Path of the run folder, relative to the folder of all runs."""
         row = re.sub(r"[^\w.]+", "_", self.row).strip("_")
         tried = ""
         if self.seed == TUNING_SEED and self.tuning is not None:
@@ -116,31 +119,33 @@ class Cell(NamedTuple):
 
 
 def silent(*told: object) -> None:
-    """Listen to nothing."""
+    """Ignore an event. It is the default of all listeners."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Mechanisms, epsilons and seeds on one configuration. FedAvg always runs.
+    """Comparison of mechanisms over epsilons and seeds on one configuration. FedAvg always runs.
 
     Args:
         name: Name of the task or the configuration.
-        config: Every setting, as `resolve` gives them.
-        task: How a task chooses rates and ranges; None for a configuration of one's own.
-        sizes: What `Problem` asks for, but for target and masks.
-        masks: Masks, where the target is about a server behind them.
-        clip_norm: Norm to which updates are clipped, where the mechanism does.
-        secret: Do keys come from the operating system, so that runs are private and add up?
+        config: All settings, as `resolve` returns them.
+        task: Search for learning rates and ranges. None for a user's own configuration.
+        sizes: Arguments of `Problem`, except target and secure aggregation.
+        masks: Secure aggregation of the runs.
+        clip_norm: Norm to which updates are clipped, if the mechanism clips.
+        secret: Whether keys come from the operating system. Runs are then private and compose.
         adversary: Adversary that every target is against.
         delta: Delta of the targets.
-        epsilons: Targets over the run, smallest first.
-        seeds: Seeds of a cell.
-        names: Rows, and the setting of each for updates of norm 1.
-        left_out: Names that have no row, and why not.
-        monitor: Metric that is the score; None is the test's accuracy, or else the first one there is.
-        mode: Is a larger ("max") or a smaller ("min") score better? None goes by the metric's name.
-        tune: Are range and rate searched for also where they are known?
-        refused: Rows and epsilons that have no run, and why not; found out on the way.
+        epsilons: Target epsilons over the run, in ascending order.
+        seeds: Seeds of every row and epsilon.
+        names: Mechanism of each row for updates of norm 1, by the row's name.
+        left_out: Reasons for names that have no row.
+        monitor: Metric that is the score. None is the test accuracy, or the first test metric, or the first
+            validation metric.
+        mode: "max" if a larger score is better, "min" if a smaller one is. None decides by the metric's
+            name.
+        tune: Whether range and learning rate are searched for even if they are known.
+        refused: Reasons for rows and epsilons that have no run. `run` fills it.
     """
 
     name: str
@@ -178,42 +183,44 @@ class Comparison:
         mode: Literal["max", "min"] | None = None,
         tune: bool = False,
     ) -> Comparison:
-        """A comparison by names.
+        """Make a comparison from the name of a task or configuration and names of mechanisms.
 
         Args:
-            on: Name of a task, or a configuration, a file or a name.
-            names: Names of rows or classes, or class paths (`commands.resolver`); none is all.
+            on: Name of a task, or name or file of a configuration.
+            names: Names of rows or classes, or class paths (`commands.resolver`). Empty is all mechanisms.
             adversary: Adversary that targets are against, or its name.
-            epsilons: Targets over the run, of a client, > 0, in nats.
-            seeds: Runs of a cell, 1 to 1,000.
-            baselines: Do Gaussian and Laplace noise as Opacus calibrates them stand beside?
+            epsilons: Target epsilons of a client over the run, > 0, in nats.
+            seeds: Number of runs per row and epsilon, 1 to 1,000.
+            baselines: Whether Gaussian and Laplace noise that Opacus calibrates are added as rows.
             delta: Delta of the targets, below 1 / clients.
-            rounds: Rounds of a run, >= 1; None is the configuration's own.
-            data: Folder of the images of a task; None is `FEDQ_DATA` in the environment.
-            monitor: Metric that is the score.
-            mode: Is a larger or a smaller score better?
-            tune: Search for range and rate also where they are known.
+            rounds: Number of rounds of a run, >= 1. None is the configuration's number.
+            data: Folder of the images of a task. None is `FEDQ_DATA` in the environment.
+            monitor: Metric that is the score. None is the test accuracy, or the first test metric, or the
+                first validation metric.
+            mode: "max" if a larger score is better, "min" if a smaller one is. None decides by the metric's
+                name.
+            tune: Whether range and learning rate are searched for even if they are known.
 
         Raises:
             ValueError: If a number is out of range, there is no such task, or no name has a row.
 
-        Example:
+        Examples:
             >>> asked = Comparison.from_names("digits", ["GaussianNoise"], epsilons=[8.0], seeds=2)
             >>> sorted(asked.names)
             ['GaussianNoise', 'GaussianNoise, by Opacus', 'LaplaceNoise, by Opacus']
         """
         if wrong := [epsilon for epsilon in epsilons if not 0.0 < epsilon < math.inf]:
             raise ValueError(
-                f"an epsilon must be > 0 and finite, got {', '.join(f'{value:g}' for value in wrong)}; "
-                "FedAvg, which has no finite one, always runs"
+                f"An epsilon must be > 0 and finite, got {', '.join(f'{value:g}' for value in wrong)}. "
+                "FedAvg, which has no finite epsilon, always runs."
             )
         if not (1 <= seeds <= TUNING_SEED and epsilons):
             raise ValueError(f"1 to {TUNING_SEED} seeds and an epsilon are needed, got {seeds}, {epsilons}")
-        from lightning_fedq.commands.run import resolve  # imports Lightning's command line: only here
+        from lightning_fedq.commands.run import resolve  # imports Lightning's command line, needed only here
 
         task = TASKS.get(on)
         if task is None and tune:
-            raise ValueError(f"--tune searches rates, and {on} has none to search; leave --tune out")
+            raise ValueError(f"--tune searches learning rates, but {on} has none to search. Omit --tune.")
         path = _find_config_file(on, data)
         with quiet():
             sizes, federated, clip = read_sizes(path, "fedq compare")
@@ -222,7 +229,7 @@ class Comparison:
             change_setting(config, task.images, str(data or os.environ["FEDQ_DATA"]))
         sizes |= {} if rounds is None else {"rounds": rounds}
         if "rounds" not in sizes:
-            raise ValueError(f"{on} sets no number of rounds; give --rounds")
+            raise ValueError(f"{on} sets no number of rounds. Give --rounds.")
         config["trainer"]["max_epochs"] = sizes["rounds"]
         asked = [name for name in names if name not in (ABOVE, *NAMES)]
         found = resolved(asked, sizes["params"]) if asked or not names else Resolved({}, {})
@@ -248,39 +255,42 @@ class Comparison:
             mode=mode,
             tune=tune,
         )
-        made.problem(made.epsilons[0])  # refuses a delta
+        made.problem(made.epsilons[0])  # raises early if delta is too large
         return made
 
     # ---- cells ----------------------------------------------------------------------------------------
 
     def problem(self, epsilon: float) -> Problem:
-        """A target and the sizes that `fedq plan` asks for."""
+        """Return the planning problem with a target epsilon, as `fedq plan` has it."""
         sizes = dict(self.sizes)
-        if self.task is not None and self.adversary is Adversary.SERVER:  # once each: the best that there is
+        # against the server, each client taking part only once gives the smallest error
+        if self.task is not None and self.adversary is Adversary.SERVER:
             sizes["law"] = DisjointOnce(sizes["clients"] // sizes["rounds"])
         target = PrivacyTarget(epsilon, self.delta, self.adversary)
         return Problem(**sizes, target=target, secure_aggregation=self.masks)
 
     def option(self, row: str, epsilon: float) -> Option:
-        """Calibrate a row.
+        """Calibrate the mechanism of a row to a target epsilon.
 
         Raises:
-            ValueError: If the target can't be met.
+            ValueError: If the mechanism can't meet the target.
         """
         if row == ABOVE:
             return Option(ABOVE, FedAvg())
         problem = self.problem(epsilon)
-        [found] = plan(problem, {NAMES.get(row, row): self.names[row]}, once=self.task is not None)
-        if found.mechanism is None:
-            raise ValueError(found.reason)
-        return with_opacus_noise(found, problem) if row in NAMES else found
+        [option] = plan(problem, {NAMES.get(row, row): self.names[row]}, once=self.task is not None)
+        if option.mechanism is None:
+            raise ValueError(option.reason)
+        return with_opacus_noise(option, problem) if row in NAMES else option
 
     def configuration(self, cell: Cell, option: Option, root: Path, logger: Logger | None) -> dict[str, Any]:
-        """The configuration of a cell, as `fedq fit` trains it.
+        """Return the configuration of a cell, as `fedq fit` trains it.
 
         Args:
-            option: Its row, calibrated.
+            cell: Row, target epsilon, seed and tuning.
+            option: Calibrated mechanism of the row.
             root: Folder of all runs.
+            logger: Logger of the run, or None.
         """
         config: dict[str, Any] = copy.deepcopy(dict(self.config))
         config["seed_everything"] = cell.seed
@@ -290,10 +300,11 @@ class Comparison:
         if cell.row != ABOVE:
             changed |= federated_settings(option, self.problem(cell.epsilon), clip)
         assert option.mechanism is not None
-        values = parse_call(repr(scaled(option.mechanism, clip)))[1]  # to the last digit
+        # `federated_settings` rounds the noise, so the mechanism is written again with all digits
+        values = parse_call(repr(scaled(option.mechanism, clip)))[1]
         known = {name: value for name, value in values.items() if value is not None}
         changed["mechanism"] = {"class_path": class_path(type(option.mechanism)), "init_args": known}
-        if cell.row in NAMES:  # nothing calibrates it
+        if cell.row in NAMES:  # the noise is Opacus's, so `Federated` must not calibrate it again
             changed["privacy"] = None
         if not self.secret:
             changed["seed"] = cell.seed
@@ -312,14 +323,14 @@ class Comparison:
         callbacks += [{"class_path": f"lightning_fedq.callbacks.{n}"} for n in wanted if n not in names]
         [folder] = [each for each in callbacks if each["class_path"].endswith(".RunFolder")]
         folder.setdefault("init_args", {}).update(name=cell.name, root=str(root))
-        if changed["privacy"] is None:  # no target says at which delta the page is
+        if changed["privacy"] is None:  # there is no target, so the page needs a delta
             folder["init_args"]["delta"] = self.delta
         if logger is not None:
             config["trainer"]["logger"] = self._logger(cell, root.parent, logger)
         return config
 
     def _logger(self, cell: Cell, out: Path, kind: Logger) -> dict[str, Any]:
-        """Logger of a cell. What a run of it has left that was stopped on its way goes."""
+        """Return the logger settings of a cell. Logs of an earlier, interrupted run of it are deleted."""
         name, folder = f"{cell.row}, epsilon {cell.epsilon:g}, seed {cell.seed}", out / kind
         folder.mkdir(parents=True, exist_ok=True)
         given = {"save_dir": str(folder), "name": name}
@@ -341,7 +352,11 @@ class Comparison:
         return self.adversary.name.lower()
 
     def _tunings(self, row: str, epsilon: float, mechanism: Mechanism | None) -> list[Tuning | None]:
-        """Ranges and rates to choose from: one where they are known, one range for what clips vectors."""
+        """Return the candidate ranges and learning rates of a row.
+
+        There is one candidate if the tuning is known. A mechanism that clips the norm of vectors has one
+        range, and FedAvg also has one because it does not clip.
+        """
         if self.task is None:
             return [None]
         assert mechanism is not None
@@ -349,12 +364,13 @@ class Comparison:
         key = (self.name, NAMES.get(row, row), who, epsilon)
         if not self.tune and (known := _tuned().get(key)):
             return [known]
-        if row == ABOVE:  # clips nothing
+        if row == ABOVE:  # FedAvg does not clip, so the range has no effect
             return [Tuning(KAPPA, rate) for rate in (0.01, 0.03, 0.1, 0.3)]
         ranges = (KAPPA,) if "clip_norm" in parse_call(repr(mechanism))[1] else RANGES
         return [Tuning(range, rate) for range in ranges for rate in self.task.rates]
 
     def _asked(self) -> list[tuple[str, float]]:
+        """Return all rows and epsilons of the comparison, FedAvg first."""
         return [(ABOVE, math.inf), *((name, epsilon) for name in self.names for epsilon in self.epsilons)]
 
     # ---- runs -----------------------------------------------------------------------------------------
@@ -369,22 +385,25 @@ class Comparison:
         told: Callable[[str], None] = silent,
         ran: Callable[[Cell], None] = silent,
     ) -> list[Line]:
-        """Train every cell that has not ended yet, and return a line for every one that was asked for.
+        """Train every cell that has not finished, and return the figures of all cells.
+
+        First, runs with seed `TUNING_SEED` search for range and learning rate. Then the cells run with the
+        tuning that has the best validation accuracy.
 
         Args:
-            out: Folder of the cells; one that is there goes on.
-            jobs: Runs at a time, each in a process of one thread where there are several.
-            logger: Logger that gets a run for every cell.
-            begins: Listener that is told how many runs are to come, and how many find ranges and rates.
-            told: Listener that is told how long they may take, in words, once the first has ended.
-            ran: Listener that is given each cell as it ends.
+            out: Folder of the comparison. A comparison that was interrupted there is continued.
+            jobs: Number of runs at a time. Several runs use one process with one thread each.
+            logger: Logger that records every cell as a run.
+            begins: Listener that gets the number of runs and the number of tuning runs among them.
+            told: Listener that gets the expected duration as text, after the first run.
+            ran: Listener that gets each cell when its run ends.
 
         Returns:
-            A line a cell, see `lines`.
+            Figures of every cell, see `lines`.
 
         Raises:
-            ValueError: If the folder holds another comparison, or nothing is left of what was asked for.
-            OSError: If nothing can be written; what is there stays.
+            ValueError: If the folder holds another comparison, or every mechanism is refused.
+            OSError: If files can't be written. Existing files are kept.
         """
         self._begin(out)
         root = out / "runs"
@@ -399,14 +418,16 @@ class Comparison:
                 self.refused[key] = " ".join(str(refused).split())
         self._some()
         choices = {key: self._tunings(*key, option.mechanism) for key, option in options.items()}
-        tried = [Cell(*key, TUNING_SEED, one) for key, some in choices.items() for one in some if some[1:]]
+        tried = [
+            Cell(*key, TUNING_SEED, tuning) for key, some in choices.items() for tuning in some if some[1:]
+        ]
         cells = [Cell(*key, seed) for key in choices for seed in self.seeds]
         searches, missing = ([cell for cell in of if not _folder(root, cell)] for of in (tried, cells))
         left, processes = len(searches) + len(missing), 0
         begins(left, len(searches))
 
         def play(cells: Sequence[Cell]) -> None:
-            """Train: the first run of all in this process, which tells how long the others take."""
+            """Train cells. The very first run is in this process and measures how long the others take."""
             nonlocal left, processes
             made = {root / f"{cell.name}.yaml": cell for cell in cells}
             for file, cell in made.items():
@@ -439,7 +460,7 @@ class Comparison:
         return self.lines(out)
 
     def _settings(self, cell: Cell) -> dict[str, Any]:
-        """Settings of a cell for its loggers."""
+        """Return the settings that the loggers of a cell record."""
         return {
             "task": self.name,
             "mechanism": cell.row,
@@ -452,16 +473,16 @@ class Comparison:
         }
 
     def _validation(self, root: Path, cell: Cell) -> float:
-        """Accuracy in the validation of the run that tries a cell's tuning."""
+        """Return the validation accuracy of the run with a cell's tuning, or -inf if there is none."""
         folder = _folder(root, cell._replace(seed=TUNING_SEED))
         value = math.nan if folder is None else read_line(folder, "val_acc")["score"]
         return -math.inf if math.isnan(value) else value
 
     def _begin(self, out: Path) -> None:
-        """Write what the folder compares.
+        """Write the comparison's settings into its folder, or check them against those that are there.
 
         Raises:
-            ValueError: If it holds another comparison.
+            ValueError: If the folder holds another comparison, or its settings can't be read.
         """
         path, trainer = out / SETTINGS, {**self.config["trainer"], "max_epochs": None}
         text = yaml.safe_dump({**self.config, "trainer": trainer}, sort_keys=False)
@@ -473,28 +494,28 @@ class Comparison:
                 there = dict(yaml.safe_load(path.read_text()))
                 [there[key] for key in asked]
             except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
-                raise ValueError(f"{path} is damaged; name another folder with --out") from None
+                raise ValueError(f"{path} is damaged. Name another folder with --out.") from None
         if differ := [
             f"{k} {there.get(k)}, not {value}" for k, value in asked.items() if there.get(k) != value
         ]:
             raise ValueError(
-                f"{out} holds another comparison ({'; '.join(differ)}); name another folder with --out"
+                f"{out} holds another comparison ({', '.join(differ)}). Name another folder with --out."
             )
         write_atomically(path, yaml.safe_dump(asked, sort_keys=False))
 
     def _some(self) -> None:
-        """Refuse to go on where nothing is left of what was asked for."""
+        """Raise a ValueError if every mechanism is refused at every epsilon, baselines not counted."""
         own = [name for name in self.names if name not in NAMES]
         why = {name: [self.refused.get((name, epsilon)) for epsilon in self.epsilons] for name in own}
         if own and all(map(all, why.values())):
             reasons = "; ".join(f"{name}: {reasons[-1]}" for name, reasons in why.items())
-            raise ValueError(f"no mechanism is left. {reasons}")
+            raise ValueError(f"No mechanism is left. {reasons}")
 
-    # ---- what came of it ------------------------------------------------------------------------------
+    # ---- results --------------------------------------------------------------------------------------
 
     def lines(self, out: Path) -> list[Line]:
-        """A line for every cell that was asked for: what its folder says, or why there is no run."""
-        found: list[Line] = []
+        """Return a line for every cell: the figures of its folder, or the reason why there is no run."""
+        lines: list[Line] = []
         for row, epsilon in self._asked():
             for seed in self.seeds:
                 line = {
@@ -509,32 +530,43 @@ class Comparison:
                     line["folder"] = str(folder)
                 elif reason := self.refused.get((row, epsilon)):
                     line["reason"] = reason
-                found.append(line)
-        return found
+                lines.append(line)
+        return lines
 
     def without(self) -> dict[str, str]:
-        """Names that have no row, and rows that lack runs, with the reason of each."""
-        found, missing = dict(self.left_out), dict[tuple[str, str], list[float]]()
+        """Return the reason for each name that has no row, and for each row that has no run at an epsilon.
+
+        Epsilons that a row lacks for the same reason are one entry.
+        """
+        reasons, missing = dict(self.left_out), dict[tuple[str, str], list[float]]()
         for (row, epsilon), reason in self.refused.items():
             missing.setdefault((row, reason.replace(f" {epsilon:g}", " {epsilon}")), []).append(epsilon)
         for (name, _), epsilons in missing.items():
             shown = ", ".join(f"{epsilon:g}" for epsilon in epsilons)
-            found[f"{name} at epsilon {shown}"] = self.refused[name, epsilons[0]]
-        return found
+            reasons[f"{name} at epsilon {shown}"] = self.refused[name, epsilons[0]]
+        return reasons
 
     def table(self, lines: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
-        """Heads and lines: a line a mechanism, a cell an epsilon with the bits that go with it."""
+        """Return column heads and lines: a line per mechanism, a cell per epsilon with score and bits."""
         return Pivot(lines, self.mode).table()
 
     def picture(self, lines: Sequence[Line]) -> Figure:
-        """The score against epsilon, against bits up and against bits both ways."""
-        title = f"{self.name}: epsilon towards {self.adversary.value}; seeds: {len(self.seeds)}"
+        """Draw the score against epsilon, uplink bits, and the sum of uplink and downlink bits."""
+        title = f"{self.name}: epsilon against {self.adversary.value}, seeds: {len(self.seeds)}"
         return Pivot(lines, self.mode).picture(title, self.delta)
 
     # ---- account of all runs --------------------------------------------------------------------------
 
     def _write(self, out: Path, coming: Sequence[Path] = ()) -> list[tuple[RunCost, int]]:
-        """Renew the page of all runs: those that have begun, and those to come with all their rounds."""
+        """Write the page on the joint privacy cost of all runs.
+
+        Args:
+            out: Folder of the comparison.
+            coming: Configurations of runs that have not started. They are charged all their rounds.
+
+        Returns:
+            Cost of each run, and the rounds of its most charged client.
+        """
         costs: dict[Path, RunCost | None] = {}
         runs: list[tuple[RunCost, int]] = []
         begun = [file.parent for file in sorted((out / "runs").glob("*/epsilon_*/seed_*/config.yaml"))]
@@ -543,7 +575,7 @@ class Comparison:
                 if (group := place.parent) not in costs:
                     try:
                         costs[group] = cost_of_config(str(min(group.glob("seed_*.yaml"))), self.delta)
-                    except ValueError:  # `Federated` will refuse it, and nothing is sent
+                    except ValueError:  # `Federated` will refuse this run, so its clients send nothing
                         costs[group] = None
                 if cost := costs[group]:
                     runs.append(
@@ -553,28 +585,33 @@ class Comparison:
         page = page_of_runs(runs, self.delta, title)
         rest = [run for run in runs if not _is_plain(run[0])]
         if 0 < len(rest) < len(runs):
-            page += "\n" + page_of_runs(rest, self.delta, "Without FedAvg's, which hide nothing")
+            page += "\n" + page_of_runs(
+                rest, self.delta, "Runs without those of FedAvg, which has no privacy"
+            )
         write_atomically(out / ALL_RUNS, page)
         return runs
 
     def cost(self, out: Path) -> str:
-        """Sentence on the cost of all runs of a folder for their clients, "" where keys come from a seed."""
+        """Return a text on the joint privacy cost of all runs in a folder, or "" if keys are from a seed."""
         if not self.secret:
             return ""
         runs, who = self._write(out), self.adversary
         rest = [run for run in runs if not _is_plain(run[0])]
-        found = composed(rest, who, self.delta)
+        epsilon = composed(rest, who, self.delta)
         plain = len(runs) - len(rest)
-        above = f" The {plain} runs of FedAvg hide nothing, whatever it is." if plain else ""
+        above = f" The {plain} runs of FedAvg give no privacy." if plain else ""
         page, many = out / ALL_RUNS, f"{len(rest)} runs with the same clients"
-        if isinstance(found, str):
-            return f"{page}: {many} do not add up towards {who.value}: {found}.{above}"
-        price = f"epsilon {format_epsilon(found)} at delta {self.delta:g}"
-        return f"{page}: {many} have cost them, towards {who.value}, {price} together.{above}"
+        if isinstance(epsilon, str):
+            return f"{page}: {many} have no joint epsilon against {who.value}: {epsilon}.{above}"
+        price = f"epsilon {format_epsilon(epsilon)} at delta {self.delta:g}"
+        return f"{page}: {many}. Against {who.value}, they spend {price} together.{above}"
 
 
 def scaled(mechanism: Mechanism, norm: float) -> Mechanism:
-    """The mechanism for updates of another norm. One that clips coordinates is itself."""
+    """Return a mechanism for updates of norm `norm` from one for updates of norm 1.
+
+    A mechanism that clips coordinates has no norm and is returned unchanged.
+    """
     name, values = parse_call(repr(mechanism))
     for key in ("clip_norm", "granularity", "local_sigma"):
         if values.get(key) is not None:
@@ -583,35 +620,36 @@ def scaled(mechanism: Mechanism, norm: float) -> Mechanism:
 
 
 def _find_config_file(on: str, data: Path | None) -> str:
-    """File of a task or a configuration.
+    """Return the file of a task or a configuration.
 
     Raises:
-        ValueError: If there is neither, or a folder of images is missing or too much.
+        ValueError: If there is neither, a task on images has no folder of images, or another task or
+            configuration was given one.
     """
     if (task := TASKS.get(on)) is not None:
         if task.images and data is None and not os.environ.get("FEDQ_DATA"):
-            raise ValueError(f"{on} is a task on images, and those need --data FOLDER")
+            raise ValueError(f"{on} is a task on images and needs --data FOLDER")
         if data is None or task.images:
             return str(files("lightning_fedq.comparison") / "tasks" / f"{on}.yaml")
     if data is not None:
-        raise ValueError(f"--data is of the tasks on images, and {on} says where its data are; leave it out")
+        raise ValueError(f"--data is for tasks on images, but {on} sets its own data. Omit --data.")
     try:
         return str(find(on))
     except ValueError as error:
-        raise ValueError(f"there is no task {on}; there are {', '.join(TASKS)}; and {error}") from None
+        raise ValueError(f"There is no task {on}, only {', '.join(TASKS)}. {error}") from None
 
 
 def _folder(root: Path, cell: Cell) -> Path | None:
-    """Folder of a cell that has ended."""
+    """Return the run folder of a finished cell, or None if the cell has not finished."""
     done = root / f"{cell.name}{DONE}"
     return done.with_name(done.read_text().rpartition("/")[2]) if done.is_file() else None
 
 
 def _seconds(root: Path, cell: Cell, monitor: str | None) -> float:
-    """Time of a run that has ended, what it does around its rounds included.
+    """Return the seconds of a finished run, including the time outside its rounds.
 
     Raises:
-        ValueError: If it has no metric of the name.
+        ValueError: If the run has no such metric.
     """
     folder = _folder(root, cell)
     assert folder is not None
@@ -619,15 +657,21 @@ def _seconds(root: Path, cell: Cell, monitor: str | None) -> float:
 
 
 def _how_long(runs: int, processes: int, seconds: float) -> str:
-    """Words on the time that the other runs may take."""
-    left = runs * seconds / processes + (_STARTS if processes > 1 else 0.0)
-    shown = f"{left:.0f} s" if left < 90.0 else f"{left / 60.0:.0f} min"
-    times = "a time that is not known beforehand" if math.isnan(seconds) else f"about {shown}"
+    """Return a text on the expected duration of the remaining runs.
+
+    Args:
+        runs: Number of remaining runs.
+        processes: Number of runs at a time.
+        seconds: Duration of one run, or NaN if it is not known.
+    """
+    remaining = runs * seconds / processes + (_STARTS if processes > 1 else 0.0)
+    shown = f"{remaining:.0f} s" if remaining < 90.0 else f"{remaining / 60.0:.0f} min"
+    times = "duration unknown" if math.isnan(seconds) else f"about {shown}"
     return f"{runs} more runs, {processes} at a time: {times}"
 
 
 def _tuned() -> dict[tuple[str, str, str, float], Tuning]:
-    """Ranges and rates that are known, by task, row, adversary and epsilon."""
+    """Return known ranges and learning rates by task, mechanism, adversary and epsilon."""
     with (files("lightning_fedq.comparison") / "tasks" / "tuned.csv").open() as file:
         return {
             (line["task"], line["mechanism"], line["adversary"], float(line["epsilon"])): Tuning(
@@ -638,5 +682,5 @@ def _tuned() -> dict[tuple[str, str, str, float], Tuning]:
 
 
 def _is_plain(cost: RunCost) -> bool:
-    """Is it a run of FedAvg?"""
+    """Return whether a run is one of FedAvg, which has no privacy."""
     return cost.mechanism.startswith("FedAvg(")

@@ -1,7 +1,7 @@
-"""Train configurations as `fedq fit` does, one after the other or several at a time in worker processes.
+"""Train configurations as `fedq fit` does, one after the other or in several worker processes.
 
-A worker is another interpreter of one thread. It trains one configuration after the other, so that it imports
-torch and Lightning once, and it ends when its input does, which is when whoever started it is gone.
+A worker is another interpreter with one thread. It trains one configuration after the other, so it imports
+torch and Lightning only once. It ends when its standard input closes, also if the parent process is gone.
 """
 
 from __future__ import annotations
@@ -22,23 +22,26 @@ from typing import Any
 from lightning_fedq.reports.runs import write_atomically
 
 DONE = ".done"
-"""End of the name of the file that names the folder of a run which has ended, its test included."""
+"""Suffix of the file that holds the name of a finished run's folder. It is written after the test."""
 REFUSED = (ValueError, TypeError, ImportError)
-"""Errors of one run that say what it can't have; any other one ends the comparison."""
+"""Errors that refuse the settings of one run. Every other error ends the comparison."""
 
 
 def train(file: Path, settings: Mapping[str, Any]) -> str:
-    """Train one configuration. Beside it are what it prints, and at the end the name of its folder.
+    """Train one configuration.
+
+    Its output goes to a file with suffix `.log` next to the configuration. After the test, a file with
+    suffix `DONE` gets the name of the run folder.
 
     Args:
-        file: A configuration with a `RunFolder`.
-        settings: What its loggers are told beside the figures.
+        file: Configuration with a `RunFolder` callback.
+        settings: Settings that are logged together with the figures of the run.
 
     Returns:
-        Why the run is refused; "" if it was trained.
+        Reason why the run is refused, or "" if it was trained.
 
     Raises:
-        KeyboardInterrupt: If it was interrupted.
+        KeyboardInterrupt: If the run was interrupted.
     """
     from lightning_fedq.commands.run import FedqCLI  # imports Lightning's command line
     from lightning_fedq.comparison.table import log_figures
@@ -50,9 +53,9 @@ def train(file: Path, settings: Mapping[str, Any]) -> str:
     except REFUSED as refused:
         return " ".join(str(refused).split())
     except SystemExit as leaves:
-        if leaves.code == 2:  # the parser refuses it
+        if leaves.code == 2:  # the parser refuses the configuration
             return f"its configuration is refused: {log.read_text().strip().splitlines()[-2:]}"
-        raise KeyboardInterrupt from leaves  # so Lightning answers Ctrl-C
+        raise KeyboardInterrupt from leaves  # Lightning exits this way after Ctrl-C
     assert cli.run_folder is not None and cli.run_folder.path is not None
     log_figures(cli.trainer.loggers, settings, cli.run_folder.path)
     write_atomically(file.with_suffix(DONE), cli.run_folder.path.name)
@@ -60,14 +63,17 @@ def train(file: Path, settings: Mapping[str, Any]) -> str:
 
 
 def train_all(runs: Mapping[Path, Mapping[str, Any]], jobs: int) -> Iterator[tuple[Path, str]]:
-    """Train configurations, and yield each as it ends, with the reason if it is refused.
+    """Train configurations, and yield each file when its run ends, with the reason if it is refused.
 
     Args:
-        runs: Configurations, and what the loggers of each are told.
-        jobs: Runs at a time; 1 trains in this process.
+        runs: Configuration files, with the settings that the loggers of each run get.
+        jobs: Number of runs at a time. 1 trains in this process.
+
+    Yields:
+        File and reason. The reason is "" if the run was trained.
 
     Raises:
-        RuntimeError: If a worker fails, or was ended from outside, for its memory say.
+        RuntimeError: If a worker fails or was killed, for example by the out-of-memory killer.
     """
     if min(jobs, len(runs)) < 2:
         for file, settings in runs.items():
@@ -76,18 +82,19 @@ def train_all(runs: Mapping[Path, Mapping[str, Any]], jobs: int) -> Iterator[tup
     mine, workers = threading.local(), list[subprocess.Popen[str]]()
 
     def ask(file: Path) -> str:
+        # each thread of the pool has its own worker process
         if not hasattr(mine, "worker"):
             mine.worker = _worker()
             workers.append(mine.worker)
         answer = ""
-        with suppress(OSError):  # a worker that is gone
+        with suppress(OSError):  # the worker is gone, so the answer stays ""
             mine.worker.stdin.write(json.dumps([str(file), runs[file]]) + "\n")
             mine.worker.stdin.flush()
             answer = mine.worker.stdout.readline()
         if not answer:
             raise RuntimeError(
-                "a process of the comparison ended in the middle of a run (memory?); give the same command "
-                "again, with fewer --jobs"
+                "A worker process ended during a run, perhaps for lack of memory. Repeat the command with "
+                "fewer --jobs."
             )
         reason, error = json.loads(answer)
         if error:
@@ -102,13 +109,13 @@ def train_all(runs: Mapping[Path, Mapping[str, Any]], jobs: int) -> Iterator[tup
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         for worker in workers:
-            with suppress(OSError), worker:  # closes its pipes, one of which may be broken, and waits
+            with suppress(OSError), worker:  # the context closes the pipes, perhaps broken, and waits
                 worker.kill()
         pool.shutdown()
 
 
 def _worker() -> subprocess.Popen[str]:
-    """Start a process that runs `serve`. Ctrl-C does not reach it."""
+    """Start a process that runs `serve`. It has its own session, so Ctrl-C does not reach it."""
     from lightning_fedq._lightning import pl
 
     code = f"import {pl.__name__}; from lightning_fedq.comparison.processes import serve; serve()"
@@ -124,12 +131,16 @@ def _worker() -> subprocess.Popen[str]:
 
 
 def serve() -> None:
-    """Train what comes on the standard input, a line of JSON each, and answer: a reason, and an error."""
+    """Train the configurations that arrive on standard input, and write an answer for each.
+
+    A line of input is JSON [file, settings]. A line of output is JSON [reason, error], where both are "" if
+    the run was trained.
+    """
     import torch
 
     torch.set_num_threads(1)
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever prints
+    os.dup2(2, 1)  # prints of the run go to standard error, so only answers are on the pipe
     for line in sys.stdin:
         file, settings = json.loads(line)
         try:
@@ -141,7 +152,7 @@ def serve() -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep warnings and Lightning's lines of a hundred short runs off the screen."""
+    """Suppress warnings and Lightning's log lines, which would fill the screen over many short runs."""
     names = ("pytorch_lightning", "lightning_fabric", "lightning.pytorch", "lightning.fabric")
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]

@@ -1,6 +1,6 @@
-"""Tables and pictures of run folders: runs beside each other, and runs of one comparison by row and epsilon.
+"""Tables and pictures of run folders: a list of runs, or one comparison by mechanism and epsilon.
 
-Score, bits and epsilon of a run are read from its folder, here and nowhere else.
+Only this module reads the score, bits and epsilon of a run from its folder.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 Line = dict[str, Any]
 """Figures of one run."""
 ABOVE = "FedAvg"
-"""Row without privacy, the line above the others."""
+"""Name of the row without privacy, which is the first row of the table."""
 OPACUS = ", by Opacus"
-"""End of the names of rows that Opacus calibrates."""
+"""Suffix of the names of rows that Opacus calibrates."""
 _DRAWN = 8
-"""Rows in the picture, the best ones, besides Opacus's."""
+"""Number of best rows in the picture, not counting the rows that Opacus calibrates."""
 COLUMNS = (
     "rounds",
     "final",
@@ -70,16 +70,16 @@ def read_run(folder: Path) -> tuple[list[Row], dict[str, Any]]:
     """Read the rows and the summary of a run folder.
 
     Raises:
-        FileNotFoundError: If it is not the folder of a finished run.
+        FileNotFoundError: If the folder is not that of a finished run.
     """
     rows, summary = read_rows(folder / "metrics.csv"), folder / "summary.json"
     if not summary.is_file():
-        raise FileNotFoundError(f"no {summary}; the run has not finished")
+        raise FileNotFoundError(f"There is no {summary}, so the run has not finished")
     return rows, json.loads(summary.read_text())
 
 
 def read_report(folder: Path) -> PrivacyReport | None:
-    """The report of a run folder. None, with a warning, where there is none that can be read."""
+    """Return the privacy report of a run folder. If it can't be read, warn and return None."""
     from lightning_fedq.privacy.document import from_json  # imports torch, and only needed here
 
     try:
@@ -90,24 +90,28 @@ def read_report(folder: Path) -> PrivacyReport | None:
 
 
 def usual_metric(metrics: Mapping[str, float]) -> str:
-    """Score of a run: accuracy in the test, else its first metric, else one of the validation.
+    """Return the name of the metric that is a run's score.
+
+    It is the test accuracy, otherwise the first test metric, otherwise the first validation metric.
 
     Raises:
-        ValueError: If nothing of the kind was logged.
+        ValueError: If the run logged no test or validation metric.
     """
     tested = [name for name in metrics if metric_stage(name) == "test"]
-    found = next((name for name in tested if name in ("test_acc", "test/acc")), next(iter(tested), None))
-    if found is None and (found := first_metric([metrics])) is None:
-        raise ValueError(f"nothing of test or validation was logged; --monitor takes one of {list(metrics)}")
-    return found
+    metric = next((name for name in tested if name in ("test_acc", "test/acc")), next(iter(tested), None))
+    if metric is None and (metric := first_metric([metrics])) is None:
+        raise ValueError(f"No test or validation metric was logged. --monitor takes one of {list(metrics)}.")
+    return metric
 
 
 def read_line(folder: Path, monitor: str | None = None, who: str | None = None) -> Line:
-    """Figures of a cell's folder.
+    """Return the figures of a finished run of a comparison.
 
     Args:
-        monitor: Metric that is the score; None is `usual_metric`.
-        who: Name of the adversary of epsilon, which is what secret keys would spend. None is without privacy.
+        folder: Folder of the run.
+        monitor: Name of the metric that is the score. None is `usual_metric`.
+        who: Name of the adversary of the epsilon. The epsilon is that of a run with secret keys, also if the
+            run had keys from a seed. None is a run without privacy.
 
     Raises:
         ValueError: If the run has no such metric.
@@ -117,7 +121,7 @@ def read_line(folder: Path, monitor: str | None = None, who: str | None = None) 
     metrics, noise = summary["metrics"], summary["noise_over_signal"]
     monitor = monitor or usual_metric(metrics)
     if monitor not in metrics:
-        raise ValueError(f"no run has a metric {monitor}; --monitor takes one of {', '.join(metrics)}")
+        raise ValueError(f"No run has a metric {monitor}. --monitor takes one of {', '.join(metrics)}.")
     both, keys, down = summary["bits_per_parameter"], summary["protocol_bits_per_parameter"], report.bits.down
     spent = {row.name: row.epsilon for row in report.readable_rows}
     return {
@@ -135,21 +139,21 @@ def read_line(folder: Path, monitor: str | None = None, who: str | None = None) 
 
 
 def log_figures(loggers: Sequence[Any], settings: Mapping[str, Any], folder: Path) -> None:
-    """Give loggers the settings and the figures of a cell, by the names that the table has."""
+    """Log the settings and the figures of a comparison's run, with the names of the table's columns."""
     if not loggers:
         return
     line = read_line(
         folder, settings["monitor"], settings["adversary"].upper() if settings["epsilon"] else None
     )
     figures = {f"compare/{name}": v for name, v in line.items() if isinstance(v, float) and math.isfinite(v)}
-    told = {**settings, "setting": line["setting"], "epsilon_spent": figures.get("compare/epsilon_spent")}
+    logged = {**settings, "setting": line["setting"], "epsilon_spent": figures.get("compare/epsilon_spent")}
     for logger in loggers:
         if type(logger).__name__ == "WandbLogger":
-            logger.experiment.config.update({"compare": told})
+            logger.experiment.config.update({"compare": logged})
             logger.experiment.summary.update(figures)
             logger.experiment.finish()
         else:
-            logger.log_hyperparams(told)
+            logger.log_hyperparams(logged)
             logger.log_metrics(figures)
             logger.finalize("success")
 
@@ -158,56 +162,59 @@ def log_figures(loggers: Sequence[Any], settings: Mapping[str, Any], folder: Pat
 
 
 def describe_calibration(row: str) -> str:
-    """Words on who has set the noise of a row."""
+    """Return the library that calibrated the noise of a row, as text of the table."""
     if row == ABOVE:
         return "no privacy"
     return "Opacus (RDP)" if row.endswith(OPACUS) else "this package (exact)"
 
 
 def mean_and_deviation(lines: Sequence[Line]) -> tuple[float, float]:
-    """Mean score and its deviation over seeds. With one seed the deviation is NaN."""
+    """Return mean and standard deviation of the score over seeds. The deviation of one seed is NaN."""
     scores = [line["score"] for line in lines]
     return mean(scores), stdev(scores) if len(scores) > 1 else math.nan
 
 
 def _word(score: tuple[float, float]) -> str:
+    """Return a score as text, with its standard deviation unless that is NaN."""
     value, spread = score
     text = f"{value:.3f}" if 0.001 <= value <= 10 else f"{value:.2g}"
     return text if math.isnan(spread) else f"{text} ± {spread:.1g}"
 
 
 def _mean(lines: Sequence[Line], *names: str) -> float:
+    """Return the mean over runs of the sum of some figures. It is NaN if a figure is unknown."""
     values = [sum(math.nan if line[name] is None else line[name] for name in names) for line in lines]
     return mean(values)
 
 
 class Pivot:
-    """Cells of a comparison by row and epsilon, the rows ranked.
+    """Runs of a comparison by mechanism (row) and epsilon (column), with ranked rows.
 
     Args:
-        lines: Figures of the runs, with "mechanism" and "epsilon"; those of FedAvg have no finite one.
-        mode: Is a larger ("max") or a smaller ("min") score better? None goes by the metric's name.
+        lines: Figures of the runs, with "mechanism" and "epsilon". The epsilon of FedAvg is infinite.
+        mode: "max" if a larger score is better, "min" if a smaller one is. None decides by the metric's
+            name.
     """
 
     def __init__(self, lines: Sequence[Line], mode: str | None = None) -> None:
-        found = [line for line in lines if "score" in line]
+        scored = [line for line in lines if "score" in line]
         self.of: dict[tuple[str, float], list[Line]] = {}
-        for line in found:
+        for line in scored:
             self.of.setdefault((line["mechanism"], line["epsilon"]), []).append(line)
         self.above = self.of.pop((ABOVE, math.inf), [])
         self.epsilons = sorted({epsilon for _, epsilon in self.of})
-        self.monitor = found[0]["monitor"] if found else ""
+        self.monitor = scored[0]["monitor"] if scored else ""
         self.grows = (mode or metric_mode(self.monitor)) == "max"
         self.rows = sorted(dict.fromkeys(row for row, _ in self.of), key=self._place)
 
     def _place(self, row: str) -> tuple[float, float]:
-        """Best at the largest epsilon first."""
+        """Return the sort key of a row: the best score at the largest epsilon comes first."""
         largest = max(epsilon for of, epsilon in self.of if of == row)
         score = mean_and_deviation(self.of[row, largest])[0]
         return -largest, math.inf if math.isnan(score) else -score if self.grows else score
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """Heads and lines: a line a row, a cell an epsilon with the bits that go with it."""
+        """Return column heads and lines: a line per mechanism, a cell per epsilon with score and bits."""
         heads = ["mechanism", "calibrated by", "down", *(f"ε {epsilon:g}" for epsilon in self.epsilons)]
         lines = []
         if self.above:
@@ -226,14 +233,15 @@ class Pivot:
         return heads, lines
 
     def picture(self, title: str, delta: float) -> Figure:
-        """The score against epsilon, against bits up and against bits both ways. Bars are one deviation.
+        """Draw the score against epsilon, uplink bits, and the sum of uplink and downlink bits.
 
-        FedAvg, which has no finite epsilon, is a grey line or star that says so.
+        Error bars are one standard deviation over seeds. FedAvg has no finite epsilon and is a labelled grey
+        line or star.
         """
         names = [row for row in self.rows if not row.endswith(OPACUS)][:_DRAWN]
         names = [row for row in self.rows if row in names or row.endswith(OPACUS)]
         hidden = len(self.rows) - len(names)
-        title += f"; the best {_DRAWN}, {hidden} more in the table" if hidden else ""
+        title += f" (best {_DRAWN} rows, {hidden} more in the table)" if hidden else ""
         figure, drawn = panels(3, title, height=4.0)
         by_epsilon, by_up, by_both = drawn
         for place, name in enumerate(names):
@@ -262,8 +270,8 @@ class Pivot:
         by_epsilon.set_xscale("log", base=2)
         by_epsilon.set_xticks(self.epsilons, [f"{epsilon:g}" for epsilon in self.epsilons])
         by_epsilon.set(xlabel=f"ε of a client over the run, delta {delta:g}", ylabel=self.monitor)
-        by_up.set(xlabel="bits a parameter up, keys included (small numbers: ε)", ylabel=self.monitor)
-        by_both.set(xlabel="bits a parameter up and down (small numbers: ε)", ylabel=self.monitor)
+        by_up.set(xlabel="uplink bits per parameter, with keys (small numbers: ε)", ylabel=self.monitor)
+        by_both.set(xlabel="uplink and downlink bits per parameter (small numbers: ε)", ylabel=self.monitor)
         for axes in drawn:
             axes.set_yscale("linear" if self.grows else "log")
             axes.margins(y=0.12)
@@ -274,6 +282,7 @@ class Pivot:
 
 
 def _cell(lines: Sequence[Line], epsilon: float) -> str:
+    """Return the text of a cell: score, bits, noise-to-signal ratio R, and epsilon if it differs."""
     if not lines:
         return "-"
     keys, spent, seen = (_mean(lines, name) for name in ("bits_keys", "epsilon_spent", "R"))
@@ -285,7 +294,7 @@ def _cell(lines: Sequence[Line], epsilon: float) -> str:
 
 
 def print_cells(heads: Sequence[str], lines: Sequence[Sequence[str]], title: str) -> None:
-    """Print the table of a comparison. Figures are never cut."""
+    """Print the table of a comparison. It is at least as wide as its figures, so none is cut."""
     shown = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
     for place, head in enumerate(heads):
         shown.add_column(head, overflow="fold", no_wrap=bool(place), justify="right" if place > 1 else "left")
@@ -295,6 +304,7 @@ def print_cells(heads: Sequence[str], lines: Sequence[Sequence[str]], title: str
 
 
 def _print_wide(shown: Table, width: int) -> Console:
+    """Print a table on a console that is wide enough for it, up to `width` columns."""
     console = Console()
     needed = console.measure(shown, options=console.options.update(width=width)).maximum
     console.width = max(console.width, needed)
@@ -312,27 +322,28 @@ def compare(
     mode: str | None = None,
     adversary: Adversary | None = None,
 ) -> list[dict[str, Any]]:
-    """Write table and pictures (`table.csv`, `table.json`, `compare.png`, `compare_dark.png`) of run folders.
+    """Compare finished runs: write a table and a picture, print the table and return its rows.
 
-    The table is printed and returned.
-
-    The curve of a run without a finite epsilon, `FedAvg`'s say, is dashed and grey: no winner.
+    The files are `table.csv`, `table.json`, `compare.png` and `compare_dark.png`. The curve of a run without
+    a finite epsilon, such as `FedAvg`, is dashed and grey because it does not compete with private runs.
 
     Args:
         runs: Run folders by name.
-        monitor: The metric to compare; None is `val_acc`, or else the first `val_*` metric of the runs.
-        mode: Is a larger ("max") or a smaller ("min") value better? None goes by the metric's name.
-        adversary: Towards whom every run's epsilon is shown; None is whom all of them were asked about, or
-            an outsider, whom every run has, where they differ.
+        monitor: Metric to compare. None is `val_acc`, or the first `val_*` metric of the runs.
+        out: Folder of the files.
+        mode: "max" if a larger value is better, "min" if a smaller one is. None decides by the metric's
+            name.
+        adversary: Adversary of every run's epsilon. None is the adversary of the runs' targets. If these
+            differ, it is the outsider, for which every run has an epsilon.
 
     Raises:
         ValueError: If a run never logged `monitor`.
     """
-    # import torch, and are only needed here
+    # these modules import torch, which the rest of this module does not need
     from lightning_fedq.privacy.document import common_adversary
     from lightning_fedq.privacy.secret_row import adversary_title
 
-    found = {name: read_run(folder) for name, folder in runs.items()}
+    finished = {name: read_run(folder) for name, folder in runs.items()}
     reports = {name: read_report(folder) for name, folder in runs.items()}
     known = [report for report in reports.values() if report is not None]
     who = (
@@ -342,17 +353,17 @@ def compare(
         if adversary is None
         else adversary.name
     )
-    monitor = monitor or first_metric([row for rows, _ in found.values() for row in rows]) or "val_acc"
+    monitor = monitor or first_metric([row for rows, _ in finished.values() for row in rows]) or "val_acc"
     mode = mode or metric_mode(monitor)
     table, curves, plain = [], {}, set()
-    for name, (rows, summary) in found.items():
+    for name, (rows, summary) in finished.items():
         values = [row[monitor] for row in rows if monitor in row]
         if not values:
-            raise ValueError(f"{runs[name]} never logged {monitor!r}; it has {sorted(rows[-1])}")
+            raise ValueError(f"{runs[name]} never logged {monitor!r}. It logged {sorted(rows[-1])}.")
         mechanism = str(summary["mechanism"]).partition("(")[0]
         privacy, price = _privacy_columns(reports[name], summary, who)
-        said = ", ".join(part for part in ("" if mechanism == name else mechanism, price) if part)
-        label = f"{name} ({said})" if said else name
+        details = ", ".join(part for part in ("" if mechanism == name else mechanism, price) if part)
+        label = f"{name} ({details})" if details else name
         curves[label] = rows
         plain |= {label} if mechanism == "FedAvg" or privacy["epsilon"] == math.inf else set()
         cost = {**totals(rows), "bits_per_parameter": summary["bits_per_parameter"], "rounds": len(rows)}
@@ -361,22 +372,22 @@ def compare(
         table.append({"run": name, **{column: result[column] for column in COLUMNS}})
     write_rows(out / "table.csv", table)
     write_summary(out / "table.json", {"monitor": monitor, "runs": table})
-    towards = "" if who is None else f"\nε: over the run, towards {adversary_title(who)}"
-    figure = plot_progress(curves, monitor, f"{monitor}{towards}", dashed=plain)
+    against = "" if who is None else f"\nε: over the run, against {adversary_title(who)}"
+    figure = plot_progress(curves, monitor, f"{monitor}{against}", dashed=plain)
     save_figure(figure, out / "compare.png", twin=True)
     print_table(table, monitor)
     deltas = sorted({row["delta"] for row in table if row["delta"] != "-"})
     if len(deltas) > 1:
         print(
-            f"warning: the runs' epsilons are at different deltas ({', '.join(f'{d:g}' for d in deltas)}) "
-            "and do not compare; train them with the same one",
+            "warning: The epsilons of the runs are not comparable because their deltas differ "
+            f"({', '.join(f'{d:g}' for d in deltas)}). Train all runs with the same delta.",
             file=sys.stderr,
         )
     if len({row["rounds"] for row in table}) > 1:
         counts = ", ".join(str(row["rounds"]) for row in table)
         print(
-            f"warning: the runs differ in their rounds ({counts}), so their final and best values do not "
-            "compare; train them as long as each other (--rounds)",
+            "warning: The final and best values are not comparable because the numbers of rounds differ "
+            f"({counts}). Train all runs for the same number of rounds (--rounds).",
             file=sys.stderr,
         )
     Console(soft_wrap=True).print(f"{out / 'table.csv'}\n{out / 'compare.png'}", highlight=False)
@@ -386,9 +397,10 @@ def compare(
 def _privacy_columns(
     report: PrivacyReport | None, summary: Mapping[str, Any], who: str | None
 ) -> tuple[dict[str, Any], str]:
-    """Columns of a run's privacy, "-" where it is not known, and what a legend says of it.
+    """Return the privacy columns of a run, "-" for unknown values, and the text for its legend.
 
-    R is the noise over the signal, as seen where that is known, or else as planned.
+    R is the noise-to-signal ratio that the run measured. If the run did not measure it, R is the planned
+    ratio.
     """
     from lightning_fedq.privacy.document import summarise_privacy  # imports torch, and only needed here
 
@@ -397,15 +409,15 @@ def _privacy_columns(
     columns = {"R": "-" if ratio is None else ratio}
     if report is None:
         return {"epsilon": "-", "delta": "-", "verdict": "-", "view": "-", **columns}, ""
-    found = summarise_privacy(report, who)
-    view = f"{found.who}, {found.asked}" if found.asked else found.who
-    epsilon = found.printed if found.epsilon is None else found.epsilon
-    columns |= {"delta": report.delta, "verdict": found.verdict, "view": view}
-    return {"epsilon": epsilon, **columns}, found.label
+    privacy = summarise_privacy(report, who)
+    view = f"{privacy.who}, {privacy.asked}" if privacy.asked else privacy.who
+    epsilon = privacy.printed if privacy.epsilon is None else privacy.epsilon
+    columns |= {"delta": report.delta, "verdict": privacy.verdict, "view": view}
+    return {"epsilon": epsilon, **columns}, privacy.label
 
 
 def print_table(table: Sequence[Mapping[str, Any]], monitor: str) -> None:
-    """Print rows as a table, numbers with four digits. Names are never cut."""
+    """Print rows as a table with four digits per number. Names are never cut."""
     shown = Table(title=monitor, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
     hidden = ("delta", "verdict", "view", "downlink_megabytes", "seconds")  # the files have them
     for column in [column for column in table[0] if column not in hidden]:
@@ -427,9 +439,9 @@ def print_table(table: Sequence[Mapping[str, Any]], monitor: str) -> None:
     at = {row["run"]: "" if row["delta"] == "-" else f", at delta {row['delta']:g}" for row in table}
     views = {run: f"{view}{at[run]}" for run, view in views.items()}
     if len(set(views.values())) == 1:
-        towards = next(iter(views.values()))
-        console.print(f"epsilon: over the run, towards {towards}", highlight=False, soft_wrap=True)
+        adversary = next(iter(views.values()))
+        console.print(f"epsilon: over the run, against {adversary}", highlight=False, soft_wrap=True)
         return
-    console.print("epsilon: over the run, towards", highlight=False)
+    console.print("epsilon: over the run, against", highlight=False)
     for run, view in views.items():
         console.print(f"  {run}: {view}", highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Who holds what, and the batches of each client."""
+"""Data of the clients: partitions, local batches, and data modules."""
 
 from lightning_fedq.data.datamodule import FederatedDataModule
 from lightning_fedq.data.lazy_datasets import ClientData

@@ -1,4 +1,4 @@
-"""One data set for each client, by name: as many data sets as there are hospitals, writers or sites."""
+"""Clients with separate data sets, by name, such as hospitals, writers or sites."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,12 +15,12 @@ Source = Dataset[Any] | DataLoader[Any] | Callable[[], Any]
 
 
 class ClientSources:
-    """Where each client's data come from. A function is called once, when the data are asked for.
+    """Sources of the clients' data. A function is called once, when the data are first needed.
 
     Args:
-        clients: One source for each client, by name or in order.
-        batch_size: Batch size for data sets; None where loaders say it themselves.
-        num_workers: Worker processes of the loaders of data sets.
+        clients: Source of each client, by name or in order.
+        batch_size: Number of samples per batch for data sets. None if all sources are loaders.
+        num_workers: Number of worker processes for loaders that are made from data sets, >= 0.
 
     Raises:
         ValueError: If there is no client.
@@ -31,49 +31,50 @@ class ClientSources:
     ) -> None:
         named = clients if isinstance(clients, Mapping) else dict(enumerate(clients))
         if not named:
-            raise ValueError("clients must be one data set or loader for each client, got none")
+            raise ValueError("clients must have one data set or loader for each client, got none")
         self.names = [str(name) for name in named]
         self._sources, self._batch_size, self._num_workers = list(named.values()), batch_size, num_workers
         self._loaded: list[Any] = []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ClientSources":
-        """Itself: as data sets are, it is the same for all clients, however many there are."""
+        """Return this object itself, because all copies of a data module share the data sets."""
         return self
 
     def load(self) -> list[Any]:
-        """The data sets or loaders, in the order of the clients."""
+        """Return the data sets or loaders, in the order of the clients."""
         if not self._loaded:
             self._loaded = [_load(source) for source in self._sources]
         return self._loaded
 
     def train_dataloader(self) -> DataLoader[Any] | PerClientLoaders:
-        """One loader over all clients' data where they are alike, else one for each client.
+        """Return one loader over all clients' data if they can share it, otherwise one for each client.
 
         Raises:
             TypeError: If a source is neither a data set nor a loader.
             ValueError: If data sets have no batch size.
         """
-        found = self.load()
-        for name, one in zip(self.names, found, strict=True):
-            if not isinstance(one, DataLoader) and not hasattr(one, "__getitem__") and not _is_stream(one):
+        sources = self.load()
+        for name, data in zip(self.names, sources, strict=True):
+            if not isinstance(data, DataLoader) and not hasattr(data, "__getitem__") and not _is_stream(data):
                 raise TypeError(
-                    f"the data of client {name} must be a Dataset, a DataLoader or a function that returns "
-                    f"one of them, got {type(one).__name__}"
+                    f"The data of client {name} must be a Dataset, a DataLoader or a function that returns "
+                    f"one of them, got {type(data).__name__}"
                 )
-        if all(isinstance(one, DataLoader) for one in found):
-            return _combine_loaders(found) or PerClientLoaders(self.names, found)
+        if all(isinstance(data, DataLoader) for data in sources):
+            return _combine_loaders(sources) or PerClientLoaders(self.names, sources)
         if self._batch_size is None:
-            raise ValueError("data sets of clients need a batch_size, got None; pass batch_size=32, say")
-        if not any(isinstance(one, DataLoader) or _is_stream(one) for one in found):
+            raise ValueError("Data sets of clients need a batch_size, got None. Pass e.g. batch_size=32.")
+        if not any(isinstance(data, DataLoader) or _is_stream(data) for data in sources):
             return DataLoader(
-                ClientDatasets(found),
+                ClientDatasets(sources),
                 batch_size=self._batch_size,
                 shuffle=True,
                 num_workers=self._num_workers,
             )
-        return PerClientLoaders(self.names, [self._make_loader(one) for one in found])
+        return PerClientLoaders(self.names, [self._make_loader(data) for data in sources])
 
     def _make_loader(self, one: Any) -> DataLoader[Any]:
+        """Return a client's loader, or make one from its data set."""
         if isinstance(one, DataLoader):
             return one
         shuffle = None if _is_stream(one) else True
@@ -81,14 +82,15 @@ class ClientSources:
 
     @property
     def split(self) -> list[range]:
-        """The indices of each client's samples in the one loader over all of them. Else nothing to say."""
+        """Sample indices of each client in the common loader, or [] if clients have separate loaders."""
         if isinstance(self.train_dataloader(), PerClientLoaders):
             return []
-        data = [one.dataset if isinstance(one, DataLoader) else one for one in self.load()]
+        data = [source.dataset if isinstance(source, DataLoader) else source for source in self.load()]
         return ClientDatasets(data).clients
 
 
 def _load(source: Any) -> Any:
+    """Return the data of a source, which is called if it is a function."""
     plain = isinstance(source, Dataset | DataLoader) or not callable(source)
     return as_tensors(source if plain else source())
 
@@ -98,23 +100,26 @@ def _is_stream(data: object) -> bool:
 
 
 def _combine_loaders(loaders: Sequence[DataLoader[Any]]) -> DataLoader[Any] | None:
-    """One loader over the data of all, if they are alike: clients can then train side by side."""
+    """Return one loader over the data of all clients if their loaders have equal settings, else None.
+
+    Clients of a common loader can train together in one step.
+    """
     first = loaders[0]
-    if any(one.batch_sampler is None for one in loaders):
+    if any(loader.batch_sampler is None for loader in loaders):
         return None
     try:
-        kinds = {(*get_batching(one)[:2], type(get_batching(one).sampler)) for one in loaders}
-        plain = all(get_sampling(one) == (None, None) for one in loaders if not _is_stream(one.dataset))
+        kinds = {(*get_batching(each)[:2], type(get_batching(each).sampler)) for each in loaders}
+        plain = all(get_sampling(each) == (None, None) for each in loaders if not _is_stream(each.dataset))
     except ValueError:
         return None
-    alike = len(kinds) == 1 and len({one.collate_fn for one in loaders}) == 1
-    if not (alike and plain) or any(_is_stream(one.dataset) for one in loaders):
+    alike = len(kinds) == 1 and len({loader.collate_fn for loader in loaders}) == 1
+    if not (alike and plain) or any(_is_stream(loader.dataset) for loader in loaders):
         return None
-    if len({(one.num_workers, one.worker_init_fn, one.pin_memory) for one in loaders}) > 1:
+    if len({(each.num_workers, each.worker_init_fn, each.pin_memory) for each in loaders}) > 1:
         return None
     size, drop_last, sampler = get_batching(first)
     return DataLoader(
-        ClientDatasets([one.dataset for one in loaders]),
+        ClientDatasets([loader.dataset for loader in loaders]),
         batch_size=size,
         shuffle=not isinstance(sampler, SequentialSampler),
         drop_last=drop_last,

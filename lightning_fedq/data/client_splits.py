@@ -1,4 +1,4 @@
-"""From whatever `train_dataloader` returns to every client's share of it."""
+"""Partition the result of the user's `train_dataloader` over the clients."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,13 +27,13 @@ Split = Partition | Sequence[Sequence[int]]
 
 @dataclass(frozen=True)
 class LocalPasses:
-    """Each client's passes over its data in a round.
+    """Settings of each client's passes over its data in a round.
 
     Args:
-        local_epochs: Passes in a round.
-        local_steps: Batches in a round, instead of `local_epochs`.
-        limit_batches: Limit of every pass: an int is the most batches, a float the fraction of them.
-        shuffle: May a pass have an order of its own?
+        local_epochs: Number of passes in a round.
+        local_steps: Number of batches in a round, instead of `local_epochs`, or None.
+        limit_batches: Limit of every pass: an int is the largest number of batches, a float their fraction.
+        shuffle: Whether passes may be shuffled.
     """
 
     local_epochs: int
@@ -44,13 +44,15 @@ class LocalPasses:
 
 @dataclass(frozen=True)
 class ClientSplits:
-    """Who holds what.
+    """Partition of the training data over the clients, with functions to build the clients' loader.
 
     Args:
-        client_indices: Samples of each client; of streams, which do not say, none.
-        loader: Makes the clients' loader of what gives a round's stacks and its length.
-        own_loaders: Whether every client has loaders of its own. Clients then train one at a time.
-        renew: What the clients' loader takes for a new one of the user's.
+        client_indices: Sample indices of each client. Empty for streams.
+        work: Samples of each client, and its passes over them in a round.
+        loader: Function that makes the clients' loader, from a function that returns a round's stacks and
+            the number of steps of a round.
+        own_loaders: Whether every client has separate loaders. Clients then train one at a time.
+        renew: Function that converts a reloaded loader of the user to the argument of `ClientLoader.over`.
     """
 
     client_indices: list[Tensor]
@@ -70,18 +72,21 @@ def split_loader(
     rule: object | None,
     held_out: HeldOut | PartitionedHeldOut | None = None,
 ) -> ClientSplits:
-    """Deal out one loader, several at once, or those that every client has already.
+    """Partition one loader, several loaders, or the separate loaders of the clients.
 
     Args:
-        given: What the user's `train_dataloader` returns.
-        labels: Place of the labels; None looks in the usual places.
-        passes: Over each client's data.
-        rule: What draws the batches instead, or None.
-        held_out: Takes samples of every client out of the training, or deals others out.
+        given: Result of the user's `train_dataloader`.
+        split: Returns the partition, or the sample indices of each client.
+        num_clients: Number of clients.
+        generator: CPU generator of the partition's draws.
+        labels: Source of the labels. None looks in the usual places.
+        passes: Settings of each client's passes over its data.
+        rule: Rule that draws the batches in place of passes, or None.
+        held_out: Selection of held-out samples from every client, or partition of a held-out data set.
 
     Raises:
-        TypeError: If something else than loaders is given, or a data set has no length.
-        ValueError: If the data can't be dealt out like this, naming why and the cure.
+        TypeError: If `given` has no loaders, or if a data set has no length.
+        ValueError: If the data can't be partitioned in this way.
     """
     if isinstance(given, Mapping | list | tuple):
         given = pl.utilities.CombinedLoader(given, "max_size_cycle")  # as Lightning does
@@ -89,10 +94,10 @@ def split_loader(
     if not several and not isinstance(given, PerClientLoaders):
         check = check_loader if rule is None else check_plain
         loader = check(given)
-        by = split()
-        held = partition_dataset(loader, by, num_clients, generator, labels)
+        partition = split()
+        held = partition_dataset(loader, partition, num_clients, generator, labels)
         if isinstance(held_out, PartitionedHeldOut):
-            held_out.partition(by, loader.dataset, held, labels)
+            held_out.partition(partition, loader.dataset, held, labels)
         elif held_out is not None:
             batching = get_batching(loader)
             held = held_out.select_training(held, batching.batch_size if batching.drop_last else 1)
@@ -106,37 +111,39 @@ def split_loader(
         return ClientSplits(held, work, lambda *coming: ClientLoader(loader, work, *coming), False, check)
     if held_out is not None:
         raise ValueError(
-            "samples are held out of one data set with a length, and clients have loaders or streams "
-            "of their own, or several; use ClientEvaluation(held_out=[loader, ...]) with a loader for each "
-            "client"
+            "Samples can be held out of one data set with a length only, not of several loaders or streams. "
+            "Use ClientEvaluation(held_out=[loader, ...]) with a loader for each client."
         )
     if rule is not None:
         raise ValueError(
-            f"{type(rule).__name__} draws samples by index from one data set, and there are several loaders; "
-            "give each client one data set with a length: FederatedDataModule(clients=[dataset, ...])"
+            f"{type(rule).__name__} draws samples from one data set, but there are several loaders. "
+            "Give each client one data set with a length: FederatedDataModule(clients=[dataset, ...])."
         )
     if not passes.shuffle:
         raise ValueError(
-            "overfit_batches takes the first batches of one loader, and there are several; "
-            "use limit_train_batches, and loaders that do not shuffle"
+            "overfit_batches takes the first batches of one loader, but there are several. "
+            "Use limit_train_batches, and loaders that do not shuffle."
         )
     if several:
         shares = SeveralLoaders(given, split(), num_clients, generator)
         numbers = [together.num_batches() for together in shares.together]
         return _split_client_loaders(shares.client_indices(), shares.together, shares.renew, numbers, passes)
-    split()  # nothing else may say who holds what
+    split()  # refuses a partition in addition to the clients' loaders
     return _of_clients_loaders(given, num_clients, passes)
 
 
 def _of_clients_loaders(given: PerClientLoaders, num_clients: int, passes: LocalPasses) -> ClientSplits:
+    """Return the splits for clients that have separate loaders."""
     if len(given.loaders) != num_clients:
-        raise ValueError(f"there are loaders of {len(given.loaders)} clients, num_clients is {num_clients}")
+        raise ValueError(
+            f"There are loaders of {len(given.loaders)} clients, but num_clients is {num_clients}"
+        )
     limit = passes.limit_batches
     otherwise = limit if isinstance(limit, int) else passes.local_steps
 
     def renew(again: PerClientLoaders) -> Passes:
         if again.num_batches(otherwise) != given.num_batches(otherwise):
-            raise ValueError("the clients' reloaded loaders have other lengths; return ones of the same")
+            raise ValueError("The clients' reloaded loaders have other lengths. Keep the lengths.")
         return again.loaders
 
     return _split_client_loaders(
@@ -151,6 +158,15 @@ def _split_client_loaders(
     numbers: Sequence[int],
     passes: LocalPasses,
 ) -> ClientSplits:
+    """Return the splits for clients that iterate separate loaders.
+
+    Args:
+        held: Sample indices of each client. Empty for streams.
+        own: Loader of each client.
+        renew: Function that returns each client's loader from a reloaded loader of the user.
+        numbers: Number of batches of each client in a pass.
+        passes: Settings of each client's passes over its data.
+    """
     work = count_work(numbers, passes.local_epochs, passes.local_steps, passes.limit_batches)
 
     def renew_loaders(given: Any) -> Passes:

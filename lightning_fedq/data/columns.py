@@ -1,4 +1,4 @@
-"""One value of every sample: a column, or what a function says of it."""
+"""Read one value of every sample: a column of a data set, an item of a sample, or a function of it."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,73 +8,79 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 By = int | str | Callable[[Any], Any] | Sequence[Any] | Tensor
-"""Where values are: an item of every sample, a function of a sample, or the values themselves."""
+"""Source of one value per sample: an item of the sample, a function of it, or the values themselves."""
 
 
 def check_column(by: object) -> None:
-    """Refuse what says no value of a sample.
+    """Refuse an object that is no source of values (`By`).
 
     Raises:
-        TypeError: With what would.
+        TypeError: If `by` is none of the types of `By`.
     """
     if isinstance(by, bool) or not (isinstance(by, int | str) or callable(by) or hasattr(by, "__len__")):
         raise TypeError(
-            "by must be an index or key of a sample's item, a function of a sample, or one value for each "
-            f"sample, got {by!r}"
+            "by must be an index or key of an item, a function of a sample, or one value per sample, "
+            f"got {by!r}"
         )
 
 
 def in_words(by: Any) -> str:
-    """Where values are, in words that are the same in another process."""
+    """Describe a source of values in words that are equal in all processes."""
     if callable(by):
         return str(getattr(by, "__qualname__", type(by).__name__))
     return repr(by) if isinstance(by, int | str | None) else f"<{len(by)} values>"
 
 
 def is_table(dataset: object) -> bool:
-    """Is this a Hugging Face `datasets.Dataset`? By what it can do, as the package may be missing."""
+    """Return whether this is a Hugging Face `datasets.Dataset`, judged by its methods.
+
+    The package itself may not be installed.
+    """
     return all(hasattr(dataset, name) for name in ("column_names", "with_format", "features"))
 
 
 def as_tensors(dataset: Any) -> Any:
-    """Give a Hugging Face data set without a format that of torch, whose rows are tensors.
+    """Set the torch format of a Hugging Face data set that has no format. Return others unchanged.
 
-    Its rows are Python lists otherwise, which torch's collation would transpose.
+    Without a format its rows are Python lists, which torch's collation would transpose.
     """
     plain = is_table(dataset) and dataset.format["type"] is None
     return dataset.with_format("torch") if plain else dataset
 
 
 def column(dataset: Any, name: str) -> list[Any]:
-    """A column of a Hugging Face dataset as Python values, whatever its format.
+    """Return a column of a Hugging Face data set as Python values, independently of its format.
 
     Raises:
         ValueError: If there is no such column.
     """
     if name not in dataset.column_names:
-        raise ValueError(f"the data set has no column {name!r}, but {', '.join(dataset.column_names)}")
+        raise ValueError(f"The data set has no column {name!r}. It has {', '.join(dataset.column_names)}.")
     return list(dataset.with_format(None)[name])
 
 
 def read_column(dataset: Dataset[Any], by: By, what: str) -> list[Any]:
-    """Return one value a sample.
+    """Return one value for each sample.
 
-    A function, and an item of a data set that is no table of tensors or columns, reads every sample once.
+    Columns of a Hugging Face data set and tensors of a `TensorDataset` are read directly. Otherwise every
+    sample is read once.
 
     Args:
         dataset: Map-style data set.
         by: Index or key of an item of a sample, a function of a sample, or the values of all samples.
-        what: Rule that asks, for messages.
+        what: Name of the partition that needs the values, for messages.
 
     Raises:
-        ValueError: If there is no such item, or not one value a sample.
+        ValueError: If there is no such item, or if there is not exactly one value for each sample.
     """
     num_samples: int = len(dataset)  # type: ignore[arg-type]
     if not isinstance(by, int | str) and not callable(by):
-        found = by.tolist() if hasattr(by, "tolist") else list(by)
-        if len(found) != num_samples:
-            raise ValueError(f"{what} needs one value a sample, got {len(found)} for {num_samples} samples")
-        return found
+        values = by.tolist() if hasattr(by, "tolist") else list(by)
+        if len(values) != num_samples:
+            raise ValueError(
+                f"{what} needs one value per sample, got {len(values)} for {num_samples} samples"
+            )
+        return values
     if isinstance(dataset, Subset):
         inner = dataset.dataset
         if isinstance(inner, TensorDataset) or is_table(inner):
@@ -93,34 +99,36 @@ def read_column(dataset: Dataset[Any], by: By, what: str) -> list[Any]:
     except (KeyError, IndexError, TypeError) as error:
         raise ValueError(
             f"{what} found no item {by!r} in the samples of {type(dataset).__name__} "
-            f"({type(error).__name__}: {error}); say which item holds it, or give a function of a sample"
+            f"({type(error).__name__}: {error}). Give the index or key of an item, or a function of a sample."
         ) from error
 
 
 def _plain(values: Tensor, by: Any, what: str) -> list[Any]:
+    """Return a tensor with one value for each sample as a list."""
     if values.dim() != 1:
         raise ValueError(
-            f"{what} needs one value a sample, and item {by!r} is of shape {tuple(values.shape[1:])}"
+            f"{what} needs one value per sample, but item {by!r} has shape {tuple(values.shape[1:])}"
         )
     return values.tolist()
 
 
 def _scalar(value: Any, by: Any, what: str) -> Any:
+    """Return a value of one sample as a Python value."""
     if isinstance(value, Tensor):
         if value.numel() != 1:
-            raise ValueError(f"{what} needs one value a sample, and {by!r} gives shape {tuple(value.shape)}")
+            raise ValueError(f"{what} needs one value per sample, but {by!r} has shape {tuple(value.shape)}")
         return value.item()
     return value.item() if hasattr(value, "item") else value
 
 
 def number_groups(values: Sequence[Any]) -> tuple[Tensor, list[Any]]:
-    """Number the distinct values in their order, of several types in that of their words.
+    """Number the distinct values in ascending order. Values of several types are ordered by type and text.
 
     Args:
-        values: One value a sample.
+        values: One value for each sample.
 
     Returns:
-        `(num_samples,)` int64 numbers, and the distinct values.
+        Number of each sample's value, `(num_samples,)` int64, and the distinct values in order.
     """
     try:
         distinct = sorted(set(values))

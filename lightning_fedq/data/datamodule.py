@@ -1,8 +1,8 @@
-"""`FederatedDataModule`: full control of who holds what, around any data module, dataset or loader.
+"""`FederatedDataModule`: set the partition over the clients for any data module, data set or loader.
 
-It behaves as an ordinary data module; the `Federated` callback deals its training set out to the
-clients with the same code and the same loader as it does for any other data module. What it adds is
-the split: a rule of its own, or the sample indices of every client.
+It is an ordinary data module. The `Federated` callback partitions its training set with the same code and the
+same loader as for any other data module. In addition it defines the partition: a rule, the sample indices of
+every client, or the clients' own data sets.
 """
 
 from __future__ import annotations
@@ -35,27 +35,29 @@ _HOOKS = (
 
 
 class FederatedDataModule(pl.LightningDataModule):
-    """Data for a federated run. Validation, test and prediction data pass through untouched.
+    """Data module with a partition over the clients. Only the training data are partitioned.
 
     Args:
-        data: A LightningDataModule, or the training Dataset, which may be one of Hugging Face's `datasets`;
-            None where `clients` are data sets or loaders.
-        batch_size: Samples per local batch, >= 1; None keeps the data module's own. A Dataset needs it.
-        partition: Partition of the samples over the clients; None leaves it to the `Federated` callback.
-        clients: Sample indices of each client, instead of `partition`. Without `data` the clients' own data,
-            by name or in order: for each client a Dataset, with a length or iterable, a DataLoader, a
-            function that returns one of them and is called when the training begins, or `ClientData`, which
-            is opened in the client's turn.
-        val: Validation set, where `data` is no data module; a loader is taken as it is.
-        test: Test set, where `data` is a Dataset.
-        predict: Prediction set, where `data` is a Dataset.
-        num_workers: Worker processes of the loaders of datasets, >= 0.
+        data: LightningDataModule, or training Dataset (also a Hugging Face data set). None if `clients` are
+            data sets or loaders.
+        batch_size: Number of samples per local batch, >= 1. None keeps the batch size of the data module. It
+            is required if `data` or `clients` are data sets.
+        partition: Partition of the samples over the clients. None uses the partition of the `Federated`
+            callback.
+        clients: Sample indices of each client, instead of `partition`. Without `data`, the data of each
+            client, by name or in order: a Dataset (map-style or iterable), a DataLoader, a function that
+            returns one of them and is called when the training begins, or `ClientData`, which is opened when
+            the client trains.
+        val: Validation data as a Dataset or DataLoader, if `data` is no data module.
+        test: Test data as a Dataset or DataLoader, if `data` is no data module.
+        predict: Prediction data as a Dataset or DataLoader, if `data` is no data module.
+        num_workers: Number of worker processes for each loader that is made from a Dataset, >= 0.
 
     Raises:
-        ValueError: If both `partition` and `clients` are given, or a dataset has no batch size.
-        TypeError: If `clients` and `data` do not go together.
+        ValueError: If both `partition` and `clients` are given, or if a Dataset has no batch size.
+        TypeError: If `clients` does not fit `data`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> data = torch.utils.data.TensorDataset(torch.zeros(6, 2), torch.zeros(6))
         >>> module = FederatedDataModule(data, batch_size=2, clients=[[0, 1, 2, 3], [4, 5]])
@@ -76,7 +78,7 @@ class FederatedDataModule(pl.LightningDataModule):
         self.data = data
         super().__init__()
         if partition is not None and clients is not None:
-            raise ValueError("partition and clients both say who holds what; give one of them")
+            raise ValueError("partition and clients both define the partition. Give one of them.")
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size must be >= 1, got {batch_size}")
         self.batch_size, self.num_workers = batch_size, num_workers
@@ -87,7 +89,7 @@ class FederatedDataModule(pl.LightningDataModule):
         if isinstance(data, pl.LightningDataModule):
             if not (val is None and test is None and predict is None):
                 raise ValueError(
-                    "val, test and predict come from the data module; give them with a Dataset only"
+                    "val, test and predict come from the data module. Give them with a Dataset only."
                 )
             self._adopt(data)
         elif self.sources is not None:
@@ -100,7 +102,7 @@ class FederatedDataModule(pl.LightningDataModule):
 
     @property
     def trainer(self) -> pl.Trainer | None:  # type: ignore[override]
-        """The trainer, which the wrapped data module sees too."""
+        """The trainer, which is also set on the wrapped data module."""
         return self._trainer
 
     @trainer.setter
@@ -118,18 +120,18 @@ class FederatedDataModule(pl.LightningDataModule):
         partition: Partition | None = None,
         clients: Sequence[Sequence[int]] | None = None,
     ) -> FederatedDataModule:
-        """Wrap loaders that would otherwise go straight to `fit(...)`, which can't be federated.
+        """Wrap loaders, because loaders that are passed to `fit(...)` directly can't be federated.
 
         Args:
-            train: Training loader; its dataset, batch size, collation, shuffling and workers are kept.
-            val: Validation loader.
-            partition: Partition of the samples over the clients.
-            clients: Sample indices of each client.
+            train: Training loader. Its data set, batch size, collation, shuffling and workers are kept.
+            val: Validation loader, or None.
+            partition: Partition of the samples over the clients. None uses that of the `Federated` callback.
+            clients: Sample indices of each client, instead of `partition`.
         """
         return cls(_Loaders(train, val), partition=partition, clients=clients)
 
     def _adopt(self, data: pl.LightningDataModule) -> None:
-        """Put the wrapped module's own hooks on this instance: Lightning sees exactly what it defines."""
+        """Copy the hooks that the wrapped module defines to this instance, so that Lightning calls them."""
         for name in _HOOKS:
             if is_overridden(name, data, pl.LightningDataModule):
                 setattr(self, name, getattr(data, name))
@@ -141,6 +143,7 @@ class FederatedDataModule(pl.LightningDataModule):
             self.train_dataloader = self._resized  # type: ignore[method-assign]
 
     def _serve(self, **datasets: Any) -> None:
+        """Set the loader hooks of the given names, from data sets or loaders."""
         for name, dataset in datasets.items():
             if dataset is not None:
                 setattr(self, name, self._make_loader(dataset, shuffle=name == "train_dataloader"))
@@ -148,17 +151,18 @@ class FederatedDataModule(pl.LightningDataModule):
     def _make_loader(
         self, dataset: Dataset[Any] | DataLoader[Any], shuffle: bool
     ) -> Callable[[], DataLoader[Any]]:
+        """Return a function that makes the loader of a data set, or returns the given loader."""
         if isinstance(dataset, DataLoader):
             return lambda: dataset
         if self.batch_size is None:
-            raise ValueError("a Dataset needs a batch_size, got None; pass batch_size=32, or a DataLoader")
+            raise ValueError("A Dataset needs a batch_size, got None. Pass batch_size=32, or a DataLoader.")
         samples = as_tensors(dataset)
         return lambda: DataLoader(
             samples, batch_size=self.batch_size, shuffle=shuffle, num_workers=self.num_workers
         )
 
     def _resized(self) -> DataLoader[Any]:
-        """The wrapped module's training loader with this module's batch size."""
+        """Return the wrapped module's training loader with this module's batch size."""
         assert isinstance(self.data, pl.LightningDataModule)
         loader = self.data.train_dataloader()
         if not isinstance(loader, DataLoader):
@@ -174,21 +178,21 @@ class FederatedDataModule(pl.LightningDataModule):
 
 
 def choose_partition(owner: object, partition: Partition) -> Partition | Sequence[Sequence[int]]:
-    """Who holds what: what a `FederatedDataModule` says, else the callback's rule.
+    """Return the partition of a `FederatedDataModule` if it has one, otherwise that of the callback.
 
     Args:
-        owner: The data module, or the module with its own loader.
-        partition: The callback's.
+        owner: The data module, or a module with its own loader.
+        partition: Partition of the `Federated` callback.
 
     Raises:
-        ValueError: If both say something.
+        ValueError: If both define a partition.
     """
     if not isinstance(owner, FederatedDataModule) or (owner.split is None and owner.sources is None):
         return partition
     if partition != IID():
         raise ValueError(
-            f"both Federated(partition={partition}) and the FederatedDataModule say who holds what; "
-            "give it in one place"
+            f"Both Federated(partition={partition}) and the FederatedDataModule define the partition. "
+            "Give it in one place."
         )
     if owner.sources is not None:
         return owner.sources.split
@@ -197,35 +201,38 @@ def choose_partition(owner: object, partition: Partition) -> Partition | Sequenc
 
 
 def check_clients(data: object, clients: Any) -> None:
-    """Refuse clients that say who holds what of no data, or bring data beside other data.
+    """Refuse sample indices without data, and clients' data sets in addition to other data.
+
+    Args:
+        data: Argument `data` of `FederatedDataModule`.
+        clients: Argument `clients` of `FederatedDataModule`.
 
     Raises:
-        TypeError: Naming what is missing or too much.
+        TypeError: If `clients` does not fit `data`, or if both are None.
     """
     if data is None and clients is None:
         raise TypeError(
             "FederatedDataModule needs data, or the data sets of its clients: "
-            "FederatedDataModule(clients=[dataset, ...])"
+            "FederatedDataModule(clients=[dataset, ...])."
         )
     members = list(clients.values() if isinstance(clients, Mapping) else clients or ())
-    brought = isinstance(clients, Mapping) or any(
+    have_data = isinstance(clients, Mapping) or any(
         isinstance(member, Dataset | DataLoader) or callable(member) for member in members
     )
-    if data is not None and brought:
+    if data is not None and have_data:
         raise TypeError(
-            "clients bring data sets of their own, and there are other data beside them; leave data out, or "
-            "give the sample indices of each client"
+            "Got data sets of the clients in addition to data. Leave data out, or give the sample indices of "
+            "each client."
         )
     first: Any = members[0] if members else None
     if data is None and isinstance(first, list | tuple | range) and first and isinstance(first[0], int):
         raise TypeError(
-            "clients are sample indices, and there are no data that they are of; give data, or a data set "
-            "for each client"
+            "clients are sample indices, but there are no data. Give data, or a data set for each client."
         )
 
 
 class _Loaders(pl.LightningDataModule):
-    """Two loaders as a data module."""
+    """Data module of a training loader and a validation loader."""
 
     def __init__(self, train: DataLoader[Any], val: DataLoader[Any] | None) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Samples that are not trained on, to measure on: some of each client's own, or of another data set."""
+"""Held-out samples for evaluation: a fraction of each client's samples, or samples of another data set."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,14 +15,14 @@ from lightning_fedq.data.splits import Natural
 
 
 class HeldOut:
-    """Takes the same fraction of every client's samples out of the training.
+    """Random selection of held-out samples: the same fraction of every client's samples.
 
     Args:
-        fraction: In (0, 1), rounded to whole samples, at least one.
-        generator_of: Returns the randomness of a client's choice.
+        fraction: Fraction of held-out samples, in (0, 1), rounded to at least one sample.
+        generator_of: Returns the generator for a client's selection.
 
     Attributes:
-        parts: Held-out sample indices of each client, once they are dealt out.
+        parts: Held-out sample indices of each client, after `select_training`.
     """
 
     def __init__(self, fraction: float, generator_of: Callable[[int], torch.Generator]) -> None:
@@ -30,46 +30,46 @@ class HeldOut:
         self.parts: list[Tensor] = []
 
     def select_training(self, held: Sequence[Tensor], least: int = 1) -> list[Tensor]:
-        """Return what is left for training, each client's samples in their order.
+        """Select the held-out samples, and return each client's remaining training samples in their order.
 
         Args:
             held: Sample indices of each client.
-            least: Fewest samples to train on.
+            least: Smallest number of training samples of a client, >= 1.
 
         Raises:
-            ValueError: If a client holds too few, naming the clients.
+            ValueError: If clients have too few samples. The message names them.
         """
         sizes = [num_held_out(self.fraction, len(part)) for part in held]
         pairs = enumerate(zip(held, sizes, strict=True))
         small = [client for client, (part, size) in pairs if len(part) - size < least]
         if small:
             raise ValueError(
-                f"clients {in_short(small)} hold too few samples to keep {self.fraction:g} of them out of "
-                f"the training and still train on {least}; use fewer clients, a partition with a larger "
-                "least, such as Dirichlet(alpha, least=...), or "
-                "ClientEvaluation(held_out=[dataset, ...]) with a data set for each client"
+                f"Clients {in_short(small)} have too few samples to hold out {self.fraction:g} of them and "
+                f"train on {least}. Use fewer clients, a larger least, e.g. Dirichlet(alpha, least=...), or "
+                "ClientEvaluation(held_out=[dataset, ...])."
             )
-        left = []
+        training = []
         self.parts = []
         for client, (part, size) in enumerate(zip(held, sizes, strict=True)):
-            out = torch.zeros(len(part), dtype=torch.bool)
-            out[torch.randperm(len(part), generator=self._generator_of(client))[:size]] = True
-            self.parts.append(part[out])
-            left.append(part[~out])
-        return left
+            is_held_out = torch.zeros(len(part), dtype=torch.bool)
+            is_held_out[torch.randperm(len(part), generator=self._generator_of(client))[:size]] = True
+            self.parts.append(part[is_held_out])
+            training.append(part[~is_held_out])
+        return training
 
 
 class PartitionedHeldOut:
-    """Deals a data set out as the training's: by writer, label or feature to whoever trains on such samples.
+    """Partition of a held-out data set that follows the partition of the training data.
 
-    Where a rule looks at nothing of a sample, as `IID`, it deals this one out with the draws of the other.
+    Each held-out sample goes to a client that trains on samples of the same user, label or feature. A rule
+    that does not look at samples, such as `IID`, partitions the held-out data set with the same draws.
 
     Args:
-        dataset: Map-style data set, none of which is trained on.
-        generator: In the state in which the training's is dealt out.
+        dataset: Map-style data set without training samples.
+        generator: Generator in the state with which the training data set was partitioned.
 
     Attributes:
-        parts: Sample indices of each client, once they are dealt out. A client may have none.
+        parts: Sample indices of each client, after `partition`. A client may have none.
     """
 
     def __init__(self, dataset: Dataset[Any], generator: torch.Generator) -> None:
@@ -79,29 +79,30 @@ class PartitionedHeldOut:
     def partition(
         self, rule: Partition | Sequence[Sequence[int]], training: Any, held: Sequence[Tensor], labels: Labels
     ) -> None:
-        """Deal it out.
+        """Partition the held-out data set.
 
         Args:
-            rule: What has dealt out the training's samples.
-            training: The data set that is trained on.
-            held: Its samples that each client has.
-            labels: Place of the labels, in both.
+            rule: Partition of the training data, or its sample indices for each client.
+            training: Training data set.
+            held: Training sample indices of each client.
+            labels: Source of the labels in both data sets. None looks in the usual places.
 
         Raises:
-            ValueError: If there is no rule, or samples are of a kind that nobody trains on.
+            ValueError: If the training data are given by indices, or if a held-out sample has a user or label
+                without training samples.
         """
         if not isinstance(rule, Partition):
             raise ValueError(
-                "clients' samples are given by index, and no rule says who has which held-out ones; use "
-                "ClientEvaluation([dataset, ...]) with a data set for each client"
+                "Clients' samples are given by index, so held-out samples can't follow a partition. "
+                "Use ClientEvaluation([dataset, ...]) with a data set for each client."
             )
         if isinstance(rule, Natural):
             named = [
                 number_groups(read_column(data, rule.by, "Natural")) for data in (training, self._dataset)
             ]
             names = {name: number for number, name in enumerate(named[0][1])}
-            if strange := [name for name in named[1][1] if name not in names]:
-                raise ValueError(_nobodys(strange))
+            if unknown := [name for name in named[1][1] if name not in names]:
+                raise ValueError(_nobodys(unknown))
             kinds, new = named[0][0], torch.tensor([names[name] for name in named[1][1]])[named[1][0]]
         elif rule.needs_labels:
             kinds, new = read_labels(training, labels), read_labels(self._dataset, labels)
@@ -118,29 +119,40 @@ class PartitionedHeldOut:
 
 
 def _nobodys(kinds: Sequence[Any]) -> str:
+    """Return the error message for held-out users or labels that no client trains on."""
     return (
-        f"there are held-out samples of {', '.join(map(str, kinds[:10]))}, whom no client trains on; leave "
-        "them out of the data set of ClientEvaluation"
+        f"No client trains on {', '.join(map(str, kinds[:10]))}, but there are held-out samples of them. "
+        "Leave them out of the data set of ClientEvaluation."
     )
 
 
 def _owners(kinds: Tensor, owners: Tensor, new: Tensor, generator: torch.Generator) -> Tensor:
-    """Owner of each new sample: of its kind, everybody has as large a share as of the training's.
+    """Choose the client of each new sample, so that its shares of each kind are those of the training data.
+
+    The kind of a sample is its user, its label or its feature. A float feature counts as the nearest feature
+    of the training data.
 
     Args:
-        kinds: `(samples,)` label or value of each sample of the training; the next one counts for floats.
-        owners: `(samples,)` client of each.
-        new: `(new,)` kinds of the new samples.
+        kinds: Kind of each training sample, `(samples,)`.
+        owners: Client of each training sample, `(samples,)`.
+        new: Kinds of the new samples, `(new,)`.
         generator: CPU generator.
+
+    Returns:
+        Client of each new sample, `(new,)` int64.
+
+    Raises:
+        ValueError: If a new sample has a kind without training samples.
     """
     distinct = torch.unique(kinds)
     above = torch.searchsorted(distinct, new).clamp(max=len(distinct) - 1)
     if new.is_floating_point():
         below = (above - 1).clamp(min=0)
         above = torch.where((distinct[below] - new).abs() < (distinct[above] - new).abs(), below, above)
-    elif len(strange := new[distinct[above] != new]):
-        raise ValueError(_nobodys(torch.unique(strange).tolist()))
-    # each kind's samples, of one client after the other; clients, and new samples, in a random order
+    elif len(unknown := new[distinct[above] != new]):
+        raise ValueError(_nobodys(torch.unique(unknown).tolist()))
+    # sort the training samples by kind, then by client, with clients in a random order; within each kind,
+    # spread the new samples, in a random order, evenly over this list to choose their clients
     order = torch.randperm(int(owners.max()) + 1, generator=generator)[owners].argsort(stable=True)
     old = torch.searchsorted(distinct, kinds)[order]
     order, sizes = order[old.argsort(stable=True)], torch.bincount(old, minlength=len(distinct))
@@ -150,15 +162,15 @@ def _owners(kinds: Tensor, owners: Tensor, new: Tensor, generator: torch.Generat
     rank = torch.arange(len(new)) - (wanted.cumsum(0) - wanted)[above[turn]]
     shift = torch.rand(len(distinct), dtype=torch.float64, generator=generator)[above[turn]]
     step = ((rank + shift) * sizes[above[turn]] / wanted[above[turn]]).long()
-    found = torch.empty_like(above)
-    found[turn] = owners[order[(sizes.cumsum(0) - sizes)[above[turn]] + step]]
-    return found
+    new_owners = torch.empty_like(above)
+    new_owners[turn] = owners[order[(sizes.cumsum(0) - sizes)[above[turn]] + step]]
+    return new_owners
 
 
 def num_held_out(fraction: float, num_samples: int) -> int:
-    """Number of samples that a client with so many keeps out of its training.
+    """Return the number of held-out samples of a client with `num_samples` samples.
 
-    Example:
+    Examples:
         >>> num_held_out(0.2, 7)
         1
     """

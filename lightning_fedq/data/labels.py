@@ -1,4 +1,4 @@
-"""Who holds which labels: as numbers, and as a picture."""
+"""Labels of the samples, and their numbers on each client as a table or a figure."""
 
 from __future__ import annotations
 
@@ -16,81 +16,90 @@ if TYPE_CHECKING:
 
 
 _ENOUGH = 20
-"""Of fewer samples nobody can say whether their labels are ids."""
+"""Smallest number of samples for which labels are checked for being unique identifiers."""
 
 Labels = int | str | Sequence[int] | Tensor | None
-"""Where labels are: an item of every sample, or the labels themselves; None looks in the usual places."""
+"""Source of the labels: an item of every sample, the labels themselves, or None for the usual places."""
 
 
 def read_labels(dataset: Dataset[Any], labels: Labels = None) -> Tensor:
-    """Return one integer label a sample, `(len(dataset),)` int64.
+    """Return one integer label for each sample, `(len(dataset),)` int64.
 
-    Looked up where datasets usually keep them (the last tensor of a `TensorDataset`, `targets`,
-    `labels`, through any `Subset`); else every sample is read once and its second item taken.
+    Without `labels` the usual places are tried: the last tensor of a `TensorDataset`, the attributes
+    `targets` and `labels`, or the column `label` or `labels` of a Hugging Face data set, through any
+    `Subset`. Otherwise every sample is read once, and its second item is the label.
 
     Args:
-        dataset: Map-style dataset.
-        labels: Index or key of a sample's label, or the labels of all samples.
+        dataset: Map-style data set.
+        labels: Index or key of a sample's label, or the labels of all samples. None tries the usual places.
 
     Raises:
-        ValueError: If the samples are not (input, integer label, ...), or what was found looks like an id.
+        ValueError: If the labels are not one integer for each sample. Also if labels from the usual places
+            look like identifiers, since most of them occur once.
     """
-    found = _find(dataset, labels)
-    if found.dim() != 1 or found.is_floating_point():
+    values = _find(dataset, labels)
+    if values.dim() != 1 or values.is_floating_point():
         raise ValueError(
-            f"labels must be one integer a sample, got {found.dtype} of shape {tuple(found.shape)}; use IID()"
+            f"labels must be one integer per sample, got {values.dtype} of shape {tuple(values.shape)}. "
+            "Use IID() without labels."
         )
     num_samples: int = len(dataset)  # type: ignore[arg-type]
-    if len(found) != num_samples:
-        raise ValueError(f"labels must be one integer a sample, got {len(found)} for {num_samples} samples")
-    found = found.long().cpu()
-    alone = int((torch.unique(found, return_counts=True)[1] == 1).sum())
-    if labels is None and num_samples >= _ENOUGH and 2 * alone > num_samples:
+    if len(values) != num_samples:
         raise ValueError(
-            f"what looks like the labels of {type(dataset).__name__} is a class of its own for {alone} of "
-            f"{num_samples} samples, as an id would be; say which item of a sample is its label, e.g. "
-            "Federated(labels=1), or give the labels themselves, or use IID()"
+            f"labels must be one integer per sample, got {len(values)} for {num_samples} samples"
         )
-    return found
+    values = values.long().cpu()
+    unique = int((torch.unique(values, return_counts=True)[1] == 1).sum())
+    if labels is None and num_samples >= _ENOUGH and 2 * unique > num_samples:
+        raise ValueError(
+            f"The labels found in {type(dataset).__name__} look like identifiers: {unique} of {num_samples} "
+            "occur once. Give the item of the label, e.g. Federated(labels=1), or the labels, or use IID()."
+        )
+    return values
 
 
 def _find(dataset: Dataset[Any], labels: Labels) -> Tensor:
+    """Return the labels of a data set without checking them."""
     if not isinstance(labels, int | str | None):
         return torch.as_tensor(labels)
     if isinstance(dataset, Subset):
         return _find(dataset.dataset, labels)[torch.as_tensor(dataset.indices)]
-    found: Any = None
+    values: Any = None
     if is_table(dataset) and not isinstance(labels, int):
         return torch.as_tensor(column(dataset, _label_column(dataset) if labels is None else labels))
     if labels is None and not isinstance(dataset, TensorDataset):
-        found = getattr(dataset, "targets", getattr(dataset, "labels", None))
+        values = getattr(dataset, "targets", getattr(dataset, "labels", None))
     item: Any = 1 if labels is None else labels
     try:
         if isinstance(dataset, TensorDataset):
-            found = dataset.tensors[-1 if labels is None else int(labels)]
-        if found is None:
-            found = [int(dataset[index][item]) for index in range(len(dataset))]  # type: ignore[arg-type]
-        return torch.as_tensor(found)
+            values = dataset.tensors[-1 if labels is None else int(labels)]
+        if values is None:
+            values = [int(dataset[index][item]) for index in range(len(dataset))]  # type: ignore[arg-type]
+        return torch.as_tensor(values)
     except (TypeError, ValueError, IndexError, KeyError, RuntimeError) as error:
         raise ValueError(
-            f"found no integer labels in {type(dataset).__name__}; say which item of a sample is its label, "
-            "e.g. Federated(labels='label'), give it a `targets` attribute, or use IID()"
+            f"Found no integer labels in {type(dataset).__name__}. Give the item of the label, e.g. "
+            "Federated(labels='label'), or a `targets` attribute, or use IID()."
         ) from error
 
 
 def _label_column(dataset: Any) -> str:
-    """Name of the column of labels of a Hugging Face data set."""
-    found = [name for name in ("label", "labels") if name in dataset.column_names]
-    if not found:
+    """Return the name of the column of labels of a Hugging Face data set.
+
+    Raises:
+        ValueError: If there is no column `label` or `labels`.
+    """
+    names = [name for name in ("label", "labels") if name in dataset.column_names]
+    if not names:
         raise ValueError(
-            f"found no column 'label' or 'labels' among {', '.join(dataset.column_names)}; say which column "
-            "is the label, e.g. Federated(labels='fine_label'), or use IID()"
+            f"Found no column 'label' or 'labels' among {', '.join(dataset.column_names)}. Name the column, "
+            "e.g. Federated(labels='fine_label'), or use IID()."
         )
-    return found[0]
+    return names[0]
 
 
 def has_stored_labels(dataset: Dataset[Any], labels: Labels = None) -> bool:
-    """Whether `read_labels` finds labels without reading every sample."""
+    """Return whether `read_labels` finds labels without reading every sample."""
     if isinstance(dataset, Subset):
         return has_stored_labels(dataset.dataset, labels)
     if isinstance(dataset, TensorDataset) or not isinstance(labels, int | str | None):
@@ -104,13 +113,13 @@ def label_counts(labels: Tensor, clients: Sequence[Tensor]) -> Tensor:
     """Count how many samples of each label each client holds.
 
     Args:
-        labels: `(num_samples,)` int64, >= 0.
+        labels: Label of each sample, `(num_samples,)` int64, >= 0.
         clients: Sample indices of each client.
 
     Returns:
-        `(clients, labels)` int64.
+        Number of samples, `(clients, labels)` int64.
 
-    Example:
+    Examples:
         >>> label_counts(torch.tensor([0, 1, 1]), [torch.tensor([0, 1]), torch.tensor([2])])
         tensor([[1, 1],
                 [0, 1]])
@@ -120,14 +129,14 @@ def label_counts(labels: Tensor, clients: Sequence[Tensor]) -> Tensor:
 
 
 def label_figure(labels: Tensor, clients: Sequence[Tensor]) -> Figure:
-    """Draw who holds which labels, one column a client, one row a label.
+    """Draw how many samples of each label each client holds, one column per client and one row per label.
 
     Args:
-        labels: `(num_samples,)` int64, >= 0.
+        labels: Label of each sample, `(num_samples,)` int64, >= 0.
         clients: Sample indices of each client.
 
     Returns:
-        A matplotlib figure that belongs to no window.
+        Matplotlib figure without a window.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator

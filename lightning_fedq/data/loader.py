@@ -1,14 +1,15 @@
-"""The training loader of a federation: batches client by client, or stack by stack.
+"""The training loader of a federation: batches of one client after the other, or of one stack of clients.
 
-The batches of a stack of clients have the same shapes, and arrive as one batch with a leading client
-dimension. A client on its own gets its batches
-as the user's own loader would have made them. Nothing here depends on the order of the clients: the
-data order of a client follows from its own seed, and the generators of torch, Python and NumPy are re-seeded
-for every client right before its first batch is fetched, so that dropout masks and random transforms do not
-depend on who trained before; in a stack the clients take turns (`data.generator_turns`), so that they do not
-depend on who trains beside it either. Worker processes are told a seed for every client of every batch. That
-re-seeding is the package's one use of the global generators. Generators that the data set, its transforms or
-the collate_fn hold are re-seeded in the same way.
+A stack is a group of clients that train in one step (`data.batches`). Their batches have the same shapes and
+arrive as one batch with a leading client dimension. A single client gets its batches as the user's own loader
+would make them.
+
+No result depends on the order of the clients. The data order of a client follows from its own seed. The
+default generators of torch, Python and NumPy are seeded again for every client right before its first batch
+is fetched, so that dropout masks and random transforms do not depend on earlier clients. In a stack the
+clients take turns (`data.generator_turns`), so that they do not depend on the other clients either. Worker
+processes get a seed for every client of every batch. Generators of the data set, its transforms or the
+collate_fn are seeded again in the same way. This is the package's only use of the global generators.
 """
 
 from __future__ import annotations
@@ -45,63 +46,65 @@ _APART = 0x9E3779B97F4A7C15
 
 
 def _is_sequence(loader: object) -> TypeGuard[Dataset[Any]]:
-    """Is it one of batches? Not what Lightning takes for several loaders, text, or a batch itself."""
+    """Return whether a loader is a sequence of batches, and not several loaders, text or one batch."""
     has = functools.partial(hasattr, loader)
     is_other = isinstance(loader, list | tuple) or any(map(has, ("keys", "dtype", "encode")))
     return has("__len__") and has("__getitem__") and not is_other
 
 
 def _as_it_is(batch: Any) -> Any:
+    """Return the batch unchanged, as the collation of samples that are batches already."""
     return batch
 
 
 def check_loader(loader: object) -> DataLoader[Any]:
-    """Return the loader if its samples can be dealt out to clients, else a sequence of batches as one.
+    """Return the loader if its samples can be partitioned over clients. Wrap a sequence of batches.
 
     Raises:
-        TypeError: If it is not one DataLoader over a dataset with a length.
-        ValueError: If its sampling can't be carried over to the clients.
+        TypeError: If the loader is neither a sequence of batches nor a DataLoader over a data set with a
+            length. Batches of another library can be wrapped (`DataLoader(list(batches), batch_size=None)`),
+            and each batch then goes to one client. A stream of them needs one loader for each client.
+        ValueError: If its sampler or batch sampler can't be applied to each client.
     """
     if not isinstance(loader, DataLoader) and _is_sequence(loader):
         loader = DataLoader(loader, batch_size=None, collate_fn=_as_it_is)
     if not isinstance(loader, DataLoader):
         raise TypeError(
-            f"train_dataloader must return torch DataLoaders to federate, got {type(loader).__name__}; "
-            "return one, or a dict or list of them. Batches of another library, of which each is dealt out "
-            "whole: DataLoader(list(batches), batch_size=None). Where they are a stream give every client "
-            "a DataLoader(an IterableDataset over its batches, batch_size=None), as "
-            "FederatedDataModule(clients=[loader, ...]), with Federated(local_steps=...)"
+            f"train_dataloader must return one or several torch DataLoaders, got {type(loader).__name__}. "
+            "Wrap batches in DataLoader(list(batches), batch_size=None), or streams in "
+            "FederatedDataModule(clients=[DataLoader(iterable_dataset, batch_size=None), ...]) with "
+            "Federated(local_steps=...)."
         )
     if isinstance(loader.dataset, IterableDataset):
         raise TypeError(
-            f"one stream can't be dealt out to clients, as nobody knows what comes, got the IterableDataset "
-            f"{type(loader.dataset).__name__}; give every client its own: "
-            "FederatedDataModule(clients=[dataset, ...], batch_size=...), or use a map-style Dataset"
+            f"One stream can't be partitioned over clients, got the IterableDataset "
+            f"{type(loader.dataset).__name__}. Use a map-style Dataset, or one stream for each client: "
+            "FederatedDataModule(clients=[dataset, ...], batch_size=...)."
         )
     get_sampling(loader)
     return loader
 
 
 def check_plain(loader: object) -> DataLoader[Any]:
-    """Return the loader if it takes every sample once a pass, which others may then sample as they need.
+    """Return the loader if it takes every sample once a pass, so that another rule may draw its batches.
 
     Raises:
-        TypeError: If it is not one DataLoader over a dataset with a length.
-        ValueError: If a sampler of its own prefers some samples.
+        TypeError: If it is not one DataLoader over a data set with a length.
+        ValueError: If its samples are whole batches, or if it has a special sampler.
     """
-    found = check_loader(loader)
-    if found.batch_sampler is None:
+    checked = check_loader(loader)
+    if checked.batch_sampler is None:
         raise ValueError(
-            "a DataLoader with automatic batching off gives whole batches, and another rule draws the "
-            "samples of each; give it a batch_size"
+            "The DataLoader has batch_size=None, but another rule must draw the samples of each batch. "
+            "Give it a batch_size."
         )
-    if get_sampling(found) != (None, None):
-        name = type(get_batching(found).sampler).__name__
+    if get_sampling(checked) != (None, None):
+        name = type(get_batching(checked).sampler).__name__
         raise ValueError(
-            f"the DataLoader's sampler {name} would be replaced, because another rule draws the batches; "
-            "use shuffle=True or False"
+            f"The DataLoader's sampler {name} would be replaced, because another rule draws the batches. "
+            "Use shuffle=True or False."
         )
-    return found
+    return checked
 
 
 def partition_dataset(
@@ -111,64 +114,67 @@ def partition_dataset(
     generator: torch.Generator,
     labels: Labels = None,
 ) -> list[Tensor]:
-    """Decide which samples each client holds.
+    """Partition the samples of a loader's data set over the clients.
 
     Args:
-        loader: The loader whose dataset is dealt out.
-        partition: A rule, or the sample indices of each client.
-        labels: Place of the labels, if the partition needs any; None looks in the usual places.
+        loader: Loader with the data set and its sampler.
+        partition: Partition, or the sample indices of each client.
+        num_clients: Number of clients.
+        generator: CPU generator of the partition's draws.
+        labels: Source of the labels if the partition needs them. None looks in the usual places.
 
     Returns:
-        One int64 index tensor a client.
+        Sample indices of each client, int64.
 
     Raises:
-        ValueError: If a client holds nothing, or less than one batch where the loader drops the last
-            one; if there are more clients than samples; if explicit indices do not fit.
+        ValueError: If a client has no sample, or less than one batch and the loader drops incomplete
+            batches. Also if there are more clients than samples, or if explicit indices do not fit.
     """
     num_samples = len(loader.dataset)  # type: ignore[arg-type]
     if isinstance(partition, Partition):
-        there = get_sampling(loader)[1]
-        known = partition.values(loader.dataset)
+        subset = get_sampling(loader)[1]
+        values = partition.values(loader.dataset)
         if partition.needs_labels:
-            known = read_labels(loader.dataset, labels)
-        if there is None:
-            parts = partition.split(known, num_samples, num_clients, generator)
+            values = read_labels(loader.dataset, labels)
+        if subset is None:
+            parts = partition.split(values, num_samples, num_clients, generator)
         else:
-            known = None if known is None else known[there]
-            parts = [there[p] for p in partition.split(known, len(there), num_clients, generator)]
+            values = None if values is None else values[subset]
+            parts = [subset[p] for p in partition.split(values, len(subset), num_clients, generator)]
     else:
         parts = [torch.as_tensor(part, dtype=torch.int64) for part in partition]
         if len(parts) != num_clients:
-            raise ValueError(f"the data are dealt out to {len(parts)} clients, num_clients is {num_clients}")
+            raise ValueError(f"There are indices of {len(parts)} clients, but num_clients is {num_clients}")
         indices = torch.cat(parts)
         if len(indices) and not (indices.min() >= 0 and indices.max() < num_samples):
             raise ValueError(
-                f"client indices must lie in [0, {num_samples}), got {indices.min()} to {indices.max()}"
+                f"Client indices must be in [0, {num_samples}), got {indices.min()} to {indices.max()}"
             )
     batching = get_batching(loader)
     least = batching.batch_size if batching.drop_last else 1
     small = [client for client, part in enumerate(parts) if len(part) < least]
     if small:
         raise ValueError(
-            f"clients {in_short(small)} hold fewer than {least} samples; use "
+            f"Clients {in_short(small)} have fewer than {least} samples. Use "
             f"{larger_shares(partition, parts, least)}"
-            + (", or a smaller batch_size, or drop_last=False" if batching.drop_last else "")
+            + (", or a smaller batch_size, or drop_last=False." if batching.drop_last else ".")
         )
     return parts
 
 
 class ClientBatches(Dataset[Any]):
-    """The batch of given samples: index `(batch,)` for one client, `(clients, batch)` for a stack.
+    """Data set of batches: the index of a batch is a tensor of sample indices.
 
-    Batches of clients that differ in shape come as `UnequalBatches`, one a client.
-
-    A batch of nobody is one sample of zeros, which has the structure of a sample and nobody's values.
+    An index has shape `(batch,)` for one client and `(clients, batch)` for a stack. If the clients' batches
+    differ in shape, they come as `UnequalBatches`, one for each client. An empty index gives one sample of
+    zeros, which has the structure of a sample but no data.
 
     Args:
-        dataset: Map-style dataset. A `TensorDataset` with the default collation, or a subset of one,
-            is read with one `index_select` a tensor, whatever the number of clients.
-        collate_fn: Makes a batch of a list of samples.
-        turns: The clients' sequences of random numbers, for random transforms; None is one for all.
+        dataset: Map-style data set. A `TensorDataset` (or a subset of one) with the default collation is
+            read with one `index_select` per tensor, for any number of clients.
+        collate_fn: Function that makes a batch from a list of samples.
+        turns: Separate sequences of random numbers for the clients' random transforms. None uses one
+            sequence for all clients.
     """
 
     def __init__(
@@ -184,8 +190,8 @@ class ClientBatches(Dataset[Any]):
         if collate_fn is default_collate:
             subset, inner = None, dataset
             while type(inner) is Subset:
-                own = torch.as_tensor(inner.indices, dtype=torch.int64)
-                subset, inner = own if subset is None else own[subset], inner.dataset
+                indices = torch.as_tensor(inner.indices, dtype=torch.int64)
+                subset, inner = indices if subset is None else indices[subset], inner.dataset
             if type(inner) is TensorDataset:
                 self._tensors, self._subset = inner.tensors, subset
 
@@ -195,12 +201,17 @@ class ClientBatches(Dataset[Any]):
         return self._dataset
 
     def __getitem__(self, asked: Tensor | tuple[Tensor, Sequence[int] | bytes]) -> Any:
-        """Fetch one batch, each client in its turn, or from its own seed, or a secret, where there is one."""
+        """Fetch one batch.
+
+        Args:
+            asked: Sample indices, optionally with the source of the random transforms: a seed for each
+                client, or a secret key for the whole batch. Without them, the clients' turns are used.
+        """
         indices, seeds = asked if isinstance(asked, tuple) else (asked, ())
         if isinstance(seeds, bytes):
             seed_generators(seeds, "fetch")
             batch = self.fetch(indices, GeneratorTurns())
-            seed_generators(seeds, "fetched")  # a data set may have seeded them
+            seed_generators(seeds, "fetched")  # the data set may have seeded the generators
             return batch
         if not seeds:
             return self.fetch(indices, self._turns)
@@ -210,7 +221,12 @@ class ClientBatches(Dataset[Any]):
         return self.fetch(indices, turns)
 
     def fetch(self, indices: Tensor, turns: GeneratorTurns) -> Any:
-        """Fetch one batch, the clients of a stack from given sequences of random numbers."""
+        """Fetch one batch, with a separate sequence of random numbers for each client of a stack.
+
+        Args:
+            indices: Sample indices, `(batch,)` or `(clients, batch)`.
+            turns: The clients' sequences of random numbers.
+        """
         if not indices.numel():
             return map_tensors(torch.zeros_like, self._fetch_batch([0]))
         if self._tensors is not None:
@@ -239,40 +255,40 @@ class ClientBatches(Dataset[Any]):
 
 @dataclass(frozen=True)
 class OnUsersData:
-    """Start a worker process, in which `get_worker_info().dataset` is the user's data set.
+    """Initialisation of a worker process, in which `get_worker_info().dataset` is the user's data set.
 
     Args:
-        begin: The user's `worker_init_fn`.
+        begin: The user's `worker_init_fn`, or None.
     """
 
     begin: Callable[[int], Any] | None
 
     def __call__(self, number: int) -> None:
-        """Begin in the worker of this number."""
+        """Initialise the worker with this number."""
         info: Any = get_worker_info()
-        object.__setattr__(info, "dataset", info.dataset.dataset)  # it refuses to be assigned to
+        object.__setattr__(info, "dataset", info.dataset.dataset)  # ordinary assignment is refused
         if self.begin is not None:
             self.begin(number)
 
 
 def worker_settings(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Settings of a loader's worker processes, for those of another loader."""
+    """Return the settings of a loader's worker processes, as arguments for another loader."""
     names = "num_workers", "pin_memory", "timeout", "multiprocessing_context", "prefetch_factor"
-    own = {name: getattr(loader, name) for name in names}
-    return {**own, "worker_init_fn": OnUsersData(loader.worker_init_fn)}
+    settings = {name: getattr(loader, name) for name in names}
+    return {**settings, "worker_init_fn": OnUsersData(loader.worker_init_fn)}
 
 
 class ClientLoader:
-    """Deals out the batches of one round after another, to the round loop alone.
+    """Training loader of a simulated federation, which serves the batches of each round to the round loop.
 
     Args:
-        loader: The user's own loader: dataset, collation and workers.
-        work: What each client holds, and how it passes over it.
-        stacks: Returns the stacks of the round to come, in the order in which they train.
-        length: Number of its steps; None counts those of its stacks.
+        loader: The user's loader, which gives the data set, the collation and the workers.
+        work: Samples of each client, and its passes over them.
+        stacks: Returns the stacks of the coming round, in training order.
+        length: Number of steps of a round. None counts the steps of the stacks.
 
     Attributes:
-        turns: The sequences of torch's random numbers of the present stack's clients, in its order.
+        turns: Sequences of random numbers of the present stack's clients, in their order.
     """
 
     def __init__(
@@ -285,8 +301,8 @@ class ClientLoader:
         self.loader, self._work, self._stacks, self._length = loader, work, stacks, length
         self.turns = GeneratorTurns()
         self._batches = ClientBatches(loader.dataset, get_collation(loader), self.turns)
-        alike = len({len(held) for held in work.client_indices}) == 1
-        self._table = torch.stack(list(work.client_indices)) if alike else None
+        equal_sizes = len({len(held) for held in work.client_indices}) == 1
+        self._table = torch.stack(list(work.client_indices)) if equal_sizes else None
         self._generator = torch.Generator()
         self._workers = None
         if loader.num_workers:
@@ -301,64 +317,67 @@ class ClientLoader:
 
     @property
     def dataset(self) -> Dataset[Any]:
-        """All the clients' samples."""
+        """The user's data set, with the samples of all clients."""
         return self.loader.dataset
 
     @property
     def batch_size(self) -> int:
-        """Samples of one client's whole batch."""
+        """Number of samples in a full batch of one client."""
         return self._work.batch_size
 
     @property
     def num_workers(self) -> int:
-        """Of the user's own loader, as are the rest of these."""
+        """Number of worker processes of the user's loader."""
         return self.loader.num_workers
 
     @property
     def drop_last(self) -> bool:
-        """Is the rest of a client's pass left out?"""
+        """Whether the incomplete last batch of a client's pass is dropped."""
         return self._work.drop_last
 
     @property
     def collate_fn(self) -> Callable[[list[Any]], Any]:
-        """Makes a batch of a list of samples."""
+        """The user's function that makes a batch from a list of samples."""
         return self.loader.collate_fn
 
     @property
     def sampler(self) -> Any:
-        """Sampler of the user's own loader if it wants to know the epoch, so that Lightning tells it.
+        """The user's sampler if it has `set_epoch`, which Lightning calls.
 
-        No other is shown, for Lightning puts another one in place of a random sampler where it overfits.
+        Other samplers are hidden, because Lightning replaces a random sampler with `overfit_batches`.
+
+        Raises:
+            AttributeError: If the sampler has no `set_epoch`.
         """
         if not hasattr(self.loader.sampler, "set_epoch"):
-            raise AttributeError("the plan of the round says which samples a client draws")
+            raise AttributeError("A client's samples follow from the plan of the round, not from a sampler")
         return self.loader.sampler
 
     def over(self, loader: DataLoader[Any]) -> ClientLoader:
-        """The same split over a new loader.
+        """Return a client loader with the same partition over a reloaded loader of the user.
 
         Raises:
-            ValueError: If its dataset is of another length, or its batches of another size.
+            ValueError: If its data set has another length, or its batches have another size.
         """
         old, new = len(self.dataset), len(loader.dataset)  # type: ignore[arg-type]
         size = get_batching(loader).batch_size
         if new != old or size != self.batch_size:
             raise ValueError(
-                f"the reloaded training loader has {new} samples in batches of {size}, and the "
-                f"split over the clients was of {old} in batches of {self.batch_size}; return one of the "
-                "same length and batch size, or leave reload_dataloaders_every_n_epochs at 0"
+                f"The reloaded training loader has {new} samples in batches of {size}, but the partition has "
+                f"{old} in batches of {self.batch_size}. Keep both, or set "
+                "reload_dataloaders_every_n_epochs=0."
             )
-        work = replace(self._work, sampling=get_sampling(loader)[0])  # its weights may be new
+        work = replace(self._work, sampling=get_sampling(loader)[0])  # sampling weights may have changed
         return ClientLoader(loader, work, self._stacks, self._length)
 
     def __len__(self) -> int:
-        """Number of steps of the round to come."""
+        """Return the number of steps of the coming round."""
         if self._length is not None:
             return self._length
         return sum(len(stack.batch_sizes) for stack in self._stacks())
 
     def indices(self, stack: Stack) -> Iterator[Tensor]:
-        """Yield the sample indices of each batch: `(batch,)`, or `(clients, batch)` for two clients up."""
+        """Yield the sample indices of each batch: `(batch,)` for one client, else `(clients, batch)`."""
         if not stack.clients:
             return
         if stack.samples:
@@ -370,13 +389,19 @@ class ClientLoader:
         if len(clients) == 1:
             order = self._order(clients[0], seeds[0], total)
         elif self._table is not None and not stack.order_seeds and in_one_pass:
-            order = self._table[clients, :total]  # nothing to shuffle or repeat: one gather
+            order = self._table[clients, :total]  # without shuffling and repetition one gather suffices
         else:
             order = torch.stack([self._order(c, s, total) for c, s in zip(clients, seeds, strict=True)])
         yield from torch.split_with_sizes(order, stack.batch_sizes, dim=-1)
 
     def _order(self, client: int, seed: int | None, total: int) -> Tensor:
-        """Sample indices of one client, pass after pass, `(total,)`."""
+        """Return the sample indices of one client, pass after pass, `(total,)`.
+
+        Args:
+            client: The client.
+            seed: Seed of the client's data order. None keeps the order of its samples.
+            total: Number of indices.
+        """
         held, used = self._work.client_indices[client], sum(self._work.passes[client])
         num_passes = -(-total // used)
         if seed is None:
@@ -389,16 +414,21 @@ class ClientLoader:
         return torch.cat(passes)[:total]
 
     def fetch(self, indices: Tensor) -> Any:
-        """One batch of given samples, to try something on. The clients' sequences do not move."""
+        """Return a batch of the given samples for a trial, without moving the clients' random sequences."""
         return self._batches.fetch(indices, GeneratorTurns())
 
     def round_indices(self) -> Iterator[tuple[Tensor, Sequence[int] | bytes]]:
-        """Yield the sample indices of every batch of the round, and for workers a seed of each client's."""
+        """Yield the sample indices of every batch of the round, with a key or, for workers, seeds."""
         for stack in self._stacks():
             yield from self._asked(stack, self._workers is not None)
 
     def _asked(self, stack: Stack, seeded: bool) -> Iterator[tuple[Tensor, Sequence[int] | bytes]]:
-        """Sample indices of a stack's batches, each with its secret, or a seed of each client's."""
+        """Yield the sample indices of a stack's batches, each with its secret key or with seeds.
+
+        Args:
+            stack: Clients that train in one step.
+            seeded: Whether each batch gets a seed for each client, as worker processes need.
+        """
         seeds = [stack.row_seed(row) for row in range(max(len(stack.clients), 1))] if seeded else []
         for number, indices in enumerate(self.indices(stack)):
             if stack.keys:
@@ -407,9 +437,10 @@ class ClientLoader:
                 yield indices, [(seed + number * _APART) % 2**63 for seed in seeds]
 
     def iterate_stacks(self) -> Iterator[tuple[Stack, Iterator[Any]]]:
-        """Yield the stacks of the round to come with their batches, which are drawn when they are asked for.
+        """Yield the stacks of the coming round with an iterator over their batches.
 
-        The generators are seeded anew before each stack's first batch. What is not asked for is skipped.
+        The generators are seeded before each stack's first batch. Batches that the caller does not take are
+        skipped.
         """
         stacks = self._stacks()
         if self._workers is None:
@@ -420,18 +451,19 @@ class ClientLoader:
         for stack in stacks:
             if stack.keys:
                 seed_generators(stack.keys[0], "before the first batch")
-            own = self._seeded(stack, islice(batches, len(stack.batch_sizes)))
-            yield stack, own
-            deque(own, maxlen=0)
+            of_stack = self._seeded(stack, islice(batches, len(stack.batch_sizes)))
+            yield stack, of_stack
+            deque(of_stack, maxlen=0)  # skip the remaining batches
 
     def stack_batches(self, stack: Stack) -> Iterator[Any]:
-        """Yield the batches of one stack, drawn in this process and beside the round."""
+        """Return the batches of one stack, drawn in this process and independently of the round."""
         return self._seeded(stack, map(self._batches.__getitem__, self._asked(stack, False)))
 
     def _seeded(self, stack: Stack, batches: Iterator[Any]) -> Iterator[Any]:
+        """Seed the generators, then yield the batches. With secret keys, seed them before every batch."""
         if stack.keys:
             for key, batch in zip(stack.keys, batches, strict=False):
-                seed_generators(key, "handed over")  # hooks on the batch come before those of the step
+                seed_generators(key, "handed over")  # hooks on the batch run before hooks of the step
                 yield batch
             return
         self.turns.seed(stack.training_seed)
@@ -439,24 +471,23 @@ class ClientLoader:
         yield from batches
 
     def __iter__(self) -> Iterator[Any]:
-        """Refuse the first batch: only the rounds draw batches, and every client its own (`iterate_stacks`).
+        """Refuse to iterate, because only the round loop draws batches (`iterate_stacks`).
 
-        Lightning asks whether there is an iterator, so it is the iterator that refuses.
+        Values that follow from all clients' data, such as class weights and means, would bypass the
+        mechanism. Lightning asks whether there is an iterator, so the iterator refuses its first batch.
 
         Raises:
-            RuntimeError: If a batch is asked for.
+            RuntimeError: If the first batch is requested.
         """
         raise RuntimeError(
-            "the training loader was iterated by something else than a client's training: it deals out the "
-            "batches of a round's clients, and what follows from all clients' data (class weights, means) "
-            "would go past the mechanism; take it from public data, or from the dataset where that is no "
-            "concern"
+            "Only clients may iterate the training loader, since statistics of all data would bypass the "
+            "mechanism. Compute them from public data, or from the dataset if privacy is no concern."
         )
         yield
 
 
 class _Indices:
-    """The sampler of the worker processes: the indices of whole batches, with seeds."""
+    """Sampler for the worker processes: the sample indices of whole batches, with seeds."""
 
     def __init__(self, loader: ClientLoader) -> None:
         self._loader = loader

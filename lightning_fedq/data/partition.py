@@ -1,7 +1,7 @@
-"""Who holds which samples: pure functions of labels, sizes and a generator.
+"""Partitions of a data set over clients: pure functions of labels, sizes and a generator.
 
-Every rule deals out every sample exactly once, and leaves no client empty unless it is asked to; a smallest
-size is an argument of the rules that draw sizes.
+Every partition assigns every sample to exactly one client. No client is empty, except with `least=0`. Rules
+that draw the clients' sizes have the smallest size `least` as an argument.
 """
 
 import math
@@ -17,14 +17,14 @@ from lightning_fedq.functional.checks import check_fields, check_positive
 
 
 class Partition(ABC):
-    """Partition of samples over clients. Children are frozen dataclasses."""
+    """Partition of samples over clients. Subclasses are frozen dataclasses."""
 
     needs_labels: ClassVar[bool] = False
     of_one_data_set: ClassVar[bool] = False
-    """Would several data sets at once be dealt out by rules that do not fit together?"""
+    """Whether the rule fits one data set only, because several could be partitioned inconsistently."""
 
     def values(self, dataset: Any) -> Tensor | None:
-        """Values by which the samples are dealt out in place of labels, `(num_samples,)`, or None.
+        """Return the values that `split` uses in place of labels, `(num_samples,)`, or None.
 
         Args:
             dataset: Map-style data set.
@@ -35,50 +35,53 @@ class Partition(ABC):
     def split(
         self, labels: Tensor | None, num_samples: int, num_clients: int, generator: torch.Generator
     ) -> list[Tensor]:
-        """Deal out the samples.
+        """Assign each sample to one client.
 
         Args:
-            labels: `(num_samples,)` integer classes, or what `values` returned; None where `needs_labels` is
-                false and there are no values.
-            num_clients: How many parts to make.
-            generator: CPU generator; the same state gives the same parts.
+            labels: Integer classes `(num_samples,)`, or the values that `values` returned. None if
+                `needs_labels` is false and there are no values.
+            num_samples: Number of samples of the data set.
+            num_clients: Number of clients, >= 1.
+            generator: CPU generator. Equal states give equal partitions.
 
         Returns:
-            `num_clients` int64 tensors of sample indices, disjoint, together all samples.
+            Sample indices of each client: `num_clients` disjoint int64 tensors that cover all samples.
 
         Raises:
-            ValueError: If there are more clients than samples, or labels are missing.
+            ValueError: If there are more clients than samples, or if labels are missing.
         """
 
 
 def check_sizes(num_samples: int, num_clients: int) -> None:
-    """Refuse more clients than samples, and none.
+    """Refuse more clients than samples, or no client.
 
     Raises:
-        ValueError: With the cure.
+        ValueError: If `num_clients` is not in [1, num_samples].
     """
     if num_clients < 1:
         raise ValueError(f"num_clients must be >= 1, got {num_clients}")
     if num_clients > num_samples:
         raise ValueError(
-            f"{num_clients} clients can't share {num_samples} samples; use num_clients <= "
-            f"{num_samples} or more data"
+            f"{num_clients} clients can't share {num_samples} samples. Use num_clients <= "
+            f"{num_samples}, or more data."
         )
 
 
 def _check(labels: Tensor | None, num_samples: int, num_clients: int, needs_labels: bool) -> None:
+    """Refuse invalid numbers of clients, and labels that are missing although they are needed."""
     check_sizes(num_samples, num_clients)
     if needs_labels and (labels is None or tuple(labels.shape) != (num_samples,)):
         got = "none" if labels is None else f"shape {tuple(labels.shape)}"
         raise ValueError(
-            f"this split needs one integer label a sample, shape ({num_samples},), got {got}; use IID()"
+            f"The partition needs one integer label per sample, shape ({num_samples},), got {got}. "
+            "Use IID() without labels."
         )
 
 
 def equal_shares(num_samples: int, num_parts: int) -> list[int]:
-    """Sizes that differ by at most one and sum to `num_samples`.
+    """Return sizes that differ by at most one and sum to `num_samples`.
 
-    Example:
+    Examples:
         >>> equal_shares(10, 3)
         [4, 3, 3]
     """
@@ -87,12 +90,12 @@ def equal_shares(num_samples: int, num_parts: int) -> list[int]:
 
 
 def larger_shares(partition: object, parts: Sequence[Tensor], least: int) -> str:
-    """In words, what gives every client `least` samples: a cure for a split that does not.
+    """Return a cure, in words, for a partition in which a client has fewer than `least` samples.
 
     Args:
-        partition: The rule, or explicit indices.
-        parts: What each client holds by it.
-        least: Fewest samples that are needed.
+        partition: Partition, or the explicit sample indices of each client.
+        parts: Sample indices of each client under this partition.
+        least: Number of samples that each client needs, >= 1.
     """
     total = sum(map(len, parts))
     if total < len(parts) * least:
@@ -107,11 +110,11 @@ def larger_shares(partition: object, parts: Sequence[Tensor], least: int) -> str
 
 @dataclass(frozen=True)
 class IID(Partition):
-    """IID partition: a random permutation cut into equal parts. Sizes differ by at most one.
+    """IID partition: a random permutation cut into equal parts, whose sizes differ by at most one.
 
-    A single client has the samples in their own order.
+    A single client has all samples in their original order.
 
-    Example:
+    Examples:
         >>> parts = IID().split(None, 10, 3, torch.Generator().manual_seed(0))
         >>> [len(part) for part in parts]
         [4, 3, 3]
@@ -128,33 +131,35 @@ class IID(Partition):
 
 
 def check_least(num_samples: int, num_clients: int, least: int) -> None:
-    """Refuse a smallest size that there are too few samples for.
+    """Refuse a smallest size for which there are too few samples.
 
     Raises:
-        ValueError: With the cure.
+        ValueError: If there are fewer than `num_clients * least` samples.
     """
     if num_samples < num_clients * least:
         raise ValueError(
             f"{num_clients} clients of at least {least} samples need {num_clients * least}, got "
-            f"{num_samples}; use fewer clients, or a smaller least"
+            f"{num_samples}. Use fewer clients, or a smaller least."
         )
 
 
 def dirichlet_shares(alpha: float, num_parts: int, generator: torch.Generator) -> Tensor:
-    """Draw `(num_parts,)` float64 shares, of sum 1, from the symmetric Dirichlet law."""
+    """Draw shares from the symmetric Dirichlet distribution: `(num_parts,)` float64 with sum 1."""
     concentration = torch.full((num_parts,), alpha, dtype=torch.float64)
     gamma = torch._standard_gamma(concentration, generator=generator).clamp(min=1e-300)
     return gamma / gamma.sum()
 
 
 def round_sizes(shares: Tensor, num_samples: int, least: int) -> Tensor:
-    """Whole sizes, `least` up, that sum to `num_samples`: shares of all samples, rounded to a neighbour.
+    """Round shares of all samples to integer sizes of at least `least` that sum to `num_samples`.
 
-    Where a share is less than `least`, the others pay for it in proportion to what they have above that.
+    Each size is a neighbouring integer of its share. If a share is below `least`, the other clients give up
+    samples in proportion to their excess over `least`.
 
     Args:
-        shares: `(num_clients,)` float64, of sum 1.
-        least: Smallest size, `least x num_clients <= num_samples`.
+        shares: Share of each client, `(num_clients,)` float64 with sum 1.
+        num_samples: Number of samples of the data set.
+        least: Smallest size of a client, with `least * num_clients <= num_samples`.
     """
     above = (shares * num_samples - least).clamp(min=0.0)
     rest = num_samples - least * len(shares)
@@ -165,16 +170,16 @@ def round_sizes(shares: Tensor, num_samples: int, least: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Sizes(Partition):
-    """Given sizes: a random order of the samples, cut where the sizes say. `Dirichlet` takes them, too.
+    """Partition with given sizes: a random order of the samples, cut into parts of these sizes.
 
-    Nothing is scaled in silence: sizes of a smaller set would be those of nobody.
+    Sizes are never scaled to the data set. `Dirichlet` also accepts given sizes.
 
     Args:
-        sizes: One a client: numbers of samples, which sum to all there are, or fractions, which sum to 1 and
-            become the whole numbers next to them, 1 at least.
+        sizes: Size of each client, > 0: either numbers of samples, which sum to the size of the data set, or
+            fractions, which sum to 1. A fraction is rounded to a neighbouring integer size, at least 1.
 
     Raises:
-        ValueError: If one is not positive.
+        ValueError: If a size is not positive.
 
     Examples:
         >>> parts = Sizes((10, 30, 60)).split(None, 100, 3, torch.Generator().manual_seed(0))
@@ -190,27 +195,28 @@ class Sizes(Partition):
         object.__setattr__(self, "sizes", tuple(self.sizes))
         check_fields(self)
         if not self.sizes or not all(0 < size < math.inf for size in self.sizes):
-            raise ValueError(f"sizes must be > 0, one a client, got {self.sizes[:10]}")
+            raise ValueError(f"sizes must be > 0, one for each client, got {self.sizes[:10]}")
 
     def counts(self, num_samples: int, num_clients: int) -> Tensor:
-        """Numbers of samples, `(num_clients,)`.
+        """Return the number of samples of each client, `(num_clients,)` int64.
 
         Raises:
-            ValueError: If there are other clients or samples, with the cure.
+            ValueError: If the number of sizes is not `num_clients`, or if the sizes sum neither to
+                `num_samples` nor to 1.
         """
-        given, total = torch.tensor(self.sizes, dtype=torch.float64), math.fsum(self.sizes)
-        if len(given) != num_clients:
+        sizes, total = torch.tensor(self.sizes, dtype=torch.float64), math.fsum(self.sizes)
+        if len(sizes) != num_clients:
             raise ValueError(
-                f"there are {len(given)} sizes, and num_clients is {num_clients}; give one a client"
+                f"There are {len(sizes)} sizes, but num_clients is {num_clients}. Give one for each client."
             )
-        if total == num_samples and torch.equal(given, given.round()):
-            return given.long()
+        if total == num_samples and torch.equal(sizes, sizes.round()):
+            return sizes.long()
         if abs(total - 1.0) > 1e-6:
             raise ValueError(
-                f"sizes sum to {total:g}, there are {num_samples} samples; let them sum to that, in whole "
-                "numbers (torch.utils.data.Subset leaves samples out), or to 1, as fractions"
+                f"sizes sum to {total:g}, but there are {num_samples} samples. Let integer sizes sum to the "
+                "samples (torch.utils.data.Subset leaves samples out), or fractions to 1."
             )
-        return round_sizes(given / total, num_samples, 1)
+        return round_sizes(sizes / total, num_samples, 1)
 
     def split(
         self, labels: Tensor | None, num_samples: int, num_clients: int, generator: torch.Generator
@@ -222,17 +228,18 @@ class Sizes(Partition):
 
 @dataclass(frozen=True, repr=False)
 class Dirichlet(Partition):
-    """Dirichlet partition: every class is shared out by its own draw from a symmetric Dirichlet law.
+    """Dirichlet partition: the clients' shares of each class are one draw from a symmetric Dirichlet law.
 
-    A client's size is its expected number of samples, a whole number next to it and `least` at least. Each
-    sample draws its owner by the shares of its class (multinomial); where a client has drawn more than its
-    size, some of its samples, taken at random, draw again among the clients that have fewer. With equal
-    shares this is the law of `IID`, whatever the number of samples.
+    A client's size is its expected number of samples, rounded to a neighbouring integer and at least `least`.
+    Each sample draws its client by the shares of its class (multinomial). If a client has drawn more samples
+    than its size, randomly chosen ones of them draw again among clients that have too few. With equal shares
+    this is the distribution of `IID`, for any number of samples.
 
     Args:
-        alpha: Concentration, > 0; small is skewed, large is close to IID.
-        least: Fewest samples of a client, >= 0. With 0 a skewed draw leaves clients empty, who can't train.
-        sizes: Sizes of the clients as in `Sizes`; None takes those that are drawn.
+        alpha: Concentration, > 0. Small values give skewed partitions, large values are close to IID.
+        least: Smallest number of samples of a client, >= 0. With 0 a skewed draw may leave clients empty,
+            and empty clients can't train.
+        sizes: Sizes of the clients as in `Sizes`. None takes the sizes that follow from the drawn shares.
 
     References:
         Hsu, Qi, Brown, Measuring the Effects of Non-Identical Data Distribution, 2019.
@@ -258,11 +265,11 @@ class Dirichlet(Partition):
         if self.least < 0:
             raise ValueError(f"least must be >= 0, got {self.least}")
         if self.sizes is not None and self.least != 1:
-            raise ValueError(f"least={self.least} is for drawn sizes, and sizes are given; leave it out")
+            raise ValueError(f"least={self.least} is for drawn sizes, but sizes are given. Leave it out.")
 
     def __repr__(self) -> str:
-        given = "" if self.sizes is None else f", sizes={self.sizes}"
-        return f"Dirichlet(alpha={self.alpha}, least={self.least}{given})"
+        sizes = "" if self.sizes is None else f", sizes={self.sizes}"
+        return f"Dirichlet(alpha={self.alpha}, least={self.least}{sizes})"
 
     def split(
         self, labels: Tensor | None, num_samples: int, num_clients: int, generator: torch.Generator
@@ -280,30 +287,33 @@ class Dirichlet(Partition):
 
 
 _DRAWS = 30
-"""Draws by the shares, after which the few samples that nobody wants go to whoever has too few."""
+"""Number of draws, after which the few remaining samples go to clients with too few."""
 
 
 def _owners(shares: Tensor, labels: Tensor, sizes: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw the owner of each sample, so that client k has `sizes[k]` of them.
+    """Draw the client of each sample, so that client k has `sizes[k]` samples.
 
     Args:
-        shares: `(classes, clients)` chances of an owner.
-        labels: `(samples,)` of as many values as `shares` has rows.
-        sizes: `(clients,)` int64, of sum `samples`.
+        shares: Probability of each client for a sample of each class, `(classes, clients)`.
+        labels: Label of each sample, `(samples,)`, with as many distinct values as `shares` has rows.
+        sizes: Size of each client, `(clients,)` int64 with sum `samples`.
         generator: CPU generator.
+
+    Returns:
+        Client of each sample, `(samples,)` int64.
     """
     classes, num_clients = torch.unique(labels, return_inverse=True)[1], len(sizes)
     owners, places = torch.full_like(classes, -1), sizes.clone()
     free = torch.randperm(len(classes), generator=generator)
     for draw in range(_DRAWS):
-        weights = shares if draw == 0 else shares * places  # who has too few, and by how much
+        weights = shares if draw == 0 else shares * places  # later draws prefer clients with many places
         drawn = torch.empty_like(free)
         for row in torch.unique(classes[free]).tolist():
-            own = classes[free] == row
+            in_class = classes[free] == row
             cuts = (weights[row] / weights[row].sum().clamp(min=1e-300)).cumsum(0)
-            coins = torch.rand(int(own.sum()), dtype=torch.float64, generator=generator) * cuts[-1]
-            drawn[own] = torch.searchsorted(cuts, coins, right=True).clamp(max=num_clients - 1)
-        # of those who drew one client, the first as many as it has places for: `free` is in random order
+            uniforms = torch.rand(int(in_class.sum()), dtype=torch.float64, generator=generator) * cuts[-1]
+            drawn[in_class] = torch.searchsorted(cuts, uniforms, right=True).clamp(max=num_clients - 1)
+        # a client keeps the first samples that drew it, up to its places: `free` is in random order
         order = drawn.argsort(stable=True)
         taken = torch.bincount(drawn, minlength=num_clients)
         rank = torch.arange(len(free)) - (taken.cumsum(0) - taken)[drawn[order]]
@@ -318,9 +328,13 @@ def _owners(shares: Tensor, labels: Tensor, sizes: Tensor, generator: torch.Gene
 
 
 def group_by_owner(owners: Tensor, num_clients: int) -> list[Tensor]:
-    """Samples of each client, in their order, of the owner of each sample.
+    """Return the sample indices of each client, in ascending order.
 
-    Example:
+    Args:
+        owners: Client of each sample, `(num_samples,)` int64.
+        num_clients: Number of clients.
+
+    Examples:
         >>> group_by_owner(torch.tensor([1, 0, 1]), 2)
         [tensor([1]), tensor([0, 2])]
     """
@@ -331,11 +345,12 @@ def group_by_owner(owners: Tensor, num_clients: int) -> list[Tensor]:
 def deal_shards(
     values: Tensor, num_clients: int, shards_per_client: int, generator: torch.Generator
 ) -> list[Tensor]:
-    """Sort samples by a value, cut them into equal shards, and give every client some at random.
+    """Sort samples by a value, cut them into equal shards, and give every client some shards at random.
 
     Args:
-        values: `(num_samples,)`.
-        shards_per_client: >= 1.
+        values: Value of each sample, `(num_samples,)`.
+        num_clients: Number of clients.
+        shards_per_client: Number of shards of each client, >= 1.
         generator: CPU generator.
 
     Raises:
@@ -345,7 +360,7 @@ def deal_shards(
     if num_shards > num_samples:
         raise ValueError(
             f"{num_clients} clients with {shards_per_client} shards need {num_shards} samples, got "
-            f"{num_samples}; use fewer shards_per_client"
+            f"{num_samples}. Use fewer shards_per_client."
         )
     shards = torch.split(values.argsort(stable=True), equal_shares(num_samples, num_shards))
     order = torch.randperm(num_shards, generator=generator).view(num_clients, -1).tolist()
@@ -354,15 +369,16 @@ def deal_shards(
 
 @dataclass(frozen=True)
 class LabelShards(Partition):
-    """Label shards: samples sorted by label and cut into equal shards. Every client gets some at random.
+    """Label shards: samples are sorted by label and cut into equal shards, some for every client at random.
 
     Args:
-        shards_per_client: >= 1; with 2 a client sees about two classes.
+        shards_per_client: Number of shards of each client, >= 1. With 2 shards a client has samples of about
+            two classes.
 
     References:
         McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017.
 
-    Example:
+    Examples:
         >>> labels = torch.arange(100) % 10
         >>> parts = LabelShards(2).split(labels, 100, 5, torch.Generator().manual_seed(0))
         >>> [labels[part].unique().tolist() for part in parts]

@@ -1,8 +1,8 @@
-"""Clients with loaders of their own: streams, batch samplers, or several loaders at once.
+"""Clients with separate loaders: streams, batch samplers, or several loaders at once.
 
-A client's batches are whatever its loader gives; a pass is over when the loader is. Each round starts it
-anew, as every epoch of an ordinary training does, so a stream that should go on where it stopped has to do so
-itself. Clients train one at a time, because nobody knows how to line up batches of different loaders.
+A client's batches are those of its loader, and a pass ends when the loader ends. Each round starts the loader
+again, like every epoch of an ordinary training. So a stream that should continue where it stopped has to do
+this itself. Clients train one at a time, because batches of different loaders can't be aligned.
 """
 
 import copy
@@ -22,7 +22,7 @@ from lightning_fedq.data.partition import Partition
 from lightning_fedq.data.sampling import OrderOfAll, RandomSampling, get_batching, get_collation, get_sampling
 
 Passes = Sequence[Iterable[Any]]
-"""For each client an iterable of batches; iterating it is one pass."""
+"""For each client an iterable of batches. One iteration is one pass over the client's data."""
 
 
 class PerClientLoaders:
@@ -30,40 +30,43 @@ class PerClientLoaders:
 
     Args:
         names: Names of the clients, for messages.
-        loaders: One for each.
+        loaders: Loader of each client, in the same order.
     """
 
     def __init__(self, names: Sequence[str], loaders: Sequence[DataLoader[Any]]) -> None:
         self.names, self.loaders = list(names), list(loaders)
 
     def num_batches(self, otherwise: int | None) -> list[int]:
-        """Batches of each client in a pass, `otherwise` for a stream, which does not say.
+        """Return the number of batches of each client in a pass.
+
+        Args:
+            otherwise: Number of batches for a stream without a length, or None.
 
         Raises:
-            ValueError: If a stream needs a number and there is none.
+            ValueError: If there is such a stream and `otherwise` is None, or if a loader is empty.
         """
         numbers = []
         for name, loader in zip(self.names, self.loaders, strict=True):
-            found = _length(loader)
-            if found is None and otherwise is None:
+            length = _length(loader)
+            if length is None and otherwise is None:
                 raise ValueError(
-                    f"the data of client {name} are a stream without a length, so nobody knows when its "
-                    "round is over; say how many batches with Federated(local_steps=...) or "
-                    "Trainer(limit_train_batches=...) as an int"
+                    f"The data of client {name} are a stream without a length. Set the number of batches by "
+                    "Federated(local_steps=...), or by Trainer(limit_train_batches=...) as an int."
                 )
-            numbers.append(otherwise if found is None else found)
+            numbers.append(otherwise if length is None else length)
         empty = [name for name, number in zip(self.names, numbers, strict=True) if not number]
         if empty:
-            raise ValueError(f"the loaders of clients {', '.join(empty[:10])} have no batch; leave them out")
+            raise ValueError(f"The loaders of clients {', '.join(empty[:10])} have no batch. Leave them out.")
         return [number or 0 for number in numbers]
 
     def client_indices(self) -> list[Tensor]:
-        """As many indices for each client as it has samples. None for a stream, which does not say."""
+        """Return consecutive indices for each client, as many as it has samples. None for a stream."""
         sizes = [_length(loader.dataset) or 0 for loader in self.loaders]
         return list(torch.split(torch.arange(sum(sizes)), sizes))
 
 
 def _length(sized: Any) -> int | None:
+    """Return the length, or None if there is none."""
     try:
         return len(sized)
     except (TypeError, NotImplementedError):
@@ -71,16 +74,20 @@ def _length(sized: Any) -> int | None:
 
 
 class NoCommonDataset(ValueError, AttributeError):
-    """Somebody looks for the one data set behind the loaders of all clients. To `hasattr` there is none."""
+    """Error for access to a common data set of clients that have separate loaders.
+
+    It is also an AttributeError, so that `hasattr` returns False.
+    """
 
 
 class PerClientRoundLoader(ClientLoader):
-    """Yields the batches of one round after another, client by client from loaders of their own.
+    """Training loader of a federation whose clients have separate loaders and train one at a time.
 
     Args:
-        work: Counts a batch as one sample.
-        stacks: Returns the stacks of the round to come, of one client each.
-        length: Number of its steps.
+        passes: Loader of each client.
+        work: Number of batches of each client, where a batch counts as one sample.
+        stacks: Returns the stacks of the coming round, of one client each.
+        length: Number of steps of a round.
     """
 
     def __init__(
@@ -91,38 +98,38 @@ class PerClientRoundLoader(ClientLoader):
 
     @property
     def passes(self) -> Passes:
-        """Passes of each client over its data."""
+        """Loader of each client, of which one iteration is one pass."""
         return self._passes
 
     @property
     def loader(self) -> DataLoader[Any]:  # type: ignore[override]
-        """Refused: there is not one.
+        """Refused, because there is no common loader.
 
         Raises:
             NoCommonDataset: Always.
         """
         raise NoCommonDataset(
-            "every client has loaders of its own, so there is no one data set to take samples from by index; "
-            "give each client a data set with a length: FederatedDataModule(clients=[dataset, ...])"
+            "Every client has a separate loader, so samples of a common data set can't be taken by index. "
+            "Give each client a data set with a length: FederatedDataModule(clients=[dataset, ...])."
         )
 
     def over(self, loader: Any) -> ClientLoader:
-        """The same clients over new passes."""
+        """Return a loader of the same clients over reloaded passes."""
         return PerClientRoundLoader(loader, self._work, self._stacks, len(self))
 
     def fetch(self, indices: Tensor) -> Any:
-        """Refused, as there are no indices."""
+        """Refuse to fetch samples, because there are no common indices."""
         return self.loader
 
     def iterate_stacks(self) -> Iterator[tuple[Stack, Iterator[Any]]]:
-        """Yield the clients of the round to come with their batches."""
+        """Yield the clients of the coming round, each with an iterator over its batches."""
         for stack in self._stacks():
-            own = self.stack_batches(stack)
-            yield stack, own
-            deque(own, maxlen=0)
+            of_stack = self.stack_batches(stack)
+            yield stack, of_stack
+            deque(of_stack, maxlen=0)  # skip the remaining batches
 
     def stack_batches(self, stack: Stack) -> Iterator[Any]:
-        """Yield the batches of one client. Nobody has none."""
+        """Return the batches of one client. A stack without clients has no batches."""
         if not stack.clients:
             return iter(())
         return self._seeded(
@@ -130,19 +137,23 @@ class PerClientRoundLoader(ClientLoader):
         )
 
     def _client_batches(self, client: int, number: int, seed: int) -> Iterator[Any]:
-        found = 0
-        while found < number:
-            _seed(self._passes[client], seed + found)
-            before = found
-            for batch in islice(self._passes[client], min(len(self._work.passes[client]), number - found)):
+        """Yield `number` batches of a client, in as many passes as are needed, each with its own seed."""
+        count = 0
+        while count < number:
+            _seed(self._passes[client], seed + count)
+            before = count
+            for batch in islice(self._passes[client], min(len(self._work.passes[client]), number - count)):
                 yield batch
-                found += 1
-            if found == before:
-                raise ValueError(f"the loader of client {client} gave no batch; leave the client out")
+                count += 1
+            if count == before:
+                raise ValueError(f"The loader of client {client} gave no batch. Leave the client out.")
 
 
 def _seed(loader: Any, seed: int) -> None:
-    """Generators of a loader, sampler, data set or transform would go on from round to round, and client."""
+    """Seed the generators of a loader, its sampler, data set and transforms.
+
+    Otherwise they would continue from round to round and from client to client.
+    """
     for owner in (loader, getattr(loader, "sampler", None)):
         generator = getattr(owner, "generator", None)
         if isinstance(generator, torch.Generator):
@@ -153,7 +164,7 @@ def _seed(loader: Any, seed: int) -> None:
 
 
 class _ClientCombinedLoader:
-    """One client's share of several loaders. Each pass gives batches of the structure that the user's had."""
+    """One client's part of several loaders, with batches of the same structure as the user's."""
 
     def __init__(self, combined: Any, shares: Sequence[DataLoader[Any]]) -> None:
         self._combined = copy.copy(combined)
@@ -164,20 +175,24 @@ class _ClientCombinedLoader:
             yield batch
 
     def num_batches(self) -> int:
+        """Return the number of batches in a pass."""
         counted = copy.copy(self._combined)
         counted.flattened = [range(len(share)) for share in self._combined.flattened]
         return len(iter(counted))
 
 
 class SeveralLoaders:
-    """Several loaders at once, each of which is dealt out to the clients.
+    """Several training loaders at once, each of which is partitioned over the clients.
 
     Args:
-        combined: Lightning's `CombinedLoader` of them.
-        partition: Deals each out.
+        combined: Lightning's `CombinedLoader` of the loaders.
+        partition: Partition that is applied to each loader's data set.
+        num_clients: Number of clients.
+        generator: CPU generator of the partition's draws.
 
     Raises:
-        ValueError: If who holds what is given by indices, or the loaders follow one another.
+        ValueError: If the partition is given by indices, if it fits one data set only, or if the loaders
+            follow one another.
     """
 
     def __init__(
@@ -189,19 +204,18 @@ class SeveralLoaders:
     ) -> None:
         if not isinstance(partition, Partition):
             raise ValueError(
-                "the indices of each client say who holds what of one data set, and there are several "
-                "loaders; use a partition, or give every client loaders of its own"
+                "Indices of each client refer to one data set, but there are several loaders. "
+                "Use a partition, or give every client separate loaders."
             )
         if partition.of_one_data_set:
             raise ValueError(
-                f"{partition} deals out one data set, and there are several loaders, whose users might be "
-                "numbered in different ways; give every client loaders of its own: "
-                "FederatedDataModule(clients=[...])"
+                f"{partition} could number the users of several loaders differently. Give every client "
+                "separate loaders: FederatedDataModule(clients=[...])."
             )
         if getattr(combined, "_mode", None) == "sequential":
             raise ValueError(
-                "loaders that follow one another (CombinedLoader mode 'sequential') are none that Lightning "
-                "trains on; use 'max_size_cycle', 'max_size' or 'min_size'"
+                "Lightning does not train on a CombinedLoader with mode 'sequential'. "
+                "Use 'max_size_cycle', 'max_size' or 'min_size'."
             )
         loaders = [check_loader(loader) for loader in combined.flattened]
         self._held = [partition_dataset(loader, partition, num_clients, generator) for loader in loaders]
@@ -209,58 +223,63 @@ class SeveralLoaders:
         self.together = self._deal(combined)
 
     def _deal(self, combined: Any) -> list[_ClientCombinedLoader]:
+        """Return each client's part of the loaders."""
         return [
             _ClientCombinedLoader(
-                combined, [_share(*one) for one in zip(combined.flattened, parts, strict=True)]
+                combined, [_share(*pair) for pair in zip(combined.flattened, parts, strict=True)]
             )
             for parts in zip(*self._held, strict=True)
         ]
 
     def client_indices(self) -> list[Tensor]:
-        """The samples of each client, counted through all data sets."""
+        """Return the sample indices of each client, numbered consecutively over all data sets."""
         starts = [sum(self._sizes[:index]) for index in range(len(self._sizes))]
         parts = [[held[c] + start for held, start in zip(self._held, starts, strict=True)]
                  for c in range(len(self._held[0]))]  # fmt: skip
-        return [torch.cat(own) for own in parts]
+        return [torch.cat(client_parts) for client_parts in parts]
 
     def renew(self, combined: Any) -> Passes:
-        """The same split of new loaders.
+        """Return each client's part of reloaded loaders, with the same partition.
 
         Raises:
-            ValueError: If they are of other lengths.
+            ValueError: If the data sets have other lengths.
         """
         sizes = [len(check_loader(loader).dataset) for loader in combined.flattened]  # type: ignore[arg-type]
         if sizes != self._sizes:
             raise ValueError(
-                f"the reloaded training loaders have {sizes} samples, and {self._sizes} were dealt out; "
-                "return ones of the same lengths, or leave reload_dataloaders_every_n_epochs at 0"
+                f"The reloaded training loaders have {sizes} samples, but the partition has {self._sizes}. "
+                "Keep the lengths, or set reload_dataloaders_every_n_epochs=0."
             )
         return self._deal(combined)
 
 
 def _share(loader: DataLoader[Any], held: Tensor) -> DataLoader[Any]:
-    """A loader like the user's, over one client's samples."""
+    """Return a loader like the user's, over one client's samples.
+
+    Raises:
+        ValueError: If the user's sampler can't be applied to one client.
+    """
     size, drop_last, sampler = get_batching(loader)
     data = Subset(loader.dataset, held.tolist())
-    own: Any = RandomSampler(data)
+    client_sampler: Any = RandomSampler(data)
     sampling = get_sampling(loader)[0]
     if isinstance(sampler, SequentialSampler):
-        own = SequentialSampler(data)
+        client_sampler = SequentialSampler(data)
     elif isinstance(sampling, OrderOfAll):
         raise ValueError(
-            f"the sampler {type(sampler).__name__} orders all samples, and there are several loaders; give "
-            "every client loaders of its own: FederatedDataModule(clients=[...])"
+            f"The sampler {type(sampler).__name__} can't be applied to clients of several loaders. Give "
+            "every client separate loaders: FederatedDataModule(clients=[...])."
         )
     elif isinstance(sampling, RandomSampling) and sampling.weights is not None:
         sampling.check([held])
         weights = sampling.weights[held].tolist()
-        own = WeightedRandomSampler(weights, sampling.size(len(held)), sampling.replacement)
+        client_sampler = WeightedRandomSampler(weights, sampling.size(len(held)), sampling.replacement)
     elif isinstance(sampling, RandomSampling):
-        own = RandomSampler(data, sampling.replacement, sampling.size(len(held)))
+        client_sampler = RandomSampler(data, sampling.replacement, sampling.size(len(held)))
     return DataLoader(
         data,
         batch_size=size,
-        sampler=own,
+        sampler=client_sampler,
         drop_last=drop_last,
         collate_fn=get_collation(loader),
         **worker_settings(loader),
@@ -270,6 +289,13 @@ def _share(loader: DataLoader[Any], held: Tensor) -> DataLoader[Any]:
 def count_work(
     numbers: Sequence[int], local_epochs: int, local_steps: int | None, limit: int | float
 ) -> LocalWork:
-    """Passes of so many batches for each client, a batch counted as one sample."""
-    held = [torch.arange(number) for number in numbers]
-    return LocalWork(held, 1, False, False, local_epochs, local_steps, limit)
+    """Return the local work of clients with separate loaders, where a batch counts as one sample.
+
+    Args:
+        numbers: Number of batches of each client in a pass.
+        local_epochs: Passes in a round.
+        local_steps: Batches in a round, instead of `local_epochs`.
+        limit: Trainer's `limit_train_batches`.
+    """
+    batches = [torch.arange(number) for number in numbers]
+    return LocalWork(batches, 1, False, False, local_epochs, local_steps, limit)

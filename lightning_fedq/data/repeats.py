@@ -1,8 +1,8 @@
-"""Which samples are one and the same row, seen by the indices of data sets without reading a sample.
+"""Find samples that are the same row of data, by their indices and without reading a sample.
 
-`Subset` and `ConcatDataset` say where a sample comes from, and so do those of them that lie in each other.
-So does a data set whose samples are made of another's, one of each, by its attribute `rows_of`. Any other is
-taken at its word: its samples are as many rows.
+`Subset` and `ConcatDataset`, also nested ones, tell the origin of a sample. A data set whose samples are
+computed from another data set, one from each, tells it by its attribute `rows_of`. All samples of any other
+data set count as different rows.
 """
 
 from bisect import bisect_right
@@ -15,19 +15,19 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 
 def find_row(dataset: Any, index: Any) -> tuple[Hashable, ...]:
-    """The row behind a sample: the data set that it is of, by identity, and its index or key there.
+    """Return the row of a sample: the identity of the innermost data set, and the index or key in it.
 
     Args:
-        dataset: Map-style, with a length.
+        dataset: Map-style data set with a length.
         index: Index of the sample, or its key.
 
-    Example:
+    Examples:
         >>> rows = list("abc")
         >>> find_row(ConcatDataset([Subset(rows, [2, 2, 0]), rows]), 1) == find_row(rows, -1)
         True
     """
     while True:
-        if hasattr(index, "__index__"):  # a number, of any kind
+        if hasattr(index, "__index__"):  # an integer of any type
             index = index.__index__() + (len(dataset) if index < 0 else 0)
         if isinstance(dataset, Subset):
             dataset, index = dataset.dataset, dataset.indices[index]
@@ -43,10 +43,10 @@ def find_row(dataset: Any, index: Any) -> tuple[Hashable, ...]:
 
 
 def max_repeats(dataset: Dataset[Any], held: Sequence[Tensor]) -> tuple[int, int]:
-    """Samples, and clients, in which some row of the training data stands at most.
+    """Return the largest number of samples, and of clients, that contain the same row.
 
     Args:
-        dataset: Data set that the indices are of.
+        dataset: Data set to which the indices refer.
         held: Sample indices of each client.
     """
     samples, clients = Counter[Any](), Counter[Any]()

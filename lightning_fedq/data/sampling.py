@@ -1,4 +1,4 @@
-"""The user's own sampler, within every client's samples."""
+"""Local sampling: apply the sampler of the user's loader to each client's samples."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -22,7 +22,7 @@ from lightning_fedq.data.generator_turns import seed_everywhere
 
 
 class Batching(NamedTuple):
-    """Batch size and last batch of a loader, whether given as `batch_size` or as torch's `BatchSampler`."""
+    """Batch size, treatment of the incomplete last batch (`drop_last`), and sampler of a loader."""
 
     batch_size: int
     drop_last: bool
@@ -30,26 +30,25 @@ class Batching(NamedTuple):
 
 
 def get_batching(loader: DataLoader[Any]) -> Batching:
-    """The batch size, and the sampler behind it.
+    """Return the batch size, `drop_last` and the sampler of a loader.
 
     Raises:
-        ValueError: If another batch sampler decides what goes into a batch.
+        ValueError: If the loader has a batch sampler of another class than torch's `BatchSampler`.
     """
     batches: Any = loader.batch_sampler
-    if batches is None:  # automatic batching off: every sample is a batch
+    if batches is None:  # without automatic batching every sample is a batch
         return Batching(1, False, loader.sampler)  # type: ignore[arg-type]
     if type(batches) is not BatchSampler:
         raise ValueError(
-            f"a DataLoader with the batch sampler {type(batches).__name__} can't be dealt out to clients, "
-            "because what goes into a batch is not known; give it a batch_size, or every client a loader of "
-            "its own: FederatedDataModule(clients=[loader, ...])"
+            f"A DataLoader with the batch sampler {type(batches).__name__} can't be partitioned. "
+            "Give it a batch_size, or give every client a loader: FederatedDataModule(clients=[loader, ...])."
         )
     return Batching(batches.batch_size, batches.drop_last, batches.sampler)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
 class _OfOneSample:
-    """The conversion of a sample that is a batch already, in the place of a collation."""
+    """Collation of a list of one sample, which is a batch already, by the loader's conversion."""
 
     convert: Callable[[Any], Any]
 
@@ -58,45 +57,54 @@ class _OfOneSample:
 
 
 def get_collation(loader: DataLoader[Any]) -> Callable[[list[Any]], Any]:
-    """The function that makes a batch of a list of samples."""
+    """Return the function that makes a batch from a list of samples."""
     collate: Callable[[Any], Any] = loader.collate_fn
     return _OfOneSample(collate) if loader.batch_sampler is None else collate
 
 
 class Sampling(ABC):
-    """A client's way of drawing a pass over its data, where that is no plain permutation."""
+    """Rule by which a client draws a pass over its data, other than by a plain permutation."""
 
     rate: float
-    """Samples of a pass, as a share of those there are, > 0."""
+    """Length of a pass, as a fraction of the number of samples, > 0."""
 
     def size(self, num_samples: int) -> int:
-        """Samples of one pass of a client that holds `num_samples`."""
+        """Return the length of one pass of a client with `num_samples` samples."""
         return max(1, round(self.rate * num_samples))
 
     @abstractmethod
     def draw(self, held: Tensor, generator: torch.Generator) -> Tensor:
-        """The samples of one pass, `(size,)`.
+        """Draw the sample indices of one pass, `(size,)`.
+
+        Args:
+            held: Sample indices of the client.
+            generator: CPU generator of the client's data order.
 
         Raises:
-            ValueError: If there are none of the client's.
+            ValueError: If the sampler gives none of the client's samples.
         """
 
     @abstractmethod
     def check(self, clients: Sequence[Tensor]) -> None:
-        """Refuse a client that can't draw a pass.
+        """Refuse clients that can't draw a pass.
+
+        Args:
+            clients: Sample indices of each client.
 
         Raises:
-            ValueError: Naming the clients.
+            ValueError: If there are such clients. The message names them.
         """
 
 
 @dataclass(frozen=True)
 class RandomSampling(Sampling):
-    """Draws of torch's own random samplers: with weights, with replacement, more or fewer than there are.
+    """Local version of torch's `RandomSampler` and `WeightedRandomSampler`.
 
     Args:
-        weights: `(samples of the data set,)`, of which every client uses its own; None are equal ones.
-        replacement: May a sample come twice in a pass?
+        weights: Weight of each sample of the whole data set, `(num_samples,)`, of which every client uses
+            those of its samples. None are equal weights.
+        replacement: Whether a pass may contain a sample several times.
+        rate: Length of a pass, as a fraction of the number of samples, > 0.
     """
 
     weights: Tensor | None
@@ -106,8 +114,8 @@ class RandomSampling(Sampling):
     def draw(self, held: Tensor, generator: torch.Generator) -> Tensor:
         size = self.size(len(held))
         if self.weights is not None:
-            own = self.weights[held]
-            return held[torch.multinomial(own, size, self.replacement, generator=generator)]
+            weights = self.weights[held]
+            return held[torch.multinomial(weights, size, self.replacement, generator=generator)]
         if self.replacement:
             return held[torch.randint(len(held), (size,), generator=generator)]
         passes = [torch.randperm(len(held), generator=generator) for _ in range(-(-size // len(held)))]
@@ -116,68 +124,73 @@ class RandomSampling(Sampling):
     def check(self, clients: Sequence[Tensor]) -> None:
         if self.weights is None:
             return
-        found = [int((self.weights[held] > 0).sum()) for held in clients]
-        least = [1 if self.replacement else self.size(len(held)) for held in clients]
-        unable = [client for client in range(len(clients)) if found[client] < least[client]]
+        available = [int((self.weights[held] > 0).sum()) for held in clients]
+        needed = [1 if self.replacement else self.size(len(held)) for held in clients]
+        unable = [client for client in range(len(clients)) if available[client] < needed[client]]
         if unable:
             raise ValueError(
-                f"clients {in_short(unable)} hold too few samples with a weight above zero to draw a pass "
-                "from the WeightedRandomSampler; use another partition, fewer clients, or replacement=True"
+                f"Clients {in_short(unable)} have too few samples with positive weights for the "
+                "WeightedRandomSampler. Use another partition, fewer clients, or replacement=True."
             )
 
 
 @dataclass(frozen=True)
 class OrderOfAll(Sampling):
-    """The order of a sampler of the user's own, which knows all samples, without those of other clients.
+    """Order of a user-defined sampler over all samples, without the samples of other clients.
 
-    A pass has the client's share of the sampler's. Where its samples come too seldom, the sampler begins
-    anew. Torch's generator is seeded for each pass; a sampler that draws otherwise is not reproducible.
+    If the sampler ends before it has given enough samples of a client, it is iterated again. Torch's
+    generator is seeded for each pass. A sampler that draws from other generators is not reproducible.
+
+    Args:
+        order: The sampler, which gives indices of all samples.
+        rate: Length of a pass, as a fraction of the number of samples, > 0.
     """
 
     order: Iterable[int]
     rate: float
 
     def draw(self, held: Tensor, generator: torch.Generator) -> Tensor:
-        own, size = set(held.tolist()), self.size(len(held))
+        client_indices, size = set(held.tolist()), self.size(len(held))
         seed = int(torch.randint(2**62, (), generator=generator))
-        found: list[int] = []
+        indices: list[int] = []
         with torch.random.fork_rng([]):
             seed_everywhere(seed)
-            while len(found) < size:
-                again = [int(index) for index in self.order if int(index) in own]
-                if not again:
-                    raise ValueError(f"the sampler {type(self.order).__name__} gave no sample of a client")
-                found += again
-        return torch.tensor(found[:size])
+            while len(indices) < size:
+                further = [int(index) for index in self.order if int(index) in client_indices]
+                if not further:
+                    raise ValueError(f"The sampler {type(self.order).__name__} gave no sample of a client")
+                indices += further
+        return torch.tensor(indices[:size])
 
     def check(self, clients: Sequence[Tensor]) -> None:
-        given = torch.tensor([int(index) for index in self.order])
-        unable = [client for client, held in enumerate(clients) if not torch.isin(held, given).any()]
+        sampled = torch.tensor([int(index) for index in self.order])
+        unable = [client for client, held in enumerate(clients) if not torch.isin(held, sampled).any()]
         if unable:
             raise ValueError(
-                f"the sampler {type(self.order).__name__} gives no sample of clients {in_short(unable)}; use "
-                "another partition, or fewer clients"
+                f"The sampler {type(self.order).__name__} gives no sample of clients {in_short(unable)}. "
+                "Use another partition, or fewer clients."
             )
         rank_zero_info(
-            f"the order of the sampler {type(self.order).__name__} holds for every client, without the "
-            "samples of the others"
+            f"Each client uses the order of the sampler {type(self.order).__name__}, without the samples of "
+            "other clients"
         )
 
 
 def in_short(names: Sequence[object], most: int = 10) -> str:
-    """The first of some names or numbers, and how many more there are."""
+    """Return the first `most` names or numbers in words, and how many more there are."""
     rest = len(names) - most
     return ", ".join(map(str, names[:most])) + (f" and {rest} more" if rest > 0 else "")
 
 
 def get_sampling(loader: DataLoader[Any]) -> tuple[Sampling | None, Tensor | None]:
-    """Local sampler that follows from the loader's, and the samples there are.
+    """Return the local sampling that corresponds to the loader's sampler, and the samples that it uses.
 
     Returns:
-        None for a plain order or permutation; and None where all samples are dealt out.
+        The local sampling, or None for a plain order or permutation. Then the sample indices that are
+        partitioned, or None for all samples.
 
     Raises:
-        ValueError: If the sampler's weights are not the samples'.
+        ValueError: If the number of the sampler's weights is not the number of samples.
     """
     sampler = get_batching(loader).sampler
     num_samples: int = len(loader.dataset)  # type: ignore[arg-type]
@@ -189,8 +202,8 @@ def get_sampling(loader: DataLoader[Any]) -> tuple[Sampling | None, Tensor | Non
         rate = sampler.num_samples / num_samples
         if len(sampler.weights) != num_samples:
             raise ValueError(
-                f"the WeightedRandomSampler has {len(sampler.weights)} weights for {num_samples} samples; "
-                "give it one a sample, so that every client finds those of its own"
+                f"The WeightedRandomSampler has {len(sampler.weights)} weights for {num_samples} samples. "
+                "Give it one weight for each sample."
             )
         return RandomSampling(
             torch.as_tensor(sampler.weights, dtype=torch.float64), sampler.replacement, rate

@@ -1,7 +1,7 @@
-"""More rules of who holds what: natural users, unequal amounts, unequal inputs.
+"""Further partitions: by natural users, with unequal amounts, and with unequal inputs.
 
-The last two are the quantity and the feature skew of Li et al., Federated Learning on Non-IID Data Silos,
-ICDE 2022, with samples left as they are: they are dealt out, and no noise is added to them.
+`QuantitySkew` and `FeatureShards` are the quantity skew and the feature skew of Li et al., Federated Learning
+on Non-IID Data Silos, ICDE 2022. Departure: no noise is added to the samples.
 """
 
 from dataclasses import dataclass
@@ -28,17 +28,17 @@ _NAMED = 10
 
 @dataclass(frozen=True, repr=False)
 class Natural(Partition):
-    """Natural partition: samples of one user go to one client, by a column or a function of the sample.
+    """Natural partition: all samples of one user go to one client.
 
-    Users are numbered in the order of their names, so that client 0 is the first of them. With `merge`, whole
-    users are dealt out at random to clients that hold as few samples as possible: nobody is cut in two.
+    Users are numbered in the order of their names, so that client 0 is the first user. With `merge`, whole
+    users are assigned to the clients with the fewest samples, the largest users first.
 
     Args:
-        by: User of a sample: an index or key of its items, a column of a Hugging Face data set, a function
-            of the sample, or one value for each sample.
-        merge: Let a client be several users, where there are more users than clients.
+        by: Source of the user of a sample: an index or key of an item of the sample, a column of a Hugging
+            Face data set, a function of the sample, or a sequence with one value for each sample.
+        merge: Whether a client may have several users, if there are more users than clients.
 
-    Example:
+    Examples:
         >>> Natural("writer")  # FederatedDataModule(..., partition=this): a column of a Hugging Face data set
         Natural(by='writer', merge=False)
     """
@@ -56,17 +56,17 @@ class Natural(Partition):
         return f"Natural(by={in_words(self.by)}, merge={self.merge})"
 
     def values(self, dataset: Dataset[Any]) -> Tensor:
-        """Number of the user of each sample."""
+        """Return the number of each sample's user, `(num_samples,)` int64."""
         return number_groups(read_column(dataset, self.by, "Natural"))[0]
 
     def users(self, dataset: Dataset[Any]) -> list[Any]:
-        """Names of the users, in the order of the clients where nobody is merged."""
+        """Return the names of the users. Without merging, this is the order of the clients."""
         return number_groups(read_column(dataset, self.by, "Natural"))[1]
 
     def split(
         self, labels: Tensor | None, num_samples: int, num_clients: int, generator: torch.Generator
     ) -> list[Tensor]:
-        # `labels` are the numbers of the users
+        # `labels` are the user numbers that `values` returned
         check_sizes(num_samples, num_clients)
         assert labels is not None
         sizes = torch.bincount(labels)
@@ -79,8 +79,8 @@ class Natural(Partition):
                 else ", or Natural(..., merge=True) for clients of several users"
             )
             raise ValueError(
-                f"the samples are of {len(sizes)} users, num_clients is {num_clients}; use "
-                f"num_clients={len(sizes)}{more}"
+                f"The samples are of {len(sizes)} users, but num_clients is {num_clients}. Use "
+                f"num_clients={len(sizes)}{more}."
             )
         owner = torch.arange(num_clients)
         if len(sizes) > num_clients:
@@ -89,7 +89,16 @@ class Natural(Partition):
 
 
 def _deal_whole(sizes: list[int], num_clients: int, generator: torch.Generator) -> Tensor:
-    """Client of each user: the largest users first, ties at random, each to whoever holds least."""
+    """Assign each user to the client with the fewest samples, the largest users first, ties at random.
+
+    Args:
+        sizes: Number of samples of each user.
+        num_clients: Number of clients.
+        generator: CPU generator.
+
+    Returns:
+        Client of each user, `(users,)` int64.
+    """
     order = torch.randperm(len(sizes), generator=generator).tolist()
     order.sort(key=lambda user: -sizes[user])
     held, owner = [0] * num_clients, torch.empty(len(sizes), dtype=torch.int64)
@@ -101,15 +110,15 @@ def _deal_whole(sizes: list[int], num_clients: int, generator: torch.Generator) 
 
 @dataclass(frozen=True)
 class QuantitySkew(Partition):
-    """Quantity skew: clients hold unequal amounts of a random order of the samples.
+    """Quantity skew: a random order of the samples, cut into parts of unequal sizes.
 
-    The shares are one draw from a symmetric Dirichlet law; everybody has at least `least` samples.
+    The clients' shares are one draw from a symmetric Dirichlet distribution.
 
     Args:
-        alpha: Concentration, > 0; small is skewed, large is close to IID.
-        least: Fewest samples of a client, >= 1.
+        alpha: Concentration, > 0. Small values give very unequal sizes, large values nearly equal ones.
+        least: Smallest number of samples of a client, >= 1.
 
-    Example:
+    Examples:
         >>> parts = QuantitySkew(0.5).split(None, 100, 4, torch.Generator().manual_seed(0))
         >>> [len(part) for part in parts]
         [1, 5, 28, 66]
@@ -136,16 +145,18 @@ class QuantitySkew(Partition):
 
 @dataclass(frozen=True, repr=False)
 class FeatureShards(Partition):
-    """Feature skew: samples sorted by a number of theirs and cut into equal shards, some for every client.
+    """Feature skew: samples are sorted by a feature and cut into equal shards, some for every client.
 
-    As `LabelShards`, with a feature in place of the label: brightness, length, age, a sensor.
+    This is `LabelShards` with a feature in place of the label, such as brightness, length, age or a sensor.
 
     Args:
-        by: Number of a sample: an index or key of its items, a column of a Hugging Face data set, a function
-            of the sample, or one number for each sample. None is the mean of the sample's first item.
-        shards_per_client: >= 1; with 1 every client has a range of its own.
+        by: Source of the feature of a sample: an index or key of an item of the sample, a column of a
+            Hugging Face data set, a function of the sample, or a sequence with one number for each sample.
+            None is the mean of the sample's first item.
+        shards_per_client: Number of shards of each client, >= 1. With 1 shard every client has a separate
+            range of the feature.
 
-    Example:
+    Examples:
         >>> FeatureShards("brightness", shards_per_client=2)
         FeatureShards(by='brightness', shards_per_client=2)
     """
@@ -163,20 +174,22 @@ class FeatureShards(Partition):
         return f"FeatureShards(by={in_words(self.by)}, shards_per_client={self.shards_per_client})"
 
     def values(self, dataset: Dataset[Any]) -> Tensor:
-        """Number of each sample.
+        """Return the feature of each sample, `(num_samples,)` float64.
 
         Raises:
-            ValueError: If a value is no number.
+            ValueError: If a value is not a finite number.
         """
-        found = read_column(dataset, _mean_of_input if self.by is None else self.by, "FeatureShards")
+        column = read_column(dataset, _mean_of_input if self.by is None else self.by, "FeatureShards")
         try:
-            numbers = torch.tensor([float(value) for value in found], dtype=torch.float64)
+            numbers = torch.tensor([float(value) for value in column], dtype=torch.float64)
         except (TypeError, ValueError) as error:
             raise ValueError(
-                f"FeatureShards sorts by numbers, got {found[0]!r}; use Natural for names"
+                f"FeatureShards sorts by numbers, got {column[0]!r}. Use Natural for names."
             ) from error
         if not bool(numbers.isfinite().all()):
-            raise ValueError("FeatureShards sorts by numbers, and some are NaN or infinite; leave these out")
+            raise ValueError(
+                "FeatureShards needs finite numbers, got NaN or infinity. Leave such samples out."
+            )
         return numbers
 
     def split(
@@ -188,5 +201,6 @@ class FeatureShards(Partition):
 
 
 def _mean_of_input(sample: Any) -> float:
+    """Return the mean of a sample's first item."""
     first = next(iter(sample.values())) if isinstance(sample, dict) else sample[0]
     return float(torch.as_tensor(first, dtype=torch.float64).mean())

@@ -1,1 +1,1 @@
-"""DP-SGD on samples: Opacus with noise on a grid, what is checked before a step, and what is charged."""
+"""Sample-level DP-SGD: Opacus with discrete noise, checks before a step, and privacy accounts."""

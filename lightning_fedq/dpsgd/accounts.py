@@ -1,14 +1,14 @@
-"""Sample-level accounts of every client's data under `DPSGD`, through checkpoints and killed processes.
+"""Sample-level accounts of every client's data under `DPSGD`, across checkpoints and killed processes.
 
-Streams from a seed repeat a step with the same batch and the same noise, so that it is paid for once. Streams
-from the operating system do not: there, what was spent stays spent, an open round counts as taken in full,
-and so do rounds that the ledger has from elsewhere: of a process that was killed, or of another run. A
-journal counts rounds and does not price them: they count at the present price, and a run goes on with rounds
-of its checkpoint's price or not at all.
+With a seed, a resumed run repeats a step with the same batch and the same noise, so the step is charged once.
+Without a seed, a repeated step draws new noise. Charges are then kept, and an open round counts as taken in
+full. Rounds that only the ledger knows also count: those of a killed process or of another run. A journal
+counts rounds without their price (noise multiplier, sampling rate and steps). They are charged at the present
+price, so a run with another price than its checkpoint is refused.
 
-One account has one history. Accounts that have spent nothing go on from a checkpoint's; others only from a
-checkpoint of their own past: one that they wrote, or the one that they began with. Any other history is
-refused, because adding it up or leaving either out could forget a charge.
+An account has one history. Accounts that have spent nothing take over a checkpoint's history. Accounts that
+have spent steps accept only a checkpoint that they wrote, or the one from which they started. Any other
+history is refused, because merging two histories could lose a charge.
 """
 
 import secrets
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from lightning_fedq.dpsgd.opacus import Account
 
 History = list[tuple[float, float, int]]
-"""Noise multiplier, sampling rate and number of steps, in turn."""
+"""Consecutive charges: noise multiplier, sampling rate and number of steps of each."""
 
 
 class SampleAccounts:
-    """An account for everybody who holds data. Client 0 where nobody has dealt them out.
+    """One DP-SGD account for each client. Without a federation, client 0 stands for the whole data set.
 
     Args:
-        rows: Rows of one person that every account charges for, at any one client.
+        rows: Largest number of rows of one person, >= 1. Every account charges for all of them.
 
     Attributes:
-        of_client: The accounts.
+        of_client: Account of each client.
     """
 
     def __init__(self, rows: int = 1) -> None:
@@ -45,19 +45,20 @@ class SampleAccounts:
         self._elsewhere: list[int] = []
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Give a copy a name of its own, so that what it spends is no part of the original's history."""
+        """Give a copy a new identifier, because its charges do not belong to the original's history."""
         vars(self).update(state)
         self._begin_with(self._id, self._now())
 
     def open(self, batches: PoissonBatches, noise_multiplier: float) -> None:
-        """Open the accounts of a fit. What was spent before stays spent.
+        """Open the accounts of a fit, and keep all earlier charges.
 
         Args:
-            batches: Number of batches of the steps to come.
-            noise_multiplier: Noise multiplier of the steps to come.
+            batches: Poisson batches of each client, which give the sampling rates and the steps per round.
+            noise_multiplier: Noise multiplier of the coming steps, > 0.
 
         Raises:
-            ValueError: If rounds of a killed process may have had another price.
+            ValueError: If the loaded checkpoint had another price per round. The charges of rounds of a
+                killed process would then be unknown.
         """
         from lightning_fedq.dpsgd.opacus import Account
 
@@ -74,58 +75,60 @@ class SampleAccounts:
             if theirs != own:
                 words = "noise multiplier {:.6g}, sampling rate {:.6g} and {:.0f} steps".format
                 raise ValueError(
-                    f"rounds of client {client} had {words(*theirs)}, here they have {words(*own)}, and what "
-                    "the rounds of a killed process have spent would be unknown; resume with the noise, "
-                    "batch_size, local_epochs, local_steps and limit_train_batches of the checkpoint, or "
-                    "load only its weights: what is spent from then on comes on top"
+                    f"The checkpoint's rounds of client {client} had {words(*theirs)}, and this fit has "
+                    f"{words(*own)}. Keep the checkpoint's noise, batch_size, local_epochs, local_steps and "
+                    "limit_train_batches, or load only weights and add both epsilons."
                 )
 
     def history(self, client: int) -> list[list[float]]:
-        """Charges of a client, in plain numbers, each with the rows of a person where these are several."""
+        """Return a client's charges as lists: noise multiplier, sampling rate, steps, and `rows` if > 1."""
         rows = [float(self._rows)] * (self._rows > 1)
         return [[*entry, *rows] for entry in self._now().get(client, [])]
 
     def go_on(self, client: int, history: Sequence[Sequence[float]]) -> None:
-        """Let a client's account, once it is opened, go on from what was kept elsewhere."""
+        """Continue a client's account from a stored `history`, as soon as the account is opened.
+
+        Raises:
+            ValueError: If the history was charged for another number of rows per person.
+        """
         for *_, rows in ([*entry, 1][:4] for entry in history):
             self._check_rows(int(rows))
         self._histories[client] = [(noise, rate, int(steps)) for noise, rate, steps, *_ in history]
 
     def _check_rows(self, rows: int) -> None:
-        """Refuse charges for persons with another number of rows, which are about other neighbours."""
+        """Refuse charges for another number of rows per person, because their adjacency is another one."""
         if rows != self._rows:
             raise ValueError(
-                f"what was spent before is charged for persons with up to {rows} rows, and this DPSGD counts "
-                f"{self._rows}; use DPSGD(rows_per_person={rows}), or load only the weights: what is spent "
-                "from then on comes on top"
+                f"Earlier steps were charged for {rows} rows per person, and this DPSGD has {self._rows}. "
+                f"Use DPSGD(rows_per_person={rows}), or load only weights and add both epsilons."
             )
 
     def _prices(self) -> list[list[float]]:
-        """Price of a round for every client: noise multiplier, sampling rate, steps."""
+        """Return each client's price of a round: noise multiplier, sampling rate, steps."""
         return [
             [account.noise_multiplier, account.sample_rate, float(self._batches.steps[client])]
             for client, account in self.of_client.items()
         ]
 
     def begin_round(self) -> None:
-        """Nobody has taken a step of this round."""
+        """Start a round, in which no client has taken a step yet."""
         self._before_round = {}
 
     def charge(self, client: int) -> int:
-        """Pay for one step of a client, before its noise is drawn, and return its number."""
+        """Charge one step of a client, before its noise is drawn, and return the step's number."""
         account = self.of_client[client]
         if client not in self._before_round:
             self._before_round[client] = list(account.accountant.history)
         return account.charge()
 
     def charge_elsewhere(self, charges: Sequence[int]) -> bool:
-        """Pay, once, for rounds that others have charged these clients for. Between rounds.
+        """Charge rounds that other processes have charged in the ledger, each once. Call between rounds.
 
         Args:
-            charges: By client, `Ledger.charges_elsewhere`.
+            charges: `Ledger.charges_elsewhere`: the number of such rounds of each client so far.
 
         Returns:
-            Whether there was such a round.
+            Whether there were new ones.
         """
         known = self._elsewhere or [0] * len(charges)
         lost = [max(int(now) - then, 0) for now, then in zip(charges, known, strict=True)]
@@ -138,12 +141,13 @@ class SampleAccounts:
     def state_dict(
         self, charges: Sequence[int] = (), at_start_of_round: bool = False, round_taken_by: Sequence[int] = ()
     ) -> dict[str, Any]:
-        """Every account, in plain types.
+        """Return all accounts in plain types.
 
         Args:
-            charges: Charges of this process, by client, where a journal may know more than this checkpoint.
+            charges: Rounds that this process has charged to each client, if a journal may know of more
+                rounds than this checkpoint. Empty if there is no such journal.
             at_start_of_round: Leave out the open round, which will be repeated bit for bit.
-            round_taken_by: Clients for whom the open round counts as taken in full.
+            round_taken_by: Clients for which the open round counts as taken in full.
         """
         histories = self._now()
         if at_start_of_round:
@@ -161,12 +165,12 @@ class SampleAccounts:
         }
 
     def _now(self) -> dict[int, History]:
-        """Every client's history, what was loaded included."""
+        """Return every client's history, including loaded ones whose account is not opened yet."""
         opened = {client: list(account.accountant.history) for client, account in self.of_client.items()}
         return opened | self._histories
 
     def _after_round(self, client: int) -> History:
-        """A client's history once it has taken all its steps of the open round."""
+        """Return a client's history as if it had taken all its steps of the open round."""
         account = self.of_client[client]
         before = sum(steps for _, _, steps in self._before_round.get(client, account.accountant.history))
         left = before + self._batches.steps[client] - account.steps
@@ -175,19 +179,19 @@ class SampleAccounts:
         return history
 
     def load_state_dict(self, state_dict: Mapping[str, Any], repeatable: bool) -> None:
-        """Load `state_dict`: these accounts go on from it when they are opened.
+        """Load `state_dict`, from which the accounts continue when they are opened.
 
         Args:
             state_dict: State that `state_dict` returned.
-            repeatable: Do batches and noise follow from a seed? Then what came after a state of their own
-                past is repeated bit for bit, so they go back to it. Else what was spent stays spent.
+            repeatable: Whether batches and noise follow from a seed. If so, later steps are repeated bit for
+                bit, and the accounts go back to the state. Otherwise they keep all their charges.
 
         Raises:
-            ValueError: If these accounts have spent steps, and the state is not of their own past, or if it
-                is about persons with another number of rows.
+            ValueError: If these accounts have spent steps, and they neither wrote the state nor started from
+                it. Also if the state was charged for another number of rows per person.
         """
         self._check_rows(state_dict.get("rows_per_person", 1))
-        name, own = state_dict.get("id") or secrets.token_hex(8), self._now()  # 0.1.0 gave no names
+        name, own = state_dict.get("id") or secrets.token_hex(8), self._now()  # 0.1.0 wrote no identifier
         theirs: dict[int, History] = {
             int(client): [(nm, rate, steps) for nm, rate, steps in history]
             for client, history in state_dict["histories"].items()
@@ -195,10 +199,8 @@ class SampleAccounts:
         if any(own.values()) and name != self._id and (name, theirs) != self._origin:
             spent = max(sum(steps for _, _, steps in history) for history in own.values())
             raise ValueError(
-                f"this DPSGD has spent up to {spent} steps on a data set, which are no part of the "
-                "checkpoint's history, and an account has one history; give the Trainer a new DPSGD, which "
-                "goes on from the checkpoint's: what this one has spent comes on top for whoever sees both "
-                "models"
+                f"This DPSGD has spent up to {spent} steps that the checkpoint does not contain. "
+                "Use a new DPSGD, and add both epsilons if an adversary sees both models."
             )
         if not any(own.values()):
             self._begin_with(name, theirs)
@@ -208,6 +210,6 @@ class SampleAccounts:
         self._loaded_prices = state_dict["prices"] if state_dict["charges"] else []
 
     def _begin_with(self, name: str, histories: dict[int, History]) -> None:
-        """Go on from others' history, under a name of one's own."""
-        kept = {client: list(history) for client, history in histories.items()}
-        self._origin, self._id = (name, kept), secrets.token_hex(8)
+        """Continue from another object's histories under a new identifier, and remember their origin."""
+        copies = {client: list(history) for client, history in histories.items()}
+        self._origin, self._id = (name, copies), secrets.token_hex(8)

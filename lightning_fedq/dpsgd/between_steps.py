@@ -1,12 +1,13 @@
-"""Does what a batch leaves behind move a later step, or what validation logs? Tried on copies of the fit.
+"""Check that no batch affects later steps, or validation metrics, outside of the noisy sums.
 
-Clipping bounds what one sample adds to the sum of its own step. State that follows from a batch and is kept
-beyond it (an average of losses in `on_train_batch_end`, a callback's, an optimiser's that looks at gradients
-before they are private) moves every later sample's gradient, too, by as much as it likes. So a copy of the
-fit trains on a few batches, and another copy on other ones, of other sizes. Both take the same steps, as if
-all gradients had been zero: what is left of the difference is what the batches left outside of the noisy
-steps. The gradients of one further batch, an epoch later, and what the hooks of validation log, must then be
-the same, bit for bit on a CPU. It finds what shows within a few batches: it is a test, and no proof.
+Clipping bounds the contribution of a sample to the sum of one step. State that follows from a batch and
+outlives its step changes the gradients of later samples, without any bound. Examples are a running average
+of losses in `on_train_batch_end`, a callback's attribute, or an optimiser that reads raw gradients.
+
+The check trains two copies of the fit on different batches of different sizes. Both copies take steps with
+zero gradients, so noisy steps can't cause a difference between them. Then both compute the gradients of the
+same further batch, in a later epoch, and run the validation hooks. Gradients and logged metrics must agree,
+bit for bit on a CPU. This is a test over a few batches and no proof.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,23 +21,27 @@ from lightning_fedq.clients.fit import Batches, Client, ClientFit
 from lightning_fedq.clients.hooks import call_hooks
 
 _NOISE = 10.0
-"""On a device whose sums are not the same twice: so many times the difference of equal trainings passes."""
+"""Tolerance on devices with non-deterministic sums, in units of the difference of two equal trainings."""
 _WAYS = ((2, 3, 2), (3, 4, 2))
-"""Sizes of the batches that are to leave nothing behind."""
+"""Sizes of the earlier batches, for each of the two copies."""
 
 Seen = tuple[list[Tensor], dict[str, float]]
+"""Gradients of the last batch, and the metrics that validation logs."""
 
 
 def check_between_steps(home: Any, fetch: Callable[[Tensor], Any], held: Tensor, loader: Any) -> None:
-    """Refuse a training in which one batch moves the gradients of another.
+    """Refuse a training in which earlier batches change later gradients or validation metrics.
 
     Args:
-        home: The user's Trainer, in its fit, whose module has no hooks of Opacus's.
-        fetch: Batch of some samples.
-        held: Samples that may be tried; their order decides which ones are.
+        home: The user's Trainer during its fit. Its module has no Opacus hooks at this time.
+        fetch: Returns the batch of the samples with the given indices.
+        held: Sample indices to use. The first ones in their order are tried.
+        loader: Training loader that the copies of the fit refer to.
 
     Raises:
-        ValueError: If it does, with the cure.
+        ValueError: If gradients depend on earlier batches, or if validation logs metrics that follow from
+            training batches. No epsilon covers such metrics, and log files, checkpoint names and decisions
+            would release them.
     """
     ways, start = list[list[Any]](), 1
     last = fetch(held[torch.arange(4) % len(held)])
@@ -51,32 +56,28 @@ def check_between_steps(home: Any, fetch: Callable[[Tensor], Any], held: Tensor,
         allowed = _NOISE * _distance(one[0], _train(home, ways[0], last, loader)[0])
     if _distance(one[0], other[0]) > allowed:
         raise ValueError(
-            "what earlier batches have left behind changes the gradients of a later one, so that one sample "
-            "moves all steps that follow its own, and clipping bounds nothing: a value that follows from "
-            "losses, gradients or batches is kept beyond its step (in on_train_batch_end, in another hook, "
-            "by a callback or a global variable), or a random generator of one's own goes on from batch to "
-            "batch. Leave it out of the loss, or compute it from weights, which are private, or from "
-            "trainer.global_step; draw from torch.rand, np.random or random without a generator"
+            "Gradients depend on state that earlier batches changed: in a hook, callback, global variable or "
+            "random generator. Compute that state from weights or trainer.global_step, and draw from "
+            "torch.rand, np.random or random without a generator."
         )
     names = sorted(
         name for name in {*one[1], *other[1]} if not _is_same_number(one[1].get(name), other[1].get(name))
     )
     if names:
         raise ValueError(
-            f"validation logs {', '.join(names)}, which follow from training batches: exact figures "
-            "that no epsilon covers, in log files, names of checkpoints and decisions; log them with "
-            "self.log in training_step, which DPSGD withholds from whoever decides"
+            f"Validation logs {', '.join(names)}, which follow from training batches and are not private. "
+            "Log them with self.log in training_step, where no callback may decide by them."
         )
 
 
 def _train(home: Any, first: Sequence[Any], last: Any, loader: Any) -> Seen:
-    """Gradients of the last batch, and what the hooks of validation log, after the first batches."""
+    """Train a copy of the fit on the first batches, and return the last batch's gradients and the metrics."""
     fit = ClientFit(home)
     client = fit.copy(0, alone=True)
     child, seen = client.trainer, list[list[Tensor]]()
-    vars(child.precision_plugin).pop("train_step_context", None)  # of the steps that are noisy
+    vars(child.precision_plugin).pop("train_step_context", None)  # `DPSGD` installs it for noisy steps
     child.fit_loop.epoch_loop.max_steps = -1
-    child.save_checkpoint = lambda *args, **kwargs: None  # of a trial nothing is kept
+    child.save_checkpoint = lambda *args, **kwargs: None  # a trial writes no checkpoints
     _take_no_steps(child, seen)
     logged = dict[str, float]()
     with pl.utilities.seed.isolate_rng(include_cuda=False):
@@ -92,7 +93,10 @@ def _train(home: Any, first: Sequence[Any], last: Any, loader: Any) -> Seen:
 
 
 def _take_no_steps(trainer: Any, seen: list[list[Tensor]]) -> None:
-    """Let the optimiser see gradients of zero, after everybody else has seen the true ones."""
+    """Record the true gradients in `seen`, and let the optimiser step with zeros in their place.
+
+    Hooks and callbacks still see the true gradients, because they run before the step.
+    """
     optimizer = trainer.strategy.optimizers[0]
     optimizer = getattr(optimizer, "original_optimizer", optimizer)
     trainer.strategy.optimizers = [optimizer]
@@ -102,8 +106,8 @@ def _take_no_steps(trainer: Any, seen: list[list[Tensor]]) -> None:
         with torch.enable_grad():
             closure()
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        found = [torch.zeros_like(p) if p.grad is None else p.grad.detach().clone() for p in parameters]
-        seen.append(found)
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad.detach().clone() for p in parameters]
+        seen.append(gradients)
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)
         return take()
@@ -112,7 +116,7 @@ def _take_no_steps(trainer: Any, seen: list[list[Tensor]]) -> None:
 
 
 def _validate(home: Any, client: Client, logged: dict[str, float]) -> None:
-    """Validate on one batch, and keep what is logged there."""
+    """Run the validation hooks on one batch, and collect the metrics that they log in `logged`."""
     module: Any = client.module
     loop = home.fit_loop.epoch_loop.val_loop
     loop.setup_data()
@@ -126,7 +130,7 @@ def _validate(home: Any, client: Client, logged: dict[str, float]) -> None:
         if isinstance(value, int | float | Tensor):
             logged[name] = float(value)
 
-    own = module.log, module.log_dict
+    log_methods = module.log, module.log_dict
     module.log = log
 
     def log_dict(values: Any, *args: Any, **kwargs: Any) -> None:
@@ -151,16 +155,18 @@ def _validate(home: Any, client: Client, logged: dict[str, float]) -> None:
         call("on_validation_end")
     for part, training in modes.items():
         part.training = training
-    module.log, module.log_dict = own
+    module.log, module.log_dict = log_methods
 
 
 def _distance(one: list[Tensor], other: list[Tensor]) -> float:
-    found = 0.0
+    """Return the largest absolute difference of two lists of gradients. Tensors with equal NaNs agree."""
+    largest = 0.0
     for first, second in zip(one, other, strict=True):
         if not torch.equal(first.nan_to_num(), second.nan_to_num()):
-            found = max(found, float((first - second).abs().nan_to_num(torch.inf).max()))
-    return found
+            largest = max(largest, float((first - second).abs().nan_to_num(torch.inf).max()))
+    return largest
 
 
 def _is_same_number(one: float | None, other: float | None) -> bool:
+    """Return whether two logged values are equal, where None is a missing value and NaN equals NaN."""
     return one == other or (one is not None and other is not None and one != one and other != other)

@@ -1,9 +1,10 @@
-"""Does a training draw from generators that `DPSGD` does not fill? Tried on a few samples.
+"""Check, on a few samples, that a training draws only from the generators that `DPSGD` seeds.
 
-All random draws of a step must come from a secret of that step: who knows them sees what a sample more shifts
-in those of all others. The default generators of torch, NumPy and Python are filled before every batch. A
-generator of one's own that goes on from batch to batch is not, nor is one that a step seeds itself. What only
-shows in some batches is not found: it is a test, and no proof.
+All random draws of a step must come from a secret key of that step. An adversary who knows the draws sees how
+one additional sample shifts the draws of all others. `DPSGD` fills the default generators of torch, NumPy and
+Python before every batch. It can't fill a user-defined generator that continues from batch to batch, nor one
+that the training step seeds itself. Draws that happen in some batches only are not found, so this is a test
+and no proof.
 """
 
 from collections.abc import Callable
@@ -16,31 +17,30 @@ from lightning_fedq.data.generator_turns import preserve_generators, seed_genera
 from lightning_fedq.dpsgd.refusals import equal
 
 _KEYS = bytes(32), bytes(31) + b"\1"
-"""Of trials, whose draws nobody trains on."""
+"""Fixed keys for the trials. No training uses draws from them."""
 
 
 def check_draws_of_data(fetch: Callable[[Tensor], Any], samples: Tensor) -> None:
     """Refuse data whose random transforms draw from a generator that goes on from batch to batch.
 
     Args:
-        fetch: Batch of some samples.
-        samples: Samples to fetch, two or more.
+        fetch: Returns the batch of the samples with the given indices.
+        samples: Indices of the samples to fetch, two or more.
 
     Raises:
-        ValueError: If the same samples with the same draws differ once others were fetched.
+        ValueError: If the same samples differ in a second fetch with the same key, after another fetch. One
+            additional sample would then change the draws of all others.
     """
-    found = []
+    batches = []
     with preserve_generators():
         for _ in range(2):
             seed_generators(_KEYS[0])
-            found.append(tree_leaves(fetch(samples)))
+            batches.append(tree_leaves(fetch(samples)))
             fetch(samples[:1])
-    if not all(_is_same_value(one, other) for one, other in zip(*found, strict=True)):
+    if not all(_is_same_value(one, other) for one, other in zip(*batches, strict=True)):
         raise ValueError(
-            "samples differ from one fetch to the next though torch's, NumPy's and Python's own generators "
-            "begin alike: a data set, transform or collate_fn draws from a generator of its own, which goes "
-            "on from batch to batch, so that one sample more changes what all others draw; draw from "
-            "torch.rand, np.random or random without a generator, which DPSGD fills from a secret"
+            "A data set, transform or collate_fn draws from its own generator, which continues from batch to "
+            "batch. Draw from torch.rand, np.random or random without a generator, which DPSGD seeds."
         )
 
 
@@ -48,10 +48,12 @@ def check_draws_of_step(step: Callable[[Any], Any], batch: Any) -> None:
     """Refuse a training step that seeds the generators it draws from.
 
     Args:
-        step: Loss of a batch.
+        step: Returns the loss of a batch.
+        batch: Batch to try.
 
     Raises:
-        ValueError: If a generator ends in the same state wherever it began.
+        ValueError: If a default generator ends in the same state for two different keys. The step has then
+            seeded it, and anybody who knows the program knows its draws.
     """
     ends = []
     with preserve_generators():
@@ -62,13 +64,13 @@ def check_draws_of_step(step: Callable[[Any], Any], batch: Any) -> None:
     seeded = [name for name, end in ends[0].items() if end == ends[1][name]]
     if seeded:
         raise ValueError(
-            f"training_step seeds {' and '.join(seeded)}, so that its draws are known to whoever knows the "
-            "program, and one sample more shifts those of all others; leave the seed out, DPSGD draws from "
-            "a secret of every step"
+            f"training_step seeds {' and '.join(seeded)}, so its random draws are not secret. "
+            "Leave the seed out: DPSGD seeds every step from a secret key."
         )
 
 
 def _is_same_value(one: Any, other: Any) -> bool:
+    """Return whether two leaves of a batch are equal tensors, or other values of the same type."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return equal(one, other)
     return type(one) is type(other)

@@ -1,17 +1,17 @@
-"""Is the loss of a batch the mean or the sum of its samples' losses? Found out by trying it.
+"""Find out whether the loss of a batch is the mean or the sum of the per-sample losses.
 
-Per-sample gradients are read off the batch's own backward pass, so clipping them bounds what one sample
-changes only if no sample weighs on another one's part of the loss. The loss of a few samples is compared
-with the losses of each of them alone: class weights, ignored labels, contrastive losses and layers that mix
-samples are neither the mean nor the sum, and are refused. Doubling a batch would not tell: a weighted mean
-and batch normalisation give the same loss for a batch and for the batch twice.
+Per-sample gradients are read from the backward pass of a whole batch. Clipping them bounds the effect of one
+sample only if no sample affects another sample's part of the loss. So the loss of a few samples is compared
+with the losses of each sample alone. Class weights, ignored labels, contrastive losses and layers that mix
+samples give neither the mean nor the sum, and are refused. It would not help to double a batch: a weighted
+mean and batch normalisation give the same loss for a batch and for the batch twice.
 
-Nor may a row of one layer be another sample's than the same row of the next one, as where a batch is sorted
-on its way: what is clipped together would be gradients of several samples, and one sample more or less would
-shift them all. So the rows of the gradients are compared with those of each sample alone, too.
+Also, row i of one layer and row i of the next layer must belong to the same sample. If a model sorts the
+batch between two layers, a clipped row combines gradients of several samples, and one additional sample
+shifts all rows. So the per-sample gradients of a batch are compared with those of each sample alone.
 
-The answer is found once, before anything is charged. It follows from raw data, so no later look may choose
-another one: where a later one can't tell, the first answer stays, and where it contradicts, the run stops.
+The answer is found once, before anything is charged. It follows from raw data, so later checks can't change
+it. If a later check is undecided, the first answer stays. If it contradicts, the run stops.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ if TYPE_CHECKING:
 
 SAMPLES = 8
 _TOLERANCE = 1e-3
-"""Relative; TF32 on a GPU is off by as much."""
+"""Relative tolerance of losses, as large as the error of TF32 on a GPU."""
 
 _ROWS_AGREE = 0.02
-"""Relative, of a sample's gradient; cancellation in float32 makes it less exact than a loss."""
+"""Relative tolerance of per-sample gradients, which are less exact than losses (float32 cancellation)."""
 
 
 def samples_to_try(num_samples: int, turn: int = 0) -> Tensor:
-    """Up to 8 indices spread over a data set, so that one that is sorted by label shows several of them.
+    """Return up to 8 indices spread over a data set, so that a set sorted by label gives several labels.
 
     Args:
-        num_samples: Size of the data set.
-        turn: Number of times that it was tried before: others are taken.
+        num_samples: Size of the data set, >= 2.
+        turn: Number of earlier trials, >= 0. Each trial takes other samples.
 
     Raises:
         ValueError: If there are fewer than 2 samples.
     """
     if num_samples < 2:
-        raise ValueError(f"DPSGD needs 2 samples or more to tell how the loss is reduced, got {num_samples}")
+        raise ValueError(f"DPSGD needs 2 samples or more to find the loss reduction, got {num_samples}")
     spread = torch.linspace(0, num_samples - 1, min(SAMPLES, num_samples)).long()
     return (spread + turn) % num_samples
 
@@ -66,33 +66,37 @@ def loss_reduction(
 ) -> Literal["mean", "sum"]:
     """Find out how `training_step` reduces the losses of a batch, on a copy of the module that logs nothing.
 
-    Layers are in the mode in which they train, unless the loss is random there (dropout): then in eval mode.
+    Layers are in their training mode. If the loss is random in that mode (dropout), they are in eval mode.
 
     Args:
-        module: Not trained, and not hooked into, yet.
-        batch: Batch of `samples_to_try` samples, as the loader gives it.
-        hooks: Give the gradients of samples.
-        before: What was found at the first look, which stays where this one can't tell; None at the first.
-        again: Returns the batch that the loader makes of the samples in reverse. None is the batch reversed.
+        trainer: The user's Trainer, or a client's copy of it.
+        module: Module that is not trained yet and has no Opacus hooks yet.
+        batch: Batch of `samples_to_try` samples, as the loader returns it.
+        hooks: Opacus hooks that record per-sample gradients.
+        before: Result of the first check, which stays if this check is undecided. None at the first check.
+        again: Returns the loader's batch of the same samples in reverse order. None reverses `batch` itself.
+
+    Returns:
+        "mean" or "sum".
 
     Raises:
-        ValueError: If it is neither, or another one than before, or can't be told at first, or if a row of
-            gradients is of several samples; with the cure.
+        ValueError: If the loss is neither mean nor sum, if the result differs from `before`, if the first
+            check is undecided, or if a row of gradients belongs to several samples.
     """
 
-    def arrived(batch: Any) -> Any:
+    def prepare(batch: Any) -> Any:
         batch = trainer.precision_plugin.convert_input(batch)
         batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
         return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
 
-    batch = arrived(batch)
+    batch = prepare(batch)
     size = _size(batch)
     try:
         probe = copy.deepcopy(module)
     except Exception as error:
         raise ValueError(
-            "DPSGD tries the loss on a copy of the module, which can't be copied "
-            f"({type(error).__name__}: {error}); make it copyable, e.g. by opening files and sockets in setup"
+            "DPSGD tries the loss on a copy, but the module can't be copied "
+            f"({type(error).__name__}: {error}). Make it copyable, e.g. open files and sockets in setup."
         ) from error
     probe.trainer = trainer
     probe.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
@@ -109,44 +113,45 @@ def loss_reduction(
             probe.eval()
             if _is_random(compute_loss, batch):
                 raise ValueError(
-                    "the loss of one batch differs from call to call even in eval mode, so DPSGD can't tell "
-                    "how it is reduced; make training_step deterministic where module.training is False"
+                    "The loss of one batch is random even in eval mode. "
+                    "Make training_step deterministic when module.training is False."
                 )
         alone = [compute_loss(_part(batch, [i])) for i in range(size)]
         whole = compute_loss(batch)
-        if not math.isfinite(whole):  # samples that are not finite count as zero when they are clipped
+        if not math.isfinite(whole):  # samples with a non-finite loss count as zero when they are clipped
             finite = [i for i, loss in enumerate(alone) if math.isfinite(loss)]
             alone = [alone[i] for i in finite]
             whole = compute_loss(_part(batch, finite)) if finite else whole
         reduction = _reduction(whole, alone, before)
         probe.zero_grad()
-        for part, trains in modes.items():  # dropout stays away, and Opacus hooks into what trains
+        # dropout stays off, and layers with parameters go back to train mode, which Opacus's hooks need
+        for part, trains in modes.items():
             part.training = trains and any(True for _ in part.parameters(recurse=False))
-        taken_off = hooks(probe, loss_reduction=reduction, strict=True)
-        _check_rows(probe, step, batch, None if again is None else lambda: arrived(again()))
-        taken_off.remove_hooks()
+        probe_hooks = hooks(probe, loss_reduction=reduction, strict=True)
+        _check_rows(probe, step, batch, None if again is None else lambda: prepare(again()))
+        probe_hooks.remove_hooks()
     return reduction
 
 
 def _check_rows(
     probe: pl.LightningModule, step: Callable[[Any], Tensor], batch: Any, again: Callable[[], Any] | None
 ) -> None:
-    """Refuse gradients of a batch, as it is and reversed, whose rows are not those of its samples.
+    """Refuse a batch whose rows of gradients are not the gradients of its samples.
 
-    A model that sorts the batch may have met one that is sorted: reversed, its rows tell. Where the loader
-    itself gives every batch its order (`collate_fn` sorts by length, for packed sequences), no batch comes
-    reversed, and the batch that it makes of the reversed samples tells.
+    The batch is tried as it is and in reverse, because a model that sorts batches may have got a sorted one.
+    If the loader itself sorts every batch (a `collate_fn` that sorts by length, for packed sequences), the
+    model may refuse a reversed batch. Then the loader's batch of the reversed samples is tried.
 
     Raises:
-        ValueError: If samples weigh on each other's loss.
+        ValueError: If rows combine several samples, or if gradients of one sample are random.
     """
-    first, once_more = (_rows(probe, step, _part(batch, [0]), 1) for _ in range(2))
-    if first is not None and once_more is not None:
-        first, once_more = torch.nan_to_num(first), torch.nan_to_num(once_more)
-        if (first - once_more).norm() > _ROWS_AGREE * first.norm():
+    first, second = (_rows(probe, step, _part(batch, [0]), 1) for _ in range(2))
+    if first is not None and second is not None:
+        first, second = torch.nan_to_num(first), torch.nan_to_num(second)
+        if (first - second).norm() > _ROWS_AGREE * first.norm():
             raise ValueError(
-                "gradients of one sample differ from one try to the next though its loss does not, so that "
-                "nobody can tell whether samples are kept apart; draw no random numbers in backward"
+                "Gradients of one sample are random, though its loss is not. "
+                "Draw no random numbers in backward."
             )
     alone = _alone(probe, step, batch)
     if not _are_per_sample(probe, step, batch, alone):
@@ -155,48 +160,54 @@ def _check_rows(
     try:
         with torch.no_grad():
             step(backwards)
-        apart = _are_per_sample(probe, step, backwards, alone)
-    except RuntimeError:  # not sorted
-        apart = False
-    if not apart:
+        is_per_sample = _are_per_sample(probe, step, backwards, alone)
+    except RuntimeError:  # packed sequences refuse a batch that is not sorted by length
+        is_per_sample = False
+    if not is_per_sample:
         other = backwards if again is None else again()
         if not _are_per_sample(probe, step, other, _alone(probe, step, other)):
             raise ValueError(_MIXED)
 
 
 _MIXED = (
-    "gradients of a sample in a batch differ from those of the sample alone: rows of one layer are other "
-    "samples than the same rows of the next (a batch that is sorted or shuffled on its way, packed sequences "
-    "that are not sorted by length), or samples are mixed, and clipping bounds nothing; keep the order of "
-    "the batch in every layer (sort it where it is collated, in the loader's collate_fn)"
+    "Gradients of a sample in a batch differ from those of the sample alone: layers sort, shuffle or mix "
+    "samples. Keep the order of the batch in every layer (sort it in the loader's collate_fn)."
 )
 
 
 def _alone(probe: pl.LightningModule, step: Callable[[Any], Tensor], batch: Any) -> list[Tensor | None]:
-    """Gradients of each sample alone, `(1, parameters)`, see `_rows`."""
+    """Return the gradients of each sample alone, `(1, parameters)`, or None as in `_rows`."""
     return [_rows(probe, step, _part(batch, [i]), 1) for i in range(_size(batch))]
 
 
 def _are_per_sample(
     probe: pl.LightningModule, step: Callable[[Any], Tensor], batch: Any, alone: list[Tensor | None]
 ) -> bool:
-    """Are the rows of a batch's gradients those of its samples, in any order?"""
+    """Return whether the rows of a batch's gradients are the gradients of its samples, in any order.
+
+    Args:
+        probe: Hooked copy of the module.
+        step: Returns the loss of a batch.
+        batch: Batch to try.
+        alone: Gradients of each sample alone, from `_alone`.
+    """
     rows = _rows(probe, step, batch, _size(batch))
     if rows is None or any(row is None for row in alone):
-        return True  # layers saw other rows than samples, which every step refuses by itself
-    wanted = torch.cat([row for row in alone if row is not None])
-    rows, wanted = (each[torch.isfinite(each).all(1)] for each in (rows, wanted))  # others count as zero
-    if not len(rows) or not len(wanted):
+        return True  # layers saw another number of rows than samples, which every step refuses by itself
+    expected = torch.cat([row for row in alone if row is not None])
+    # gradients that are not finite count as zero in training, so they are left out
+    rows, expected = (matrix[torch.isfinite(matrix).all(1)] for matrix in (rows, expected))
+    if not len(rows) or not len(expected):
         return True
-    norms = wanted.norm(dim=1)
-    same = torch.cdist(rows, wanted) <= _ROWS_AGREE * (norms + 0.01 * norms.max())
+    norms = expected.norm(dim=1)
+    same = torch.cdist(rows, expected) <= _ROWS_AGREE * (norms + 0.01 * norms.max())
     return bool(same.any(0).all() & same.any(1).all())
 
 
 def _rows(probe: pl.LightningModule, step: Callable[[Any], Tensor], batch: Any, size: int) -> Tensor | None:
-    """Gradients of samples `(size, parameters)`, or None where a layer has other rows."""
+    """Return the per-sample gradients `(size, parameters)`, or None if a layer has another number of rows."""
     step(batch).backward()  # type: ignore[no-untyped-call]
-    found = []
+    columns = []
     for parameter in probe.parameters():
         if not parameter.requires_grad:
             continue
@@ -204,42 +215,51 @@ def _rows(probe: pl.LightningModule, step: Callable[[Any], Tensor], batch: Any, 
         if isinstance(rows, list) or (rows is not None and len(rows) != size):
             return None
         plain = torch.zeros(size, parameter.numel()).to(parameter) if rows is None else rows.reshape(size, -1)
-        found.append(plain.detach())
+        columns.append(plain.detach())
         parameter.grad_sample = parameter.grad = None  # type: ignore[attr-defined]
-    return torch.cat(found, 1)
+    return torch.cat(columns, 1)
 
 
 def _reduction(
     whole: float, alone: list[float], before: Literal["mean", "sum"] | None
 ) -> Literal["mean", "sum"]:
+    """Compare the loss of a batch with the mean and the sum of the losses of each sample alone.
+
+    Args:
+        whole: Loss of the batch.
+        alone: Loss of each sample alone.
+        before: Result of the first check, or None.
+
+    Raises:
+        ValueError: As in `loss_reduction`.
+    """
     total, scale = sum(alone), sum(map(abs, alone)) / max(len(alone), 1)
     is_mean = abs(whole - total / max(len(alone), 1)) <= _TOLERANCE * scale
     is_sum = abs(whole - total) <= _TOLERANCE * scale * len(alone)
-    if len(alone) < 2 or (is_mean and is_sum):  # nothing but zeros, too
+    if len(alone) < 2 or (is_mean and is_sum):  # also if all losses are zero
         if before is not None:
             return before
         raise ValueError(
-            f"the loss of the first samples is {whole:g}, from which DPSGD can't tell whether losses are "
-            "averaged or summed over a batch; start from weights at which it is finite and not 0"
+            f"DPSGD can't find the loss reduction, because the loss of the first samples is {whole:g}. "
+            "Start from weights at which the loss is finite and not 0."
         )
     if is_mean or is_sum:
-        found: Literal["mean", "sum"] = "mean" if is_mean else "sum"
-        if before not in (None, found):
+        reduction: Literal["mean", "sum"] = "mean" if is_mean else "sum"
+        if before not in (None, reduction):
             raise ValueError(
-                f"the loss of a batch was the {before} of its samples' losses and is now their {found}; "
-                "reduce it in one way"
+                f"The loss of a batch was the {before} of per-sample losses and is now the {reduction}. "
+                "Use one reduction."
             )
-        return found
+        return reduction
     raise ValueError(
-        f"the loss of a batch must be the mean or the sum of its samples' losses, or one sample weighs on "
-        f"another's gradient and clipping bounds nothing; of {len(alone)} samples it is {whole:.6g}, which "
-        f"is neither the mean nor the sum of theirs ({total / len(alone):.6g} and {total:.6g}); "
-        "average over samples, without class weights, ignored labels, or layers and losses that compare "
-        "samples"
+        f"The loss of {len(alone)} samples is {whole:.6g}, neither the mean ({total / len(alone):.6g}) nor "
+        f"the sum ({total:.6g}) of per-sample losses. Average over samples, without class weights, ignored "
+        "labels, or layers and losses that compare samples."
     )
 
 
 def _make_loss_function(trainer: Any, probe: pl.LightningModule) -> Callable[[Any], Tensor]:
+    """Return a function that computes the loss of a batch by the module's `training_step`."""
     code = getattr(type(probe).training_step, "__code__", None)
     with_index = code is None or code.co_argcount > 2
 
@@ -255,26 +275,32 @@ def _make_loss_function(trainer: Any, probe: pl.LightningModule) -> Callable[[An
 
 
 def _is_random(loss_of: Callable[[Any], float], batch: Any) -> bool:
-    """Does a loss differ from call to call? A few may be equal by chance, so that 20 are tried."""
+    """Return whether the loss of a batch differs from call to call.
+
+    Two calls suffice if no default generator has moved. Otherwise 20 are made, because a few random losses
+    may be equal by chance.
+    """
     before, first = states_of_defaults(), loss_of(batch)
     tries = 2 if states_of_defaults() == before else 20
     return any(not _same(first, loss_of(batch)) for _ in range(tries))
 
 
 def _same(one: float, other: float) -> bool:
+    """Return whether two losses agree up to rounding, or are both not finite."""
     return abs(one - other) <= 0.1 * _TOLERANCE * abs(one) or not (math.isfinite(one) or math.isfinite(other))
 
 
 def _size(batch: Any) -> int:
+    """Return the number of samples of a batch: the common size of the first axis of its tensors."""
     sizes = {len(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()}
     if len(sizes) != 1:
         raise ValueError(
-            "DPSGD needs batches of tensors whose first axis counts the samples, got first axes of "
-            f"{sorted(sizes) or 'no tensors'}; collate samples along axis 0"
+            "DPSGD needs batches of tensors with the samples along axis 0, got first axes of "
+            f"{sorted(sizes) or 'no tensors'}. Collate samples along axis 0."
         )
     return sizes.pop()
 
 
 def _part(batch: Any, samples: list[int]) -> Any:
-    """A batch of some of its samples."""
+    """Return a batch of the given samples of a batch."""
     return tree_map_only(Tensor, lambda leaf: leaf[samples] if leaf.dim() else leaf, batch)

@@ -1,4 +1,4 @@
-"""Poisson samples of every client's data: the batches of `DPSGD`, from the streams of their coins."""
+"""Poisson batches of `DPSGD`: every sample is drawn independently, from a random stream for each step."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -15,69 +15,76 @@ from lightning_fedq.keys.randomness import Stream
 
 
 def check_repeats(dataset: Dataset[Any], held: Sequence[Tensor], rows: int) -> None:
-    """Refuse data in which a row stands in more samples than are charged for a person, as indices tell.
+    """Refuse data in which one row appears in more samples than the accounts charge for a person.
+
+    Only repetitions by index are found (`Subset`, `ConcatDataset`), because no sample is read.
 
     Args:
         dataset: Training data.
         held: Sample indices of each client.
-        rows: Samples of one person that are charged for.
+        rows: Number of samples of one person that the accounts charge for, >= 1.
 
     Raises:
-        ValueError: With the number there is, and the cure.
+        ValueError: If a row appears in more than `rows` samples of all clients together.
     """
     samples, clients = max_repeats(dataset, held)
     if samples > rows:
-        where = f", held by {clients} clients, which would each spend on it" if clients > 1 else ""
+        where = f" of {clients} clients" if clients > 1 else ""
         raise ValueError(
-            f"DPSGD charges a person for {rows} row{'s' * (rows > 1)} of the training data, and some row "
-            f"stands in {samples} samples{where}; give every row once, to one client (a Subset without "
-            "repeated indices, no data set twice in a ConcatDataset), or charge for all of them: "
-            f"DPSGD(rows_per_person={samples})"
+            f"DPSGD charges {rows} row{'s' * (rows > 1)} per person, and one row appears in {samples} "
+            f"samples{where}. Remove repeated indices from Subset or ConcatDataset, or use "
+            f"DPSGD(rows_per_person={samples})."
         )
 
 
 class PoissonBatches:
-    """Every step takes every sample of a client independently, with probability `threshold / 2^32`.
+    """Poisson sampling for each client: a step takes each sample with probability `threshold / 2^32`.
 
-    A batch has the loader's size on average.
+    The expected size of a batch is the batch size of the user's loader.
 
     Args:
-        work: Samples of each client; data that nobody has dealt out are those of client 0.
-        stream: Gives the stream of the coins of a client's step.
+        work: Sample indices and batch size of each client. Without a federation, client 0 has all samples.
+        stream: Returns the random stream for a client and a step.
+
+    Attributes:
+        thresholds: Sampling threshold of each client, in units of 2^-32.
     """
 
     def __init__(self, work: LocalWork, stream: Callable[[int, int], Stream]) -> None:
         self._held, self._stream = work.client_indices, stream
-        # rounded down, and charged at the rate of the integer
+        # the rate is rounded down to a multiple of 2^-32, and the account charges this exact rate
         self.thresholds = [min((work.batch_size << 32) // len(part), 1 << 32) for part in work.client_indices]
         self.steps = [len(sizes) for sizes in work.sizes]
-        """Steps of each client in a round: as many as by passes over its data."""
+        """Steps of each client in a round, as many as ordinary passes over its data would take."""
 
     def sample_rate(self, client: int) -> float:
-        """The exact probability that a sample is taken."""
+        """Return the exact probability with which a step takes a sample of a client."""
         return self.thresholds[client] / 2.0**32
 
     def num_samples(self, client: int) -> int:
-        """Number of samples that a client holds."""
+        """Return the number of samples that a client holds."""
         return len(self._held[client])
 
     def draw_samples(self, client: int, step: int) -> Tensor:
-        """The samples of one step."""
-        held = self._held[client]
-        coins = self._stream(client, step).words(len(held)) < self.thresholds[client]
-        return held[torch.from_numpy(np.flatnonzero(coins))]
+        """Return the sample indices of one step of a client. They may be none."""
+        indices = self._held[client]
+        is_drawn = self._stream(client, step).words(len(indices)) < self.thresholds[client]
+        return indices[torch.from_numpy(np.flatnonzero(is_drawn))]
 
 
 class PoissonEpoch(Sampler[tuple[Tensor, bytes]]):
-    """The batches of client 0, one pass over the data on average, with the secrets of their random draws.
+    """Sampler of one epoch without a federation: Poisson batches, each with a key for its random draws.
+
+    An epoch has as many steps as one pass over the data takes on average.
 
     Args:
+        batches: Poisson sampling, in which client 0 holds all samples.
         next_step: Returns the number of the epoch's first step.
-        key: Returns the secret of a step's random draws.
+        key: Returns the secret key from which a step's random draws are seeded.
 
     Attributes:
-        drawn: Step and size of each batch that has not been trained on.
-        keys: Secrets of all batches of this epoch.
+        drawn: Step number and size of each batch that is drawn and not yet trained on.
+        keys: Secret keys of all batches of this epoch.
     """
 
     def __init__(

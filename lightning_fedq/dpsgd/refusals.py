@@ -1,4 +1,4 @@
-"""Checks of `DPSGD` before the fit, at every step, and before anything is saved: refusals with cures."""
+"""Checks of `DPSGD` before the fit, at every step, and before a checkpoint is saved."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,47 +11,48 @@ from lightning_fedq._lightning import pl
 
 
 def check_settings(trainer: Any, module: pl.LightningModule) -> None:
-    """Refuse Trainer settings and callbacks that would break the guarantee.
+    """Refuse Trainer settings and callbacks that would break the privacy guarantee.
+
+    Learning rate and batch size finders are refused because they train without clipping and noise, and their
+    choice follows from raw losses, which no epsilon covers.
 
     Raises:
-        ValueError: Naming the setting.
+        ValueError: If there is such a setting or callback. The message names it.
     """
     if not isinstance(trainer.strategy, pl.strategies.SingleDeviceStrategy) or trainer.world_size > 1:
         raise ValueError(
-            f"DPSGD runs on one device, got {type(trainer.strategy).__name__} on {trainer.world_size}; "
-            "use Trainer(strategy='auto', devices=1)"
+            f"DPSGD runs on one device, got {type(trainer.strategy).__name__} on {trainer.world_size}. "
+            "Use Trainer(strategy='auto', devices=1)."
         )
     if not module.automatic_optimization:
         raise ValueError(
-            "DPSGD needs automatic optimisation; return the loss and leave the steps to Lightning"
+            "DPSGD needs automatic optimisation. Return the loss, and leave the steps to Lightning."
         )
     for callback in trainer.callbacks:
         if isinstance(callback, pl.callbacks.LearningRateFinder | pl.callbacks.BatchSizeFinder):
             raise ValueError(
-                f"{type(callback).__name__} trains without clipping and noise, and what it picks follows "
-                "from raw losses, which no epsilon covers; find the setting on public data, set it by hand "
-                "and leave it out"
+                f"{type(callback).__name__} trains without clipping and noise, so its choice is not private. "
+                "Leave it out, and find the setting on public data."
             )
     check_accumulation(trainer)
     if trainer.gradient_clip_val:
-        raise ValueError("gradient_clip_val clips batches, not samples; use DPSGD(max_grad_norm=...) instead")
+        raise ValueError("gradient_clip_val clips batches, not samples. Use DPSGD(max_grad_norm=...).")
     if trainer.precision not in ("32-true", "64-true"):
-        raise ValueError(f"DPSGD needs full precision, got {trainer.precision}; use Trainer(precision=32)")
+        raise ValueError(f"DPSGD needs full precision, got {trainer.precision}. Use Trainer(precision=32).")
     if trainer.overfit_batches:
-        raise ValueError("overfit_batches replaces the sampling; use a small dataset")
+        raise ValueError("overfit_batches would replace the Poisson sampling. Use a small dataset instead.")
 
 
 def check_accumulation(trainer: Any) -> None:
-    """Refuse gradient accumulation: every batch is a step that is charged, with noise of its own.
+    """Refuse gradient accumulation, because every Poisson batch must be one charged step with its own noise.
 
     Raises:
-        ValueError: If it is on.
+        ValueError: If gradients are accumulated over several batches.
     """
     if trainer.accumulate_grad_batches != 1:
         raise ValueError(
-            "accumulate_grad_batches would put several Poisson batches into a step that is charged as one, "
-            f"got {trainer.accumulate_grad_batches}; use a larger batch_size, and leave "
-            "GradientAccumulationScheduler out"
+            f"DPSGD needs accumulate_grad_batches=1, got {trainer.accumulate_grad_batches}. "
+            "Use a larger batch_size, and leave GradientAccumulationScheduler out."
         )
 
 
@@ -64,38 +65,38 @@ _REPLACED = {
     nn.GRUCell: "opacus.layers.dp_rnn.DPGRUCell",
     nn.RNNCell: "opacus.layers.dp_rnn.DPRNNCell",
 }
-"""Layers whose steps torch hides from hooks, and what takes their place, with weights of the same names."""
+"""Layers whose inner steps torch hides from hooks, and their replacements, with the same weight names."""
 
 
 def check_kinds(module: nn.Module) -> None:
-    """Refuse trained layers of which nobody can read the gradient of each sample.
+    """Refuse trained layers whose per-sample gradients hooks can't read, such as torch's LSTM.
 
     Raises:
-        ValueError: Naming the layers, and what takes their place.
+        ValueError: If there are such layers. The message names them and their replacements.
     """
-    found, better = [], dict[str, None]()
+    refused, replacements = [], dict[str, None]()
     for name, layer in module.named_modules():
         kind = next((kind for kind in _REPLACED if isinstance(layer, kind)), None)
         if kind is not None and any(p.requires_grad for p in layer.parameters()):
-            found.append(f"{name} ({type(layer).__name__})")
-            better[_REPLACED[kind]] = None
-    if found:
+            refused.append(f"{name} ({type(layer).__name__})")
+            replacements[_REPLACED[kind]] = None
+    if refused:
         raise ValueError(
-            f"layers {', '.join(found)} show hooks no gradient of each sample, which DPSGD clips; put "
-            f"{', '.join(better)} in their place, which take the same arguments and weights of the same "
-            "names, or freeze them (requires_grad_(False)). opacus.validators.ModuleValidator.fix(model) "
-            "replaces LSTM, GRU and MultiheadAttention"
+            f"Layers {', '.join(refused)} give hooks no per-sample gradients. Replace them by "
+            f"{', '.join(replacements)} (opacus.validators.ModuleValidator.fix(model) replaces LSTM, GRU and "
+            "MultiheadAttention), or freeze them (requires_grad_(False))."
         )
 
 
 def check_layers(module: nn.Module) -> None:
-    """Refuse layers that mix the samples of a batch, or hide the gradient of each.
+    """Refuse layers that mix the samples of a batch, or whose per-sample gradients hooks can't read.
 
-    Batch normalisation does in training mode, whatever it learns or keeps, and in eval mode where it has no
-    running statistics; instance normalisation with running statistics averages them over the batch.
+    Batch normalisation mixes samples in train mode, and also in eval mode if it has no running statistics.
+    Instance normalisation in train mode averages its running statistics over the batch. If samples are mixed,
+    one sample changes the gradients of the others, and clipping bounds nothing.
 
     Raises:
-        ValueError: Naming the layers.
+        ValueError: If there are such layers. The message names them.
     """
     check_kinds(module)
     mixing = []
@@ -108,18 +109,17 @@ def check_layers(module: nn.Module) -> None:
         mixing += [f"{name} ({type(layer).__name__})"] if mixes else []
     if mixing:
         raise ValueError(
-            f"layers {', '.join(mixing)} mix the samples of a batch, so one sample changes the gradients of "
-            "the others and clipping bounds nothing; use GroupNorm, e.g. "
-            "opacus.validators.ModuleValidator.fix(model.backbone), or freeze them: eval mode, with running "
-            "statistics, requires_grad False"
+            f"Layers {', '.join(mixing)} mix the samples of a batch. Use GroupNorm, e.g. by "
+            "opacus.validators.ModuleValidator.fix(model.backbone), or freeze them in eval mode with running "
+            "statistics and requires_grad_(False)."
         )
 
 
 class UnchangedBuffers:
-    """Watches that training leaves a module's buffers as they were: they are released, and get no noise.
+    """Guard that refuses changes of a module's buffers, because buffers are released without noise.
 
     Args:
-        module: Before the first step.
+        module: The module, before its first training step.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -128,13 +128,13 @@ class UnchangedBuffers:
         self._content = {name: buffer.detach().clone() for name, (buffer, _) in self._seen.items()}
 
     def check(self, content: bool = False) -> None:
-        """Refuse to go on.
+        """Refuse to go on if buffers have changed.
 
         Args:
-            content: Compare values too; a write through `.data` or numpy leaves no other trace.
+            content: Whether to compare values also. A write through `.data` or numpy leaves no other trace.
 
         Raises:
-            ValueError: Naming the buffers that were changed, replaced, added or taken away.
+            ValueError: If buffers were changed, replaced, added or removed. The message names them.
         """
         now = dict(self._module.named_buffers())
         changed = sorted(now.keys() ^ self._seen.keys())
@@ -145,14 +145,17 @@ class UnchangedBuffers:
                 changed.append(name)
         if changed:
             raise ValueError(
-                f"training changed the buffers {', '.join(changed)}, which are released with the model and "
-                "get no noise; leave out what keeps them (running statistics, counters, codebooks), freeze "
-                "it, or keep the values in plain attributes that nobody publishes"
+                f"Training changed the buffers {', '.join(changed)}, which the model releases without noise. "
+                "Freeze the layer, leave it out, or keep the values in plain attributes."
             )
 
 
 class UnchangedParameters:
-    """Watches that a training step leaves a module's parameters to the noisy step that follows."""
+    """Guard that refuses changes of parameters in `training_step`, outside of the noisy optimiser step.
+
+    Examples are `Embedding(max_norm=...)`, which shortens the rows that a batch asks for, and codebooks or
+    initial values that are computed from data.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -160,10 +163,10 @@ class UnchangedParameters:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Refuse what changes, replaces, adds or takes away parameters within.
+        """Refuse changes of parameters within the context.
 
         Raises:
-            ValueError: Naming them.
+            ValueError: If parameters were changed, replaced, added or removed. The message names them.
         """
         before = {name: (p, p._version, _content(p)) for name, p in self._module.named_parameters()}
         yield
@@ -176,15 +179,14 @@ class UnchangedParameters:
                 changed.append(name)
         if changed:
             self._error = (
-                f"training_step changed the parameters {', '.join(changed)}, which are released, and what "
-                "follows from a batch gets no noise there (Embedding(max_norm=...) shortens the rows that a "
-                "batch asks for; codebooks and starts that depend on data are written); leave it out, or, if "
-                "it follows from weights alone, do it in on_train_batch_end"
+                f"training_step changed the parameters {', '.join(changed)} without noise, as "
+                "Embedding(max_norm=...) does. Leave the change out, or, if it follows from weights alone, "
+                "make it in on_train_batch_end."
             )
         self.check()
 
     def check(self) -> None:
-        """Refuse to go on.
+        """Refuse to go on if a watched step has changed parameters.
 
         Raises:
             ValueError: If parameters were changed.
@@ -194,14 +196,14 @@ class UnchangedParameters:
 
 
 def _content(parameter: Tensor) -> Tensor:
-    """Values to compare. Of a frozen parameter, of which there may be many, their sum."""
+    """Return a parameter's values to compare. For a frozen parameter it is their sum, to save memory."""
     if parameter.requires_grad:
         return parameter.detach().clone()
     return parameter.detach().sum(dtype=torch.complex128 if parameter.is_complex() else torch.float64)
 
 
 def equal(one: Tensor, other: Tensor) -> bool:
-    """Are two tensors the same, where NaN is itself?"""
+    """Return whether two tensors are equal, where NaN equals NaN."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     same = (one == other) | (one != one) & (other != other)

@@ -1,4 +1,4 @@
-"""DP-SGD's statement on samples, whoever looks on. Beside the report on clients, never in place of it."""
+"""Sample-level privacy statement of DP-SGD. It is reported next to the client-level privacy report."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from lightning_fedq.privacy.verdict import NO_GUARANTEE, format_epsilon, verdict
 
 
 def describe_unit(rows: int) -> str:
-    """Say what is counted: whose data the two worlds that are compared differ by.
+    """Describe the adjacency: the data that are added or removed between two neighbouring data sets.
 
     Args:
-        rows: Rows of one person that are charged for.
+        rows: Rows of one person that the account charges for, >= 1.
 
-    Example:
+    Examples:
         >>> describe_unit(1)
-        'counted: one row of the training data set, there or not; who stands in k rows pays for k'
+        'unit: one row of the training data set, added or removed (a person in k rows: rows_per_person=k)'
     """
-    who = "one row" if rows == 1 else f"a person in up to {rows} rows"
-    return f"counted: {who} of the training data set, there or not; who stands in k rows pays for k"
+    unit = "one row" if rows == 1 else f"a person in up to {rows} rows"
+    return f"unit: {unit} of the training data set, added or removed (a person in k rows: rows_per_person=k)"
 
 
 @dataclass(frozen=True)
 class SampleStatement:
-    """The statement on the samples of the data set, or of the client, that has spent most.
+    """Privacy statement on the samples of the client, or data set, with the largest epsilon.
 
-    None stands for what is not known, as of a run of which only a checkpoint is left.
+    A value of None is unknown, for instance in a report that is made from a checkpoint.
 
     Args:
-        data_sets: Data sets with an account of their own: the clients of a federation.
-        steps: Steps paid for.
-        epsilon: Spent, in nats.
-        delta: Delta of the guarantee.
-        noise_multiplier: Std of the noise on the summed gradient / `max_grad_norm`.
-        max_grad_norm: Norm to which every sample's gradient was clipped.
-        sample_rate: Probability with which a sample was in a batch.
-        secure: Were batches and noise drawn from the operating system? Where that is not known, nothing is
-            guaranteed.
-        remarks: Sentences on where the figures come from.
-        rows: Rows of one person that are charged for.
+        data_sets: Number of accounts: one for each client of a federation, otherwise 1.
+        steps: Number of steps that the account has charged.
+        epsilon: Epsilon spent at `delta`, in nats.
+        delta: Delta of the guarantee, in (0, 1).
+        noise_multiplier: Standard deviation of the noise on the summed gradient, divided by `max_grad_norm`.
+        max_grad_norm: L2 norm to which each per-sample gradient was clipped.
+        sample_rate: Probability with which a step draws a sample.
+        secure: Whether batches and noise were drawn from the operating system, rather than from a seed. If
+            this is unknown (None), nothing is guaranteed.
+        remarks: Sentences on the origin of the figures.
+        rows: Rows of one person that the account charges for, >= 1.
     """
 
     data_sets: int
@@ -61,13 +61,13 @@ class SampleStatement:
         remarks: tuple[str, ...] = (),
         rows: int = 1,
     ) -> SampleStatement:
-        """Say what histories of steps alone tell, without gradient norm and seed.
+        """Build a statement from histories of charges, without knowing the gradient norm and the seed.
 
         Args:
-            histories: Noise multiplier, sampling rate and steps, in turn, of every client.
+            histories: Charges of each client: noise multiplier, sampling rate and steps of each.
             delta: Delta of the guarantee, in (0, 1).
             remarks: Remarks on the statement, a sentence each.
-            rows: Rows of one person that are charged for.
+            rows: Rows of one person that the accounts charge for, >= 1.
         """
         from lightning_fedq.dpsgd.opacus import SampledGaussianAccountant  # imports Opacus: only here
 
@@ -84,7 +84,7 @@ class SampleStatement:
 
     @property
     def verdict(self) -> str:
-        """One or two words."""
+        """Verdict on the epsilon in one or two words. It is "no guarantee" unless `secure`."""
         if not self.secure:
             return NO_GUARANTEE
         return verdict(self.epsilon)
@@ -94,26 +94,26 @@ class SampleStatement:
         """The statement in one line."""
         spent = f"epsilon {format_epsilon(self.epsilon)} over the run at delta {self.delta:g}"
         if self.secure is None:
-            spent = f"whether batches and noise came from a seed is not known; if they did not: {spent}"
+            spent = f"{spent} if batches and noise did not come from a seed, which is unknown"
         elif not self.secure:
-            spent = f"batches and noise come from a seed; with DPSGD(seed=None) it would be {spent}"
+            spent = f"batches and noise come from a seed (DPSGD(seed=None) would have {spent})"
         return (
-            f"one sample (DP-SGD), against everybody who sees messages or models: {self.verdict}, {spent} "
-            f"({describe_unit(self.rows)})"
+            "one sample (DP-SGD), against any adversary who sees messages or models: "
+            f"{self.verdict}, {spent} ({describe_unit(self.rows)})"
         )
 
     @property
     def about(self) -> str:
-        """Origin of the figures, and what they count on."""
+        """Origin, assumptions and limits of the figures, in sentences."""
         return " ".join(
             (
-                f"The figures are of the account that has spent most; {describe_unit(self.rows)}.",
-                "Where a person's rows lie is not known: charged are all of them at the client where that",
-                "costs most. Rows that a Subset or a ConcatDataset repeats are seen, copies are not.",
-                "Assumed: who takes part and how many samples a client holds are known. Not covered: what",
-                "the module logs from training batches, and samples that are mixed before training_step sees",
-                "them; and, where Federated has a seed and DPSGD has none, the steps of a process that was",
-                "killed.",
+                f"The figures are of the account with the largest epsilon ({describe_unit(self.rows)}).",
+                "All rows of a person are charged at the client where they cost most.",
+                "Rows that a Subset or a ConcatDataset repeats are detected, copies are not.",
+                "The participating clients and their numbers of samples count as public.",
+                "Not covered: metrics that the module logs from training batches, and samples that are mixed",
+                "before training_step. If Federated has a seed and DPSGD has none, steps of a killed process",
+                "are not covered either.",
                 *self.remarks,
             )
         )

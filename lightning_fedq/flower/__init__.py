@@ -1,7 +1,7 @@
 """The same federation between real machines: Flower carries the messages of the simulation's mechanisms.
 
-`client_app` and `server_app` make a Flower app of a module, data and the settings of a simulation. Needs
-the extra `lightning-fedq[flower]`, and Python 3.11 or later, as Flower does.
+`client_app` and `server_app` make a Flower app from a module, data and the settings of a simulation. The
+extra `lightning-fedq[flower]` is needed. Flower needs Python 3.11 or later.
 """
 
 from lightning_fedq.imports import extra

@@ -26,7 +26,7 @@ from lightning_fedq.privacy.target import PrivacyTarget
 
 
 class _App(ClientApp):  # type: ignore[misc]
-    """A client's app, whose process can tell its site which trainings have failed."""
+    """Client app that counts failed trainings of its process, so that its site can report them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,30 +43,31 @@ def client_app(
     identities: Callable[[Context], Identities] | None = None,
     budget: Callable[[Context], PrivacyTarget] | PrivacyTarget | None = None,
 ) -> ClientApp:
-    """Flower's `ClientApp` of one client.
+    """Make Flower's `ClientApp` of one client.
 
     Args:
-        module: Makes the module; its weights are overwritten with the server's.
-        data: Makes the client's own data, whose `train_dataloader` is all that is trained on. Given Flower's
-            context, where `node_config` says what a SuperNode was started with.
-        federated: The same settings as the server's and the simulation's.
-        trainer: Arguments of the client's `Trainer`, such as `{"accelerator": "gpu"}`. What acts on training
-            (clipping, accumulation, limits, precision, callbacks that look at batches) must be the server's,
-            too: the two are compared by name. Callbacks of the whole fit (budgets, checkpoints, averages) are
-            the server's, and a client leaves them out. A privacy target over the run needs `max_epochs`, the
-            number of rounds, as on the server; with it no later round is answered, else none after those
-            that the server has named at registration.
-        home: The client's folder; None takes `fedq-home` of the node's configuration.
-        identities: The client's signing key and everybody's verification keys; with them a client accepts the
-            keys of those it shares bits with if they are signed, and does not trust the server to relay them.
-            `SecAgg(active=True)` needs them.
-        budget: The client's own, over all that it sends while it keeps its folder, or what makes it of
-            Flower's context. A message that would overspend is not encoded, whatever the server asks; the
-            server is told "declined", and goes on without this client.
+        module: Function that makes the module. Its weights are overwritten with the server's.
+        data: Function that makes the client's data module from Flower's context, whose `node_config` has the
+            options of the SuperNode. The client trains on its `train_dataloader` only.
+        federated: Settings of the federation, equal to those of the server and of the simulation.
+        trainer: Arguments of the client's `Trainer`, such as `{"accelerator": "gpu"}`. Arguments that affect
+            training (clipping, accumulation, limits, precision, callbacks that see batches) must equal the
+            server's, and both sides compare them by name. A client leaves out callbacks of the whole fit
+            (budgets, checkpoints, averages), because the server runs them. A privacy target over the run
+            needs `max_epochs`, the number of rounds, as on the server. The client then answers no later
+            round. Without it, the server names the number of rounds at registration.
+        home: Function that returns the client's folder for Flower's context. None takes `fedq-home` of the
+            node's configuration.
+        identities: Function that returns the client's signing key and all clients' verification keys. The
+            client then accepts keys of its peers only if they are signed, and does not trust the server to
+            relay them. `SecAgg(active=True)` needs them.
+        budget: Privacy budget of this client over all that it sends while it keeps its folder, or a function
+            that makes it. The client encodes no message that would exceed the budget. It then tells the
+            server "declined", and the server continues without this client.
 
     Raises:
         ValueError: If a setting is for simulations only, identities are missing, or the client can't know
-            what its budget is about.
+            what its budget covers.
     """
     check_deployable(federated)
     check_identities(federated, identities is not None, "client_app(identities=...)")
@@ -74,20 +75,20 @@ def client_app(
         make_client_budget(federated, budget, identities is not None)
     check_client_callbacks(callbacks_in(trainer or {}), federated)
     app = _App()
-    failures, anew = app.failures, set[str]()
+    failures, reset_folders = app.failures, set[str]()
 
     def reply(kind: str, message: Message, context: Context) -> Message:
-        where = context.node_config.get("fedq-home") if home is None else home(context)
-        own = ClientConfig(
+        folder = context.node_config.get("fedq-home") if home is None else home(context)
+        config = ClientConfig(
             federated,
-            None if where is None else Store(Path(str(where))),
+            None if folder is None else Store(Path(str(folder))),
             int(context.node_config.get("partition-id", -1)),
             None if identities is None else identities(context),
             budget(context) if callable(budget) else budget,
             failures,
-            anew,
+            reset_folders,
         )
-        client = RemoteClient(own, module, lambda: data(context), trainer or {})
+        client = RemoteClient(config, module, lambda: data(context), trainer or {})
         return Message(to_record(client.reply(kind, from_record(message.content))), reply_to=message)
 
     @app.train()  # type: ignore[untyped-decorator]

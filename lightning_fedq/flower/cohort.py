@@ -1,4 +1,4 @@
-"""The clients of one open round of a real federation: what each is asked, and what their answers come to."""
+"""Clients of one open round in a real federation: their requests and their answers."""
 
 from collections.abc import Mapping
 
@@ -14,23 +14,24 @@ from lightning_fedq.secagg import SecAgg
 
 
 def wait_for_enough(server: RoundServer, roster: Roster, secagg: SecAgg | None) -> None:
-    """Wait, before anybody is charged, for as many clients as the coming round needs to have a mean.
+    """Wait for enough clients for the mean of the coming round, before anybody is charged.
 
     Args:
         server: Server of the federation, between two rounds.
+        roster: Registry of the clients.
         secagg: Secure aggregation, or None.
 
     Raises:
-        RuntimeError: If there are too few, see `Roster.wait_for`.
+        RuntimeError: If there are too few clients (see `Roster.wait_for`).
     """
     plan = server.next_plan()
-    roster.wait_for(plan.cohort, count_needed_answers(server, plan, secagg), f"round {plan.round + 1}")
+    roster.wait_for(plan.cohort, count_needed_answers(server, plan, secagg), f"Round {plan.round + 1}")
 
 
 def count_needed_answers(server: RoundServer, plan: RoundPlan, secagg: SecAgg | None) -> int:
-    """Answers without which the round of `plan` has no mean."""
-    silent = server.mechanism.tolerated_dropouts(server.context(plan))
-    needed = 1 if silent is None else len(plan.cohort) - silent
+    """Return the number of answers without which the round of `plan` has no mean."""
+    tolerated = server.mechanism.tolerated_dropouts(server.context(plan))
+    needed = 1 if tolerated is None else len(plan.cohort) - tolerated
     if secagg is not None:
         needed = max(needed, secagg.rules(server.planner.num_clients, len(plan.cohort))[2])
     if server.aggregator is not None:
@@ -39,7 +40,13 @@ def count_needed_answers(server: RoundServer, plan: RoundPlan, secagg: SecAgg | 
 
 
 class Cohort:
-    """The clients of one open round: what each is asked, and what their answers come to."""
+    """Clients of one open round: their requests and their answers.
+
+    Args:
+        server: Server with an open round.
+        exchange: Connection to the nodes.
+        roster: Registry of the clients.
+    """
 
     def __init__(self, server: RoundServer, exchange: Exchange, roster: Roster) -> None:
         assert server.plan is not None
@@ -50,33 +57,43 @@ class Cohort:
         self._left_out = self._roster.left_out
 
     def client_requests(self) -> dict[int, Fields]:
-        """Fields for each client beside the model. Whoever is not connected is told nothing."""
+        """Return the fields for each client that is asked, besides the model. Others are warned of."""
         self._roster.refresh()
-        asked = self._server.task()
-        task, online = asked.to_bytes(), set(self._exchange.online())
-        found: dict[int, Fields] = {}
+        round_task = self._server.task()
+        task, online = round_task.to_bytes(), set(self._exchange.online())
+        requests: dict[int, Fields] = {}
         for members in self._plan.groups:
             for client in members:
                 if self._roster.nodes.get(client) not in online:
                     rank_zero_warn(f"{self.group}: client {client} is not connected")
                     continue
                 if client in self._left_out:
-                    rank_zero_warn(f"{self.group}: client {client} is left out, as it has broken a round")
+                    rank_zero_warn(
+                        f"{self.group}: client {client} is left out, because it has broken a round"
+                    )
                     continue
                 why = self._roster.absence_reason(client)
-                if why and not why.endswith(DECLINED):  # who has declined is asked, and counted on by nobody
+                # a client that has declined is asked, but not counted on
+                if why and not why.endswith(DECLINED):
                     rank_zero_warn(f"{self.group}: client {client} is away: {why}")
                     continue
-                known = (*members, *asked.neighbours(client))
+                known = (*members, *round_task.neighbours(client))
                 keys = self._roster.introduction(self._server.keys, client, known)
-                found[client] = {"task": task, "client": client, **keys}
+                requests[client] = {"task": task, "client": client, **keys}
         if self._sum is not None:
-            for client, fields in found.items():
+            for client, fields in requests.items():
                 fields["invitation"] = self._sum.invitation(client)
-        return found
+        return requests
 
     def ask(self, kind: str, contents: dict[int, Fields]) -> dict[int, Fields]:
-        """Ask clients by number, and return who has not refused. The others are away until they say more."""
+        """Ask clients, and return the answers that are no refusals.
+
+        A client that refuses or does not answer is away until it reports that it is ready.
+
+        Args:
+            kind: Type of the message, such as "train".
+            contents: Fields of the message for each client, by number.
+        """
         nodes = self._roster.nodes
         sent = {nodes[client]: fields for client, fields in contents.items()}
         answers = self._exchange(kind, sent, self.group)
@@ -88,47 +105,51 @@ class Cohort:
         return self.answers_by_client(answers)
 
     def answers_by_client(self, answers: Mapping[int, Fields]) -> dict[int, Fields]:
-        """Answers of nodes, by client, without refusals. Whom they accuse is in dispute with them."""
+        """Return the answers without refusals, by client, and note disputes with accused clients."""
         clients = {node: client for client, node in self._roster.nodes.items()}
         for node, fields in answers.items():
             accused = fields.get("accused")
-            near = self._find_partners(clients[node])
+            partners = self._find_partners(clients[node])
             for client in accused if isinstance(accused, list) else ():
-                if client in near:
-                    told = f"client {clients[node]} could not open what client {client} sealed for it"
-                    rank_zero_warn(f"{self.group}: {told}")
+                if client in partners:
+                    text = (
+                        f"client {clients[node]} could not open the shares that client {client} sealed for it"
+                    )
+                    rank_zero_warn(f"{self.group}: {text}")
                     self._roster.disputes.add_dispute(clients[node], client)
         return {clients[node]: fields for node, fields in answers.items() if "refused" not in fields}
 
     def _find_partners(self, client: int) -> set[int]:
-        """Who seals anything for a client: its partners behind secure aggregation."""
+        """Return clients that seal shares for a client: its partners in secure aggregation."""
         return (set() if self._sum is None else self._sum.machine.partners(client)) - {client}
 
     def conclude(self, answers: dict[int, Fields]) -> None:
-        """Give the server what came back, after the further exchanges of secure aggregation."""
+        """Pass the answers to the server, after the further exchanges of secure aggregation."""
         if self._sum is None:
             self._receive_answers(answers)
         else:
             self._secure(self._sum, answers)
-        if new := sorted(self._roster.left_out - self._left_out):
+        if excluded := sorted(self._roster.left_out - self._left_out):
             rank_zero_warn(
-                f"{self.group}: clients {new[:10]} have broken the round, or are in dispute with two others, "
-                "and are asked no more; who was put right is asked again once disputes.json is out of the "
-                "server's folder and the server started again"
+                f"{self.group}: clients {excluded[:10]} are left out, after a broken round or two disputes. "
+                "To ask a repaired client again, remove disputes.json from the server's folder and restart "
+                "the server."
             )
 
     def _receive_answers(self, answers: dict[int, Fields]) -> None:
-        """In the order of a simulation, so that sums of floats have the same last bits."""
+        """Receive messages in the order of a simulation, so that sums of floats have the same last bits."""
         for client in self._plan.survivors:
             if client not in answers:
                 continue
             try:
                 self._server.receive_message(bytes_in(answers[client], "answer"))
             except RefusedMessageError as error:
-                rank_zero_warn(f"the message of client {client} is refused: {error}")
+                rank_zero_warn(f"The message of client {client} is refused: {error}")
                 self._roster.mark_failed(client, f"its message is refused: {error}")
 
     def _secure(self, secure: RemoteSum, answers: dict[int, Fields]) -> None:
+        """Carry out secure aggregation, abort the round if it fails, and note disputes and broken clients."""
+
         def exchange(kind: str, messages: dict[int, bytes]) -> dict[int, bytes]:
             return _accepted_answers(
                 self.ask(kind, {client: {"secagg": m} for client, m in messages.items()})
@@ -146,4 +167,5 @@ class Cohort:
 
 
 def _accepted_answers(answers: dict[int, Fields]) -> dict[int, bytes]:
+    """Return the secure aggregation message in each answer, by client."""
     return {client: bytes_in(fields, "secagg") for client, fields in answers.items()}

@@ -1,4 +1,4 @@
-"""Messages to clients and what comes back in time, over Flower's `Grid`."""
+"""Messages to clients, and answers that arrive in time, over Flower's `Grid`."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -10,18 +10,19 @@ from flwr.serverapp import Grid
 from lightning_fedq.flower.records import Fields, from_record, to_record
 
 POLL = 0.2
-"""Seconds between two questions whether answers have come."""
+"""Seconds between two checks for answers."""
 
 _LONGEST = 2_000
-"""Characters of a refusal that are shown."""
+"""Largest number of characters of a refusal that are shown."""
 
 
 class Exchange:
-    """Messages to nodes, and their answers. Whoever is silent is missing from them.
+    """Connection to nodes: messages to them, and their answers.
 
     Args:
-        timeout: Seconds after which an exchange ends with those who have answered.
-        warn: Told who refused, or failed, and why.
+        grid: Flower's connection to the nodes.
+        timeout: Seconds after which an exchange ends without the missing answers.
+        warn: Function that is called with a text for each refusal or failure.
     """
 
     def __init__(self, grid: Grid, timeout: float, warn: Callable[[str], None]) -> None:
@@ -30,50 +31,50 @@ class Exchange:
         self._registrations: set[str] = set()
 
     def online(self) -> list[int]:
-        """Nodes that are connected now."""
+        """Return the nodes that are connected now."""
         return sorted(self._grid.get_node_ids())
 
     def __call__(self, kind: str, contents: Mapping[int, Fields], group: str) -> dict[int, Fields]:
-        """Send each node its fields, and return what came back: a refusal, too, where nothing did.
+        """Send each node its fields, and return its answer, or a refusal where there is no answer.
 
         Args:
-            kind: What is asked: "register", "train" or a stage of the secure aggregation.
-            contents: By node.
-            group: Names the round, for Flower's log.
+            kind: Type of the message: "register", "train" or a stage of secure aggregation.
+            contents: Fields of the message, by node.
+            group: Name of the round for Flower's log.
         """
-        asked = self.push(kind, contents, group)
+        requests = self.push(kind, contents, group)
         answers: dict[int, Fields] = {}
         self._failed.clear()
         end = time.monotonic() + self.timeout
-        while asked and time.monotonic() < end:
-            answers |= self.pull(asked)
-            if asked:
+        while requests and time.monotonic() < end:
+            answers |= self.pull(requests)
+            if requests:
                 time.sleep(POLL)
-        for node in asked.values():
+        for node in requests.values():
             self._fail(node, f"no answer to {kind} in {self.timeout:g} s")
         return {**{node: {"refused": words} for node, words in self._failed.items()}, **answers}
 
     def _fail(self, node: int, text: object) -> None:
-        """Keep, and say, why a node has answered nothing."""
+        """Note and warn why a node has not answered."""
         self._failed[node] = _escape_text(text)
-        self._warn(f"node {node}: {self._failed[node]}")
+        self._warn(f"Node {node}: {self._failed[node]}")
 
     def push(self, kind: str, contents: Mapping[int, Fields], group: str) -> dict[str, int]:
-        """Send each node its fields, see `__call__`, and return the node of each message that has left."""
+        """Send each node its fields (see `__call__`), and return the node of each message that was sent."""
         name = "train" if kind == "train" else f"query.{kind}"
         more: dict[str, Any] = {"message_type": name, "group_id": group, "ttl": self.timeout}
         messages = [Message(to_record(fields), dst_node_id=node, **more) for node, fields in contents.items()]
         numbers = zip(self._grid.push_messages(messages), contents, strict=True)
-        asked = {number: node for number, node in numbers if number}
+        requests = {number: node for number, node in numbers if number}
         if kind == "register":
-            self._registrations.update(asked)
-        return asked
+            self._registrations.update(requests)
+        return requests
 
     def pull(self, requests: dict[str, int]) -> dict[int, Fields]:
-        """Answers that have come by now, by node. Their messages are taken out of `requests`."""
+        """Return the answers that have arrived, by node, and remove their messages from `requests`."""
         answers: dict[int, Fields] = {}
         for reply in self._grid.pull_messages(list(requests)):
-            # an error that the SuperLink makes up names no node, so replies are known by what they answer
+            # the SuperLink's own errors name no node, so the message that a reply answers identifies it
             number = reply.metadata.reply_to_message_id
             node, new = requests.pop(number), number in self._registrations
             self._registrations.discard(number)
@@ -82,10 +83,12 @@ class Exchange:
         return answers
 
     def _read(self, node: int, reply: Message, describe_error: bool = True) -> Fields | None:
-        """Answer of one node. None is nothing that can be read, which is warned of.
+        """Return the fields of one node's reply, or None after a warning if it can't be read.
 
         Args:
-            describe_error: Whether to warn of a refusal; of one to register the roster does.
+            node: Number of the node.
+            reply: Reply of the node, or an error of the SuperLink.
+            describe_error: Whether to warn of a refusal. The roster warns of refused registrations itself.
         """
         if reply.has_error():
             self._fail(node, reply.error.reason or f"error {reply.error.code}")
@@ -98,11 +101,11 @@ class Exchange:
         if "refused" in fields:
             words = _escape_text(fields["refused"])
             if describe_error:
-                self._warn(f"node {node} refuses: {words}")
+                self._warn(f"Node {node} refuses: {words}")
             return {"refused": words, **({"accused": fields["accused"]} if "accused" in fields else {})}
         return fields
 
 
 def _escape_text(text: object) -> str:
-    """Words of somebody else as part of a line of a log, which they can neither end nor make long."""
+    """Return text from another party as part of one log line: printable, and cut to `_LONGEST`."""
     return "".join(c if c.isprintable() else " " for c in str(text)[:_LONGEST])

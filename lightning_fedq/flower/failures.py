@@ -1,17 +1,17 @@
-"""Which of a client's trainings have failed: for its site alone, since the server may not be told."""
+"""Failed trainings of a client, counted for its site only, since the server may not learn of them."""
 
 from lightning_fedq.flower.store import Store
 
 
 class Failures:
-    """Trainings that a client was asked for in this process, and those that failed.
+    """Number of trainings in this process, and of those that failed.
 
-    Where something is claimed a zero update goes out in the place of one that failed, and the round counts
-    it: whether a training fails may follow from the data. So nobody but the site can find out.
+    Under a privacy claim, a client sends a zero update in place of a failed training, and the round counts
+    it. Whether a training fails may depend on the data, so only the site can find out.
 
     Attributes:
-        asked: Trainings.
-        failed: Those that have failed.
+        asked: Number of trainings that the server asked for.
+        failed: Number of trainings that failed.
     """
 
     def __init__(self) -> None:
@@ -19,22 +19,23 @@ class Failures:
         self._last_error = ""
 
     def add(self, round: int, error: Exception, message: bool, store: Store | None) -> None:
-        """Note one, in the client's folder, too, where it has one.
+        """Count a failed training, and add it to the client's folder if there is one.
 
         Args:
-            round: Its round, from 0.
-            message: Does the server hear that it failed?
-            store: The client's folder.
+            round: Index of the round, from 0.
+            error: Error of the training.
+            message: Whether the server is told of the failure.
+            store: Folder of the client, or None.
         """
         self.failed += 1
         words = f"{type(error).__name__}: {error}"
         server = "knows" if message else "does not know"
-        self._last_error = f"and the server {server}; the last one, in round {round + 1}: {words}"
+        self._last_error = f"and the server {server}. The last one, in round {round + 1}: {words}"
         if store is not None:
             store.append("failed", {"round": round + 1, "error": words, "server_knows": message})
 
     def line(self) -> str:
-        """Number of them, and the last one's error. "" if there are none."""
+        """Return the number of failures and the last error as text, or "" if there are none."""
         return (
             f"{self.failed} of {self.asked} trainings have failed here, {self._last_error}"
             if self.failed

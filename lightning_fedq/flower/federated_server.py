@@ -1,9 +1,8 @@
-"""The server of a real federation: a Trainer whose rounds are carried out by clients elsewhere.
+"""The server of a real federation: a Trainer whose rounds are trained by clients on other machines.
 
-`FederatedServer` is `Federated` with nobody to train here: a round's only step is idle, and at its end the
-engine asks the clients, decodes what they answer, steps and records. So validation, checkpoints, loggers,
-the run folder, budgets and the ledger with its journal are those of a simulation, and so is the privacy
-page.
+`FederatedServer` is a `Federated` callback without local training. A round has one idle step. At its end, the
+engine asks the clients, decodes their answers, steps and records. So validation, checkpoints, loggers, the
+run folder, budgets, the ledger with its journal and the privacy page are those of a simulation.
 """
 
 import json
@@ -60,35 +59,43 @@ _SETTINGS = "settings"
 
 
 class RemoteRoundServer(RoundServer):
-    """A `RoundServer` that waits for enough clients before it charges, and whose `finish` asks them first."""
+    """`RoundServer` that waits for clients before it charges a round, and asks them in `finish`.
+
+    Attributes:
+        ready: Waits for enough clients. Called before a round begins.
+        collect: Asks the clients and receives their answers. Called before a round is finished.
+        counted: Notes the clients whose answers are in the sum. Called with the record of a finished round.
+    """
 
     ready: Callable[[], None]
     collect: Callable[[], None]
     counted: Callable[[RoundRecord], None]
 
     def _refuse(self, works_on_updates: object) -> None:
-        """Refuse what only the clients of a simulation could do."""
+        """Refuse a callback that works on updates, which only the clients of a simulation have."""
         if works_on_updates is not None:
             name = type(works_on_updates).__name__
-            raise ValueError(f"{name} works on updates, which a server is never given; leave it out")
+            raise ValueError(f"{name} works on updates, which a server never receives. Leave it out.")
 
-    transform = tampering = property(lambda self: None, _refuse, doc="What changes updates: None here.")
+    transform = tampering = property(
+        lambda self: None, _refuse, doc="Transform of updates, always None on a server."
+    )
 
     def start(self) -> RoundPlan:
-        """Wait for enough clients, and begin the round, see `RoundServer.start`."""
+        """Wait for enough clients, and begin the round (see `RoundServer.start`)."""
         self.ready()
         return super().start()
 
     def _record(self, plan: RoundPlan) -> RoundRecord:
-        """Of real clients whoever has not answered has dropped out."""
+        """Return the record of a round, in which each client without an answer has dropped out."""
         record = super()._record(plan)
         return replace(record, num_dropped=len(plan.cohort) - int(record.num_received))
 
     def finish(self) -> RoundRecord:
-        """Ask, take what comes in time, and finish the round, see `RoundServer.finish`."""
+        """Ask the clients, receive their answers, and finish the round (see `RoundServer.finish`)."""
         with (
             preserve_generators()
-        ):  # as in other processes: a server's step draws what it draws in a simulation
+        ):  # clients run in other processes, so collecting must not change the draws of the server's step
             self.collect()
         record = super().finish()
         self.counted(record)
@@ -96,7 +103,7 @@ class RemoteRoundServer(RoundServer):
 
 
 class _IdleRounds(Schedule):
-    """One idle step a round: nobody trains here."""
+    """Schedule of one idle step a round, because the server trains nothing."""
 
     max_batches = 1
 
@@ -105,21 +112,26 @@ class _IdleRounds(Schedule):
 
 
 class _NoData(pl.LightningDataModule):
-    """For a server that validates nothing."""
+    """Data module of a server that validates nothing."""
 
     def train_dataloader(self) -> DataLoader[Any]:
         return DataLoader(TensorDataset(torch.zeros(1, 1)))
 
 
 class RemoteClients(Population):
-    """Clients on other machines, of which the server knows how many samples they say that they hold.
+    """Population of clients on other machines. The server only knows their reported sample counts.
 
     Args:
-        undo: Gives the user's objects their own back.
-        most_aborted: Rounds in a row that may come to nothing.
+        federation: Settings of this fit.
+        trainer: Trainer of the server.
+        module: Module of the server.
+        exchange: Connection to the nodes.
+        roster: Registry of the clients.
+        undo: Restores the user's objects after the fit.
+        most_aborted: Largest number of aborted rounds in a row.
 
     Raises:
-        ValueError: If a callback works on clients that are simulated.
+        ValueError: If a callback works on simulated clients.
     """
 
     def __init__(
@@ -138,14 +150,15 @@ class RemoteClients(Population):
         for callback in trainer.callbacks:
             if only_simulated(callback):
                 raise ValueError(
-                    f"{type(callback).__name__} works on clients that are simulated here, and the server "
-                    "has none; leave it out"
+                    f"{type(callback).__name__} works on simulated clients, but a server has none. Leave it "
+                    "out."
                 )
         self._exchange, self._roster, self._trainer = exchange, roster, trainer
         self._counted: dict[int, Attempt] = {}
         self._open_attempt = NEVER
         self._reported_names = set[str]()
-        undo.replace(trainer, "limit_train_batches", 1.0)  # of clients' passes, not of the idle step
+        # the limit is for the clients' passes, not for the idle step
+        undo.replace(trainer, "limit_train_batches", 1.0)
         undo.replace(trainer.datamodule or module, "train_dataloader", lambda: self.loader())
 
     def check_start(self, trainer: pl.Trainer) -> None:
@@ -154,34 +167,38 @@ class RemoteClients(Population):
         self._held, self._values = optimised_ids(trainer.optimizers), plain_values(trainer.lightning_module)
 
     def check_change(self, before: Members, now: Members) -> None:
-        """Refuse to freeze what has been trained, and to train what clients' optimisers do not hold.
+        """Refuse to freeze parameters that were trained, and to train parameters outside clients' optimisers.
 
-        The first would no longer travel, and clients keep no model.
+        Frozen parameters do not travel, and clients keep no model between rounds. So a parameter that is
+        frozen after training would have its initial value at the clients.
+
+        Args:
+            before: Parameters of the previous round.
+            now: Parameters of this round.
 
         Raises:
-            ValueError: With the cure.
+            ValueError: If this round does either.
         """
         trained, module = (*now.parameters, *now.local), self._trainer.lightning_module
         if late := [name for name in trained if id(module.get_parameter(name)) not in self._held]:
             raise ValueError(
-                f"this round trains {', '.join(late[:3])}, which a callback or hook has given to optimisers "
-                "here, and real clients have theirs from configure_optimizers; give configure_optimizers "
-                "every parameter that is ever trained, and unfreeze by requires_grad"
+                f"This round trains {', '.join(late[:3])}, which clients' optimisers do not have. Give "
+                "configure_optimizers all parameters that are ever trained, and unfreeze them by "
+                "requires_grad."
             )
         if frozen := [name for name in (*before.parameters, *before.local) if name not in trained]:
             raise ValueError(
-                f"this round freezes {', '.join(frozen[:3])}, which has been trained, and real clients keep "
-                "no model from round to round: what is frozen does not travel, so they would train with "
-                "other values; freeze in module() from the start, or keep it trained"
+                f"This round freezes {', '.join(frozen[:3])}, which was trained and then no longer travels. "
+                "Freeze it in module() from the start, or keep it trained."
             )
 
     def trial_stacks(self) -> None:
-        """Nobody: there are no data here."""
+        """Return nothing to try, because the server has no data."""
 
     def server(
         self, weights: Tensor, segments: Sequence[int], settings: dict[str, Any], all: Stacks
     ) -> RemoteRoundServer:
-        """A server that asks the clients over the network, see `Population.server`."""
+        """Return a round server that asks clients over the network (see `Population.server`)."""
         federation = self._federation
         secagg = federation.server.secure_aggregation
         server = RemoteRoundServer(
@@ -200,31 +217,39 @@ class RemoteClients(Population):
         return server
 
     def _check_ready(self, server: RemoteRoundServer) -> None:
-        """Let nobody pay for a round that can't come to anything, as far as it is known.
+        """Refuse to begin a round that is known to fail, before anybody is charged.
+
+        Args:
+            server: Server between two rounds.
 
         Raises:
-            RuntimeError: If rounds have come to nothing too often in a row, or too few clients are there.
+            RuntimeError: If too many rounds in a row were aborted, or too few clients are connected.
         """
         if len(self._in_vain) >= self._most_aborted:
             raise RuntimeError(
-                f"{len(self._in_vain)} rounds in a row came to nothing and were charged, the last because "
-                f"{self._in_vain[-1]}; {self._roster.describe_failures() or 'no client has failed'}. The "
-                "next is "
-                "not begun: cure that first, then start this run again with the same home; "
-                "server_app(most_aborted=...) says how many are borne"
+                f"{len(self._in_vain)} rounds in a row were charged and aborted, the last because "
+                f"{self._in_vain[-1]} ({self._roster.describe_failures() or 'no client has failed'}). Cure "
+                "the cause and start this run again with the same home, or raise "
+                "server_app(most_aborted=...)."
             )
         wait_for_enough(server, self._roster, self._federation.server.secure_aggregation)
 
     def _record_counted(self, server: RemoteRoundServer, record: RoundRecord) -> None:
-        """Remember whose answers are in the sum. Each client is told with its next task.
+        """Note the clients whose answers are in the sum, so that the next task can tell them.
 
-        Counters of batches advance as in a simulation, where every client takes as many.
+        Counters of batches advance as in a simulation where every client takes `local_steps`.
+
+        Args:
+            server: Server that has finished the round.
+            record: Record of the round.
         """
         if (batches := self._federation.local.local_steps) is not None:
-            left = self._federated.fit.side.clock.max_batches
-            self._federated.fit.vector.max_counted.fill_(batches if left is None else min(batches, left))
+            max_batches = self._federated.fit.side.clock.max_batches
+            self._federated.fit.vector.max_counted.fill_(
+                batches if max_batches is None else min(batches, max_batches)
+            )
         if record.aborted or not record.num_received:
-            self._in_vain.append(record.aborted or "nobody has answered")
+            self._in_vain.append(record.aborted or "no client answered")
         else:
             self._in_vain.clear()
             self._roster.failures = {
@@ -233,102 +258,127 @@ class RemoteClients(Population):
         self._counted |= dict.fromkeys(sorted(server.last_summed_clients), self._open_attempt)
 
     def state_dict(self) -> dict[str, Any]:
-        # the last round and attempt of each client that counted
+        # last round and attempt of each client whose answer was in a sum
         return {"counted": {client: list(at) for client, at in self._counted.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._counted = {int(client): (at[0], at[1]) for client, at in state["counted"].items()}
 
     def _round_inputs(self) -> dict[str, Any]:
-        """Return all that clients need beside task and weights: the algorithm's vector, optimisers' numbers.
+        """Return the fields that clients need besides task and weights.
 
-        Callbacks and schedules of this fit may have changed these, learning rates say, and what is trained.
+        These are the mean of the statistics, the vector of the local algorithm, the options of the optimisers
+        and the names of trained parameters. Callbacks and schedules of this fit may change them, such as
+        learning rates.
         """
         algorithm, term = self._federation.local.algorithm, self._federated.fit.correction
         fields = dict[str, Any]()
         engine = self._federation.engine
-        if engine is not None and engine.statistic is not None:  # released, so it says nothing new
+        if engine is not None and engine.statistic is not None:  # it was released, so it reveals nothing new
             fields["statistic"] = engine.statistic.float().numpy().astype("<f4").tobytes()
         if algorithm is not None and algorithm.sends and isinstance(term, PersistentOffsets):
             fields["algorithm"] = term.server.float().cpu().numpy().tobytes()
         groups = [
-            [{k: v for k, v in group.items() if type(v) in (bool, int, float)} for group in one.param_groups]
-            for one in self._trainer.optimizers
+            [
+                {k: v for k, v in group.items() if type(v) in (bool, int, float)}
+                for group in optimizer.param_groups
+            ]
+            for optimizer in self._trainer.optimizers
         ]
-        held, named = (
+        optimised, parameters = (
             optimised_ids(self._trainer.optimizers),
             self._trainer.lightning_module.named_parameters(),
         )
-        fields["trained"] = json.dumps([n for n, p in named if p.requires_grad and id(p) in held])
+        fields["trained"] = json.dumps([n for n, p in parameters if p.requires_grad and id(p) in optimised])
         return {**fields, "groups": json.dumps(groups)}
 
     def _report_changed_values(self) -> None:
-        """Name, once each, what the fit has changed on its module that real clients do not hear of."""
+        """Warn once of each module attribute that the fit has changed and that clients do not receive.
+
+        Values that hooks compute from `self.current_epoch`, the index of the round, are the same at the
+        clients. Values that build on the previous round are lost.
+        """
         now = plain_values(self._trainer.lightning_module)
         changed = [name for name, value in now.items() if self._values.get(name) != value]
         self._values = now
-        if news := [name for name in changed if name not in self._reported_names]:
-            self._reported_names.update(news)
+        if new_names := [name for name in changed if name not in self._reported_names]:
+            self._reported_names.update(new_names)
             rank_zero_warn(
-                f"this fit has changed {', '.join(news[:3])} of its module, and real clients begin each "
-                "round with the module as it is made: weights, what is trained and optimisers' numbers reach "
-                "them. What hooks compute from self.current_epoch, which is the round, clients compute, too; "
-                "what builds on the round before is lost"
+                f"This fit has changed {', '.join(new_names[:3])} of its module, but clients begin each "
+                "round with a new module. Compute it from self.current_epoch (the round), because values of "
+                "the previous round are lost."
             )
 
     def _partition_data(self) -> PartitionedData:
-        one = torch.zeros(1, dtype=torch.int64)  # only how many is known here, and a client may say anything
-        held = [one.expand(n) for _, n in sorted(self._roster.samples.items())]
-        work = LocalWork((one,), 1, False, False, 1, None)
+        """Return placeholder data with the reported number of samples of each client, and idle rounds."""
+        index = torch.zeros(1, dtype=torch.int64)  # expanded, so that a huge reported number takes no memory
+        client_indices = [index.expand(n) for _, n in sorted(self._roster.samples.items())]
+        work = LocalWork((index,), 1, False, False, 1, None)
         schedule = _IdleRounds(self._federation.planner, self._federation.mechanism, work, None, 0)
         schedule.max_batches = self._federation.local.local_steps or 1
         idle = DataLoader(TensorDataset(torch.zeros(1, 1)))
         loader = ClientLoader(idle, work, lambda: self.coming(), schedule.max_batches)
-        return PartitionedData(held, schedule, loader, False, [])
+        return PartitionedData(client_indices, schedule, loader, False, [])
 
     def _collect(self, server: RemoteRoundServer) -> None:
-        """Ask the cohort, and give the server what comes back. Whoever is silent has dropped out."""
+        """Ask the cohort, and pass the answers to the server. Clients without an answer have dropped out.
+
+        Args:
+            server: Server with an open round.
+        """
         self._report_changed_values()
         cohort, plan = Cohort(server, self._exchange, self._roster), server.plan
         assert plan is not None
         self._open_attempt = plan.round, server.attempt
-        of = self._model(server, server.broadcast)
+        model_fields = self._model(server, server.broadcast)
         questions = cohort.client_requests()
         needed = count_needed_answers(server, plan, self._federation.server.secure_aggregation)
-        if len(questions) < needed:  # they left while it began: nobody else is to send for nothing
+        if len(questions) < needed:  # clients left after the round began, so the others need not send
             server.abort(f"{needed} clients are needed, {len(questions)} are there")
             return
-        contents = {client: {**of(client), **fields} for client, fields in questions.items()}
+        contents = {client: {**model_fields(client), **fields} for client, fields in questions.items()}
         cohort.conclude(cohort.ask("train", contents))
 
     def _model(self, server: RoundServer, broadcast: Broadcast | None) -> Callable[[int], Fields]:
-        """Give each client the model, in few bits or as it is, and all that belongs to it."""
+        """Return a function that gives the model fields for a client.
+
+        Args:
+            server: Server with the global weights.
+            broadcast: Quantiser of the downlink, or None to send the weights as they are.
+        """
         weights = server.weights.detach().cpu().contiguous()
         sent = weights.numpy().tobytes() if broadcast is None else broadcast.pack(weights, server.segments)
         model = {"weights": sent, "dtype": str(weights.dtype).partition(".")[2], **self._round_inputs()}
         return lambda client: {**model, "counted": list(self._counted.get(client, NEVER))}
 
     def evaluator(self, trainer: pl.Trainer, engine: RemoteRoundServer) -> RemoteEvaluator:
-        """Asks clients to measure, see `Population.evaluator`."""
-        model = lambda: self._model(engine, None)  # noqa: E731 (as it is: a simulation measures that)
+        """Return an evaluator that asks clients to measure (see `Population.evaluator`)."""
+        model = lambda: self._model(engine, None)  # noqa: E731 (unquantised, as a simulation measures)
         return RemoteEvaluator(self._federation, trainer, self._exchange, self._roster, model)
 
 
 def plain_values(module: pl.LightningModule) -> dict[str, Any]:
-    """Numbers, flags and words that a module and its parts hold as public attributes, by name.
+    """Return numbers, flags and text in public attributes of a module and its parts, by dotted name.
 
-    Modes are left out: validation changes them.
+    `training` is left out, because validation changes it.
     """
     return {
         f"{part}.{name}".lstrip("."): value
-        for part, one in module.named_modules()
-        for name, value in vars(one).items()
+        for part, submodule in module.named_modules()
+        for name, value in vars(submodule).items()
         if type(value) in (bool, int, float, str) and not name.startswith("_") and name != "training"
     }
 
 
 class FederatedServer(Federated):
-    """The federation of real clients, in a Trainer that trains nobody."""
+    """Federation of real clients, as a callback in a Trainer that does not train.
+
+    Args:
+        federated: Settings of the federation.
+        exchange: Connection to the nodes.
+        roster: Registry of the clients.
+        most_aborted: Largest number of aborted rounds in a row.
+    """
 
     def __init__(
         self, federated: Federated, exchange: Exchange, roster: Roster, most_aborted: int = 3
@@ -342,7 +392,7 @@ class FederatedServer(Federated):
             replace(
                 local,
                 clients_per_step=1,
-                # of what clients log in training nothing comes here
+                # the server receives no training metrics from clients
                 client_metrics="none" if local.evaluate_clients is None else local.client_metrics,
                 check_isolation=False,
             ),
@@ -356,28 +406,29 @@ class FederatedServer(Federated):
         return RemoteClients(self, trainer, module, *parts)
 
     def use_batches(self, rule: BatchRule) -> None:
-        """Refuse: batches are drawn where the data are.
+        """Refuse a batch rule, because clients draw their batches themselves.
 
         Raises:
             ValueError: Always.
         """
         name = type(rule).__name__
-        raise ValueError(f"{name} draws the batches of clients, and the server has none; leave it out")
+        raise ValueError(f"{name} draws batches, but a server has no training data. Leave it out.")
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """A server and what it needs to know about its surroundings.
+    """A server with its settings and its folder.
 
     Args:
-        module: Makes the module, whose weights are the first global model.
-        data: Makes the data module with the server's validation data; None validates nothing.
-        trainer: Arguments of the server's `Trainer`: `max_epochs` is the number of rounds.
-        home: The server's folder: keys, roster, checkpoints with the ledger's journal.
+        module: Function that makes the module, whose weights are the first global model.
+        federated: Settings of the federation.
+        data: Function that makes the data module for the server's validation. None validates nothing.
+        trainer: Arguments of the server's `Trainer`. `max_epochs` is the number of rounds.
+        home: Folder of the server: keys, roster, and checkpoints with the ledger's journal.
         round_timeout: Seconds in which a client has to answer, training included.
         wait: Seconds to wait for `num_clients` clients before the first round.
-        directory: Everybody's verification key; `SecAgg(active=True)` needs it.
-        most_aborted: Rounds in a row that may come to nothing before the server ends.
+        directory: Verification key of each client, by number. `SecAgg(active=True)` needs it.
+        most_aborted: Largest number of aborted rounds in a row before the server ends.
     """
 
     module: Callable[[], pl.LightningModule]
@@ -391,12 +442,19 @@ class Deployment:
     most_aborted: int = 3
 
     def run(self, grid: Grid) -> tuple[pl.Trainer, FederatedServer]:
-        """Register the clients, and train until the rounds are over, or go on where a killed server was.
+        """Register the clients and train all rounds, or continue from the last checkpoint of a killed server.
+
+        Args:
+            grid: Flower's connection to the nodes.
+
+        Returns:
+            The trainer, and the federation's callback in it.
 
         Raises:
-            ValueError: If the last checkpoint is damaged, or lost although rounds were charged, or another
-                server works in the same folder.
-            RefusedError: If a layer or a schedule goes by a number that nobody knows over a network.
+            ValueError: If the last checkpoint is damaged, or missing although rounds were charged. Also if
+                another server works in the same folder, its settings differ, or `max_steps` needs
+                `local_steps`.
+            RefusedError: If a layer or a schedule depends on a number that no side knows over a network.
         """
         store = Store(self.home)
         with store.lock():
@@ -408,59 +466,83 @@ class Deployment:
             words = settings | training_words(self.trainer, self.module)
             if self.trainer.get("max_steps", -1) != -1 and self.federated.local.local_steps is None:
                 raise ValueError(
-                    "max_steps counts steps of clients, and a server that does not see what they hold does "
-                    "not know how many they take; say local_steps=..., or max_epochs, which counts rounds"
+                    "max_steps counts client steps, which the server does not know. Set local_steps=..., or "
+                    "max_epochs, which counts rounds."
                 )
             rounds = count_rounds(self.trainer)
             roster = Roster(self.federated, exchange, store, words, self.directory, rounds)
-            if self.federated.calibrated_target is not None:  # which sets it for so many rounds
+            # the target calibrates the mechanism to the number of rounds
+            if self.federated.calibrated_target is not None:
                 del settings["mechanism"]
             _check_settings(store, settings)
             roster.gather(self.wait)
             store.put(_SETTINGS, settings)
             server = FederatedServer(self.federated, exchange, roster, self.most_aborted)
-            kept, given = _RoundCheckpoint(self.home / "checkpoints"), dict(self.trainer)
-            given_callbacks = callbacks_in(given)
-            callbacks = [server, *(one for one in given_callbacks if not is_per_client(one)), kept]
+            checkpoint, arguments = _RoundCheckpoint(self.home / "checkpoints"), dict(self.trainer)
+            user_callbacks = callbacks_in(arguments)
+            callbacks = [
+                server,
+                *(callback for callback in user_callbacks if not is_per_client(callback)),
+                checkpoint,
+            ]
             trainer = pl.Trainer(
-                **{"enable_progress_bar": False, "num_sanity_val_steps": 0, **given, "callbacks": callbacks}
+                **{
+                    "enable_progress_bar": False,
+                    "num_sanity_val_steps": 0,
+                    **arguments,
+                    "callbacks": callbacks,
+                }
             )
-            last = kept.path
+            last = checkpoint.path
             if last.is_file():
-                rank_zero_info(f"going on from {last}")
+                rank_zero_info(f"Continuing from {last}")
             data = _NoData() if self.data is None else self.data()
             trainer.fit(module, datamodule=data, ckpt_path=str(last) if last.is_file() else None)
             return trainer, server
 
 
 def _check_settings(store: Store, settings: dict[str, str]) -> None:
-    """Refuse a folder of other settings, before anybody is asked. Another release is none."""
-    own, kept = (
-        {**found, "lightning_fedq": "", "protocol": ""}
-        for found in (settings, store.get(_SETTINGS) or settings)
+    """Refuse a folder with other settings, before any client is asked. Another release is accepted.
+
+    Args:
+        store: Folder of the server.
+        settings: Settings of this run, as text by name.
+
+    Raises:
+        ValueError: If a setting differs from the one in the folder.
+    """
+    current, stored = (
+        {**difference, "lightning_fedq": "", "protocol": ""}
+        for difference in (settings, store.get(_SETTINGS) or settings)
     )
-    if found := differences(own, {name: value for name, value in kept.items() if name in own}):
+    if difference := differences(current, {name: value for name, value in stored.items() if name in current}):
         raise ValueError(
-            f"{store.folder} is the folder of a federation with other settings ({found}); put these back, "
-            "or begin a new federation: another home for the server (server_app(home=...)) and another "
-            "fedq-home for each client; what both spend adds up"
+            f"{store.folder} has a federation with other settings ({difference}). Restore them, or begin a "
+            "new federation (add up both budgets) with new folders: server_app(home=...) and each client's "
+            "fedq-home."
         )
 
 
 def _check_checkpoint(home: Path) -> None:
-    """Refuse a folder whose checkpoint is damaged, or gone while its journal has charges."""
+    """Refuse a folder whose checkpoint is damaged, or missing although its journal has charges.
+
+    Args:
+        home: Folder of the server.
+
+    Raises:
+        ValueError: If either is the case.
+    """
     last = home / "checkpoints" / "last.ckpt"
     cure = (
-        "put a whole copy of it back. Without one, begin a new federation, with new folders for the server "
-        "and for every client, and add up what both spend; what this one has charged stands in its journal, "
-        "ledger-*.jsonl"
+        "restore a copy. Without one, use new folders for the server and each client, and add up both "
+        "budgets (ledger-*.jsonl)"
     )
     if not last.is_file():
         charged = [
             path for path in sorted(home.rglob("ledger-*.jsonl")) if path.read_bytes().count(b"\n") > 1
         ]
         if charged:
-            raise ValueError(f"{charged[0]} has charges and {last} is missing: {cure}")
+            raise ValueError(f"{charged[0]} has charges, but {last} is missing: {cure}")
         return
     try:
         with zipfile.ZipFile(last) as archive:
@@ -472,9 +554,12 @@ def _check_checkpoint(home: Path) -> None:
 
 
 class _RoundCheckpoint(pl.callbacks.Checkpoint):
-    """Keeps one checkpoint, whole at any time: of the last round, and before the first one has been charged.
+    """Checkpoint of the last round, which is complete at any time and exists before the first charge.
 
-    So the ledger's journal, which lies beside it, is never without a checkpoint that names it.
+    So the ledger's journal in the same folder always has a checkpoint that names it.
+
+    Args:
+        folder: Folder of the checkpoint.
     """
 
     knows_clients = True
@@ -483,19 +568,20 @@ class _RoundCheckpoint(pl.callbacks.Checkpoint):
         self.dirpath, self.path = folder, folder / "last.ckpt"
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Before the first round."""
+        """Save before the first round, if there is no checkpoint yet."""
         if not self.path.is_file():
             self._save(trainer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """After each round."""
+        """Save after each round."""
         self._save(trainer)
 
     def _save(self, trainer: pl.Trainer) -> None:
+        """Write the checkpoint to a new file, which then replaces the old one."""
         new = self.path.with_suffix(".new")
         with name_file_in_errors(self.path):
             trainer.save_checkpoint(new)
-            with new.open("r+b") as file:  # a power cut must not leave an empty file in the old one's place
+            with new.open("r+b") as file:  # synced, so that a power cut does not leave an empty checkpoint
                 os.fsync(file.fileno())
             new.replace(self.path)
         sync_folder(self.dirpath)
@@ -513,27 +599,28 @@ def server_app(
     directory: Mapping[int, Ed25519PublicKey] | None = None,
     most_aborted: int = 3,
 ) -> ServerApp:
-    """Flower's `ServerApp` of the server.
+    """Make Flower's `ServerApp` of the server.
 
     Args:
-        module: Makes the module, whose weights are the first global model.
-        federated: The same settings as the clients' and the simulation's.
-        data: Makes the data module with the server's own validation data; None validates nothing.
-        trainer: Arguments of the server's `Trainer`, or what makes them of Flower's context: `max_epochs` is
-            the number of rounds; callbacks, such as `RunFolder()`, and loggers as in a simulation. What acts
-            on training is done by the clients, who have to have it, too.
-        home: The server's folder, or what names it by Flower's context: keys, roster, checkpoints with the
-            ledger's journal. A server that is started again with it goes on where it was.
-        round_timeout: Seconds in which a client has to answer, training included; then the round goes on
-            without it. None is the federation's deadline, or an hour.
+        module: Function that makes the module, whose weights are the first global model.
+        federated: Settings of the federation, equal to those of the clients and of the simulation.
+        data: Function that makes the data module for the server's own validation. None validates nothing.
+        trainer: Arguments of the server's `Trainer`, or a function that makes them from Flower's context.
+            `max_epochs` is the number of rounds. Callbacks, such as `RunFolder()`, and loggers are as in a
+            simulation. Clients do the training, so they must have all arguments that affect it.
+        home: Folder of the server, or a function that returns it for Flower's context. It has keys, roster,
+            and checkpoints with the ledger's journal. A restarted server continues from its folder.
+        round_timeout: Seconds in which a client has to answer, training included. The round then continues
+            without the client. None takes the federation's deadline, or an hour.
         wait: Seconds to wait for `num_clients` clients before the first round.
-        directory: Everybody's verification key, by number, as the clients have it: a client whose key its
-            identity has not signed is turned away. `SecAgg(active=True)` needs it.
-        most_aborted: Rounds in a row that may come to nothing, each charged, before the server ends and names
-            who has failed and why.
+        directory: Verification key of each client, by number, as the clients have it. The server refuses a
+            client whose key is not signed by its identity. `SecAgg(active=True)` needs it.
+        most_aborted: Largest number of aborted rounds in a row, each charged, before the server ends with the
+            names of failed clients and the reasons.
 
     Raises:
-        ValueError: If a setting is for simulations only, or the directory is missing.
+        ValueError: If a setting is for simulations only, the directory is missing, or `most_aborted` is below
+            1.
     """
     if most_aborted < 1:
         raise ValueError(f"most_aborted must be >= 1, got {most_aborted}")
@@ -544,8 +631,10 @@ def server_app(
 
     @app.main()  # type: ignore[untyped-decorator]
     def main(grid: Grid, context: Context) -> None:
-        given = trainer(context) if callable(trainer) else trainer or {}
+        arguments = trainer(context) if callable(trainer) else trainer or {}
         folder = home(context) if callable(home) else Path(home)
-        Deployment(module, federated, data, given, folder, timeout, wait, directory, most_aborted).run(grid)
+        Deployment(module, federated, data, arguments, folder, timeout, wait, directory, most_aborted).run(
+            grid
+        )
 
     return app

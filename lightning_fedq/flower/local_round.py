@@ -1,7 +1,8 @@
-"""One client's round on its own machine: global weights in, update out.
+"""Train one client for one round on its own machine, from the global weights to an update.
 
-The client's Trainer counts rounds as a simulation's does, and its client trains as a simulated one: a fit of
-its own on a copy, with the same draws, the same batches and the same clock. Nothing is encoded here.
+The round counter of the client's Trainer equals that of a simulation. The client trains as a simulated client
+does: in a separate fit on a copy of the module, with the same random draws, batches and clock.
+`remote_client` encodes the update.
 """
 
 from __future__ import annotations
@@ -57,19 +58,19 @@ from lightning_fedq.training.round import ClientSide
 from lightning_fedq.training.settings import Local
 
 _RATES = re.compile("lr|momentum|dampening|weight_decay")
-"""Numbers of optimisers that are no count, also where somebody has written 0."""
+"""Names of optimiser options that are rates, even where the user has written an integer such as 0."""
 _registry: Any = sys.modules[pl.trainer.connectors.callback_connector._load_external_callbacks.__module__]  # type: ignore[attr-defined]
 _setup: Any = pl.trainer.setup  # type: ignore[attr-defined]
 _kept: dict[tuple[Any, str], Any] = {
     (_registry, "entry_points"): functools.cache(_registry.entry_points),
     (torch.cuda, "device_count"): functools.cache(torch.cuda.device_count),
 }
-"""What a Trainer looks for whenever one is made, and a process need know once."""
+"""Look-ups that every new Trainer repeats, cached once a process."""
 
 
 @dataclass(frozen=True)
 class _OwnData(Partition):
-    """All that there is, in the order in which it is there."""
+    """Partition with one client, which holds all samples in their given order."""
 
     needs_labels = False
 
@@ -81,7 +82,10 @@ class _OwnData(Partition):
 
 @dataclass(frozen=True)
 class _OwnPlan(RoundPlan):
-    """A round of one client, which is number 0 here and `number` in the federation."""
+    """Round plan of one client, which is number 0 in this process and `number` in the federation.
+
+    Random streams are drawn for the number in the federation, so they equal those of a simulation.
+    """
 
     number: int = 0
 
@@ -91,7 +95,7 @@ class _OwnPlan(RoundPlan):
 
 @dataclass(frozen=True)
 class _OwnPlanner(RoundPlanner):
-    """Draws the rounds of client `number` of the federation, which is number 0 here."""
+    """Planner of rounds with one client, which is number 0 here and `number` in the federation."""
 
     number: int = 0
 
@@ -100,15 +104,16 @@ class _OwnPlanner(RoundPlanner):
 
 
 class RoundInputs(NamedTuple):
-    """Return all that a client goes on with, beside the global weights.
+    """State and server values that a client needs for a round, besides the global weights.
 
     Args:
-        saved: What it has kept of its earlier rounds.
-        algorithm_vector: `(num_parameters,)` vector of the local algorithm's server; None where it sends
-            none.
-        groups: Numbers of the groups of the server's optimisers; None where it sends none.
-        trained: Names of the parameters that the server's fit trains now; None where it does not say.
-        statistic: `(size,)` mean of all clients' statistics; None before it is released.
+        saved: State that the client kept from its earlier rounds.
+        algorithm_vector: `(num_parameters,)` vector of the server's half of the local algorithm, or None if
+            it sends none.
+        groups: Options of the parameter groups, such as learning rates, for each optimiser of the server.
+            None if the server sends none.
+        trained: Names of the parameters that the server's fit trains now, or None if the server sends none.
+        statistic: `(size,)` mean of all clients' statistics, or None before its release.
     """
 
     saved: State
@@ -119,36 +124,42 @@ class RoundInputs(NamedTuple):
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any], saved: State) -> RoundInputs:
-        """Read a message.
+        """Read the inputs from a message of the server.
 
         Args:
-            saved: What the client has kept.
+            fields: Fields of the message by name.
+            saved: State that the client kept from its earlier rounds.
 
         Raises:
-            RefusedError: If it says something else.
+            RefusedError: If a field can't be read, or is not of the expected form.
         """
-        theirs, groups, trained = (fields.get(name) for name in ("algorithm", "groups", "trained"))
+        algorithm_bytes, groups, trained = (fields.get(name) for name in ("algorithm", "groups", "trained"))
         statistic = fields.get("statistic")
         try:
-            vector = None if theirs is None else torch.frombuffer(bytearray(theirs), dtype=torch.float32)
+            vector = (
+                None
+                if algorithm_bytes is None
+                else torch.frombuffer(bytearray(algorithm_bytes), dtype=torch.float32)
+            )
             mean = None if statistic is None else torch.frombuffer(bytearray(statistic), dtype=torch.float32)
-            numbers = [[dict(group) for group in one] for one in json.loads(groups or "[]")]
+            numbers = [[dict(group) for group in optimizer] for optimizer in json.loads(groups or "[]")]
             names = [str(name) for name in json.loads(trained or "[]")]
             if json.dumps(numbers) != (groups or "[]") or json.dumps(names) != (trained or "[]"):
-                raise ValueError("neither groups of numbers nor names")
-            given = None if groups is None else numbers, None if trained is None else names
-            return cls(saved, vector, *given, mean)
+                raise ValueError("expected JSON lists of groups and of names")
+            groups_and_names = None if groups is None else numbers, None if trained is None else names
+            return cls(saved, vector, *groups_and_names, mean)
         except (ValueError, TypeError) as error:
             raise RefusedError(
-                f"the server's message says nothing readable of its optimisers: {error}"
+                f"The server's message has unreadable vectors or optimiser settings: {error}"
             ) from error
 
 
 class LaterRound(NamedTuple):
-    """A message of a later round that is tried before the first: two batches, from the module's own weights.
+    """Trial of a later round's message at registration: two batches, from the module's initial weights.
 
     Args:
-        has_zero_batches: Put zeros in the place of the data's tensors.
+        has_zero_batches: Whether zeros replace the tensors of the data.
+        round: Index of the round, from 0.
     """
 
     has_zero_batches: bool = False
@@ -156,25 +167,29 @@ class LaterRound(NamedTuple):
 
 
 class LocalRound(pl.Callback):
-    """One client's local training in one round.
+    """Callback that trains or measures one client for one round, in the client's own Trainer.
 
     Args:
-        number: The client's number in it.
-        seed: Seed of data order and of the training's random numbers.
-        task: The round, or a later one to be tried; None only looks at what would travel. A number measures
-            the model after this round.
-        weights: `(dim,)` the global model.
-        inputs: What the client goes on with beside it.
-        held_out_seed: Seed of the choice of samples that are measured on, and never trained on; None is
-            `seed`.
-        is_reset: Is all that this message trains made for it alone, so that nothing need be copied?
+        federated: Settings of the federation.
+        number: Number of the client in the federation.
+        seed: Seed of the data order and of the random numbers in training.
+        task: Work of the message. A `RoundTask` trains in its round. A `LaterRound` tries a later round. An
+            integer measures the model after this round. None tries the smallest batch and counts the numbers
+            that travel.
+        weights: `(dim,)` global model.
+        inputs: State and server values besides the weights. None stands for an empty state.
+        held_out_seed: Seed that chooses the held-out samples, which are measured and never trained on. None
+            takes `seed`.
+        is_reset: Whether all objects that this message trains were made for it alone, so that no copy is
+            needed.
 
     Attributes:
-        measured: By model, what validation logs, None where it is not defined.
-        update: `(dim,)` local - global, once the fit is over; in a round of statistics the `(size,)` vector.
-        state: What this client would keep, if the round counts.
-        segments: Sizes of the segments of what travels, once the fit has begun.
-        vector: What travels, once the fit has begun.
+        measured: Validation metrics by model. A metric that is not defined is None.
+        update: `(dim,)` local - global, once the fit is over. A round of statistics has their `(size,)`
+            vector here.
+        state: State that this client keeps if the round counts.
+        segments: Sizes of the segments of the vector that travels, once the fit has begun.
+        vector: Parameters and buffers that travel, once the fit has begun.
     """
 
     knows_clients = True
@@ -222,54 +237,66 @@ class LocalRound(pl.Callback):
     def run(
         self, module: pl.LightningModule, data: pl.LightningDataModule, trainer: dict[str, Any]
     ) -> LocalRound:
-        """Train the client for its round, or measure it, in a Trainer of its own. Returns this object.
+        """Train the client for its round, or measure it, in its own Trainer, and return this object.
 
         Args:
-            module: The client's own; its weights are overwritten.
-            data: The client's own.
+            module: Module of the client. Its weights are overwritten.
+            data: Data module of the client.
             trainer: Arguments of the client's `Trainer`.
 
         Raises:
-            RefusedError: If the model is of another shape than the server's, or a setting can't work.
+            RefusedError: If the model's shape differs from the server's, or a setting can't work.
         """
         task, round = self._task, self._plan.round
         quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-        given = {**quiet, "num_sanity_val_steps": 0, **trainer}
-        own = given.pop("callbacks", None) or []
-        own = [own] if isinstance(own, pl.Callback) else own
-        if task is None and (left := sorted(type(one).__name__ for one in own if not changes_training(one))):
-            rank_zero_info(f"{', '.join(left)}: of the whole fit, which is the server's; left out here")
-        own = [one for one in own if changes_training(one)]
-        # as they were made: what they keep of one message is not there in the next
-        callbacks = [self, *map(deepcopy, own)]
-        wanted = given.pop("max_epochs", None) or 0
-        rounds = 0 if task is None else max(wanted, round + 1)
+        arguments = {**quiet, "num_sanity_val_steps": 0, **trainer}
+        user_callbacks = arguments.pop("callbacks", None) or []
+        user_callbacks = [user_callbacks] if isinstance(user_callbacks, pl.Callback) else user_callbacks
+        if task is None and (
+            skipped := sorted(
+                type(callback).__name__ for callback in user_callbacks if not changes_training(callback)
+            )
+        ):
+            rank_zero_info(f"{', '.join(skipped)}: left out on this client, because it runs on the server")
+        user_callbacks = [callback for callback in user_callbacks if changes_training(callback)]
+        # each message gets fresh copies, so that callbacks keep nothing from message to message
+        callbacks = [self, *map(deepcopy, user_callbacks)]
+        max_epochs = arguments.pop("max_epochs", None) or 0
+        rounds = 0 if task is None else max(max_epochs, round + 1)
         with Undo() as undo, warnings.catch_warnings():
             for (owner, name), known in _kept.items():
                 undo.replace(owner, name, known)
             fit = pl.Trainer(
-                **{**given, "max_epochs": rounds, "limit_val_batches": 0, "enable_checkpointing": False},
+                **{**arguments, "max_epochs": rounds, "limit_val_batches": 0, "enable_checkpointing": False},
                 callbacks=callbacks,
             )
-            _kept[_setup, "_log_device_info"] = _no_operation  # two lines of the log, which have been said
+            # the first Trainer has logged these lines already
+            _kept[_setup, "_log_device_info"] = _no_operation
             epochs: Any = fit.fit_loop.epoch_progress.current
             epochs.processed = epochs.completed = round  # the round is `current_epoch`
-            # what is validated is the server's model
+            # the server validates the model, so a client needs no validation data
             warnings.filterwarnings("ignore", message="You defined a `validation_step` but have no")
             try:
                 fit.fit(module, datamodule=data)
             except Exception as error:
                 if not self._is_done:
                     raise
-                rank_zero_warn(f"after the work of a message, which counts: {type(error).__name__}: {error}")
+                rank_zero_warn(
+                    f"The client's work is done and counts. The fit then failed with {type(error).__name__}: "
+                    f"{error}"
+                )
         return self
 
     def shared_objects(self, other_round: LocalRound) -> list[Any]:
-        """Objects that another message would find as this one's training leaves them, and generators."""
+        """Return generators, and objects that this training changes for the next message.
+
+        Args:
+            other_round: A second trial of the same message. Objects in the copies of both trials are shared.
+        """
         return self._snapshot.shared_objects(other_round._snapshot)
 
     def setup(self, trainer: Any, pl_module: pl.LightningModule, stage: str) -> None:
-        """Put the client's loader and loops in place of the Trainer's own."""
+        """Replace the Trainer's loader and loops with those of the client."""
         if stage != "fit":
             return
         check_setup(trainer, pl_module)
@@ -282,58 +309,63 @@ class LocalRound(pl.Callback):
             return steps
 
         install_round_loop(trainer, work, lambda name, value: None, self._undo)
-        for one in (pl_module, *(c for c in trainer.callbacks if not knows_clients(c))):
+        for target in (pl_module, *(c for c in trainer.callbacks if not knows_clients(c))):
             for hook in OF_THE_FIT:
-                if hasattr(one, hook):
-                    self._undo.replace(one, hook, _no_operation)
+                if hasattr(target, hook):
+                    self._undo.replace(target, hook, _no_operation)
         owner = trainer.datamodule
         self._user_loader = owner.train_dataloader
         self._limit = 1.0 if trainer.fast_dev_run else trainer.limit_train_batches
         self._undo.replace(trainer, "limit_train_batches", 1.0)
         self._undo.replace(owner, "train_dataloader", lambda: self._deal(trainer).loader)
 
-    # ---- what a rule of the batches asks of a federation -------------------------------------------------
+    # ---- interface of a federation that batch rules use ----------------------------------------------------
 
-    engine = None  # which is elsewhere
+    engine = None  # the round engine is on the server
 
     @property
     def fit(self) -> LocalRound:
-        """This one."""
+        """This object, because batch rules look up the fit of a federation."""
         return self
 
     @property
     def client_indices(self) -> list[Tensor]:
-        """Sample indices of this client."""
+        """Sample indices of this client, in a list of one tensor. Empty before the data are split."""
         return [] if self._holdings is None else self._holdings.client_indices
 
     def use_batches(self, rule: Any) -> None:
-        """Let a rule draw the batches, and go on with the account that this client has kept of it."""
+        """Let a batch rule draw the batches, and restore the privacy account that this client kept."""
         check_batch_rule(rule, self._rule, self._federated.local)
         self._account = "account" if rule.protects_samples else "account of a seed"
         self._rule, rule.account = rule, self._told.saved.get(self._account, [])
-        rule.loss_reduction = self._told.saved.get("loss_reduction")  # decided in the first round
+        rule.loss_reduction = self._told.saved.get("loss_reduction")  # the first round decides it
 
     def fetch(self, indices: Tensor) -> Any:
-        """Some samples as one batch. Draws nothing."""
+        """Return some samples as one batch, without drawing random numbers."""
         with torch.random.fork_rng([]):
             return self._loader().fetch(indices)
 
     def present_batch(self, batch_idx: int) -> tuple[Stack, int]:
-        """The only stack, and which of its batches that is."""
+        """Return the only stack, and the index of a batch in it."""
         return self._stacks()[0], batch_idx
 
     def _deal(self, trainer: Any) -> PartitionedData:
-        """The client's own data. Dealt out at the first question, which `configure_optimizers` may ask."""
+        """Return the client's data, split at the first call, which `configure_optimizers` may make.
+
+        Raises:
+            RefusedError: If the data are a stream, since a pass over a stream has no end that a round could
+                wait for.
+        """
         if self._holdings is None:
             local, labels = self._federated.local, self._federated.clients.labels
-            given = self._user_loader()
-            if isinstance(getattr(given, "dataset", given), IterableDataset):
+            user_loader = self._user_loader()
+            if isinstance(getattr(user_loader, "dataset", user_loader), IterableDataset):
                 raise RefusedError(
-                    "the data are a stream (an IterableDataset), whose passes have no end that a round could "
-                    "wait for; give a map-style Dataset of what the round is to train on"
+                    "Training data must be a map-style Dataset, got a stream (an IterableDataset). Give a "
+                    "Dataset of the samples to train on."
                 )
-            dealt = split_loader(
-                given,
+            split = split_loader(
+                user_loader,
                 _OwnData,
                 1,
                 torch.Generator(),
@@ -342,35 +374,36 @@ class LocalRound(pl.Callback):
                 self._rule,
                 self._held_out,
             )
-            check_limit(dealt.work)
+            check_limit(split.work)
             rule = self._rule
             if rule is not None:
-                rule.begin(dealt.work)
-            steps = int(rule is not None and self._task is None)  # only one is tried
+                rule.begin(split.work)
+            steps = int(rule is not None and self._task is None)  # registration tries one batch
             steps = 2 if isinstance(self._task, LaterRound) else steps
-            schedule = Schedule(self._planner, self._federated.mechanism, dealt.work, rule, steps)
-            loader: Any = dealt.loader(self._stacks, schedule.max_batches)
+            schedule = Schedule(self._planner, self._federated.mechanism, split.work, rule, steps)
+            loader: Any = split.loader(self._stacks, schedule.max_batches)
             if isinstance(self._task, LaterRound) and self._task.has_zero_batches:
                 loader.iterate_stacks = functools.partial(_zero_batches, loader.iterate_stacks)
             held_out = [] if self._held_out is None else self._held_out.parts
             self._holdings = PartitionedData(
-                list(dealt.work.client_indices), schedule, loader, False, held_out
+                list(split.work.client_indices), schedule, loader, False, held_out
             )
         return self._holdings
 
     def _loader(self) -> ClientLoader:
+        """Return the loader of the client's own data."""
         return self._deal(self._trainer).loader
 
     def _stacks(self) -> Sequence[Stack]:
+        """Return the client's stack of batches in this round, in a sequence of one."""
         schedule = self._deal(self._trainer).schedule
         return schedule.stacks(self._plan.round, 0, 1, self._side.clock.max_batches)
 
     def on_fit_start(self, trainer: Any, pl_module: pl.LightningModule) -> None:
-        """Find what travels, and move model, counters and schedules to the round at hand.
+        """Find the parameters that travel, and move model, counters and schedules to this round.
 
         Raises:
-            RefusedError: If the model is of another shape than the server's, or there is a schedule that
-                clients can't follow.
+            RefusedError: If the model's shape differs from the server's, or clients can't follow a schedule.
         """
         check_shapes(pl_module)
         check_optimizers(trainer)
@@ -384,7 +417,8 @@ class LocalRound(pl.Callback):
         local, schedule = self._federated.local, holdings.schedule
         steps = self._plan.round * -(-schedule.max_batches // int(trainer.accumulate_grad_batches))
         resume_counters(trainer, steps, steps)
-        # later messages rehearse where that finds more than the layers say; the first one also to fail early
+        # A first step may reveal more changed state than the layers declare, so a batch is tried where a
+        # module has such state. Registration always tries one, to fail early.
         rehearses = self._task is None or (local.buffers != "frozen" and has_other_state(pl_module))
         to_try = schedule.trial_stacks(self._plan.round, 1) if self._rule is None and rehearses else None
         self._side = ClientSide(trainer, local, holdings, self._loader, self._rule, self, _NO_FORKS, to_try)
@@ -396,17 +430,16 @@ class LocalRound(pl.Callback):
             return
         if isinstance(self._task, RoundTask) and self.segments != list(self._task.segments):
             raise RefusedError(
-                f"the server's model is cut into segments of {_segments_text(self._task.segments)}, this "
-                "client's "
-                f"into {_segments_text(self.segments)}; both sides need the same module, with the same "
-                "parameters frozen"
+                f"The server's model has segments of {_segments_text(self._task.segments)}, this client's "
+                f"has {_segments_text(self.segments)}. Both sides need the same module with the same frozen "
+                "parameters."
             )
         statistics = local.statistics
         if (mean := self._told.statistic) is not None:
             if statistics is None or len(mean) != statistics.size:
                 raise RefusedError(
-                    f"the server sends a mean of {len(mean)} numbers, here {statistics!r} is asked for; "
-                    "both sides need the same settings"
+                    f"The server sends a mean of {len(mean)} numbers, but this client's statistics are "
+                    f"{statistics!r}. Both sides need the same settings."
                 )
             pass_statistic_to_module(pl_module, mean)
         if not isinstance(self._task, LaterRound):
@@ -415,42 +448,47 @@ class LocalRound(pl.Callback):
             attrgetter(f"{name}.num_batches_tracked")(pl_module) for name in counting
         ]
         before = self._plan.round + isinstance(self._task, int)
-        before = max(before - (0 if statistics is None else statistics.rounds), 0)  # which count no batch
-        for counter in self._counting:  # what the rounds before have counted, which is the same for everybody
+        # rounds of statistics count no batch
+        before = max(before - (0 if statistics is None else statistics.rounds), 0)
+        for counter in self._counting:  # each client counts the same number of batches in a round
             counter += before * schedule.max_batches
         self._side.begin("shared", self._begin_term(), number=self.number, itself=self._is_reset)
         check_names(self._told.saved, self.vector.personal.names)
         self._side.worker.states.put(0, self._told.saved)
         for config in trainer.lr_scheduler_configs:
-            if config.reduce_on_plateau:  # the server has the validation that it follows
+            if config.reduce_on_plateau:  # this schedule follows the validation, which the server runs
                 continue
             ahead = steps if config.interval == "step" else self._plan.round
-            with warnings.catch_warnings():  # torch expects the optimiser to have stepped; other rounds' have
+            # torch warns that this optimiser has not stepped, but those of earlier rounds have
+            with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)
                 for _ in range(ahead // config.frequency):
                     config.scheduler.step()
         self._copy_optimizer_settings(trainer)
 
     def _try_client(self, to_try: Sequence[Stack] | None) -> None:
-        """Refuse, before the first round, what can't work on this client's data.
+        """Refuse settings that can't work on this client's data, before the first round.
 
         Raises:
-            RefusedError: In words that tell the server nothing of the data; a warning here says more.
+            RefusedError: If a training step or the statistics fail. The message tells the server nothing
+                about the data. A warning in the client's log has the reason.
         """
         side = self._side
-        if to_try is None:  # one step of a rule's, which may refuse the module or its loss, and is dropped
+        # take one step, because a batch rule may refuse the module or its loss, and drop the result
+        if to_try is None:
             side.begin_round()
             with side.training(self.vector.read()) as trained:
                 list(trained)
         else:
-            words = "the training fails on this client's data; its own log says why"
+            words = "Training fails on this client's data. The client's log has the reason."
             self._refuse(words, lambda: side.check_smallest(to_try[0]))
-            words = "client_statistics fails here; the client's own log says why"
+            words = "client_statistics fails on this client's data. The client's log has the reason."
             self._refuse(words, lambda: side.check_statistics(to_try[0]))
         self._check_watched()
 
     @staticmethod
     def _refuse(message: str, work: Callable[[], object]) -> None:
+        """Run `work`. If it fails, log the error here and refuse with `message`, which the server reads."""
         try:
             work()
         except Exception as error:
@@ -458,7 +496,7 @@ class LocalRound(pl.Callback):
             raise RefusedError(message) from error
 
     def _evaluator(self) -> ClientEvaluator | None:
-        """Measures this client, as a simulation does."""
+        """Return this client's evaluator, or None where clients are not evaluated."""
         settings, trainer, side = self._federated.local.evaluate_clients, self._trainer, self._side
         if settings is None or self._held_out is None:
             return None
@@ -467,83 +505,99 @@ class LocalRound(pl.Callback):
         return ClientEvaluator(settings, trainer, side.worker, self._held_out.parts, self._loader, seed_of)
 
     def _check_watched(self) -> None:
-        """Refuse schedules that follow what clients log in training, of which the server hears nothing.
+        """Refuse schedules that watch a metric which clients log in training only.
 
-        What is logged in validation, too, the server has by itself.
+        The server gets no training metrics from clients. Metrics of the validation are its own.
 
         Raises:
-            RefusedError: Naming the schedule and the metric.
+            RefusedError: If there is such a schedule. The message names the schedule and the metric.
         """
-        side, loader, held = self._side, self._loader(), self.client_indices[0]
+        side, loader, indices = self._side, self._loader(), self.client_indices[0]
         of_training = {fork for name in side.log.names for fork in metric_forks(name)}
         watched = {config.monitor: config for config in self._trainer.lr_scheduler_configs if config.monitor}
         for name in sorted(of_training.intersection(watched)):
-            one = held[: loader.batch_size]
+            first_indices = indices[: loader.batch_size]
             try:
-                if name in side.worker.evaluate(0, iter([(loader.fetch(one), len(one))]), 0):
+                if name in side.worker.evaluate(
+                    0, iter([(loader.fetch(first_indices), len(first_indices))]), 0
+                ):
                     continue
-            except Exception as error:  # batches of the validation may be others, and nothing is known
-                rank_zero_warn(f"whether validation logs {name!r} was not tried out: {error}")
+            # a training batch may not suit the validation, so the check has no result
+            except Exception as error:
+                rank_zero_warn(f"Could not check whether validation logs {name!r}: {error}")
                 continue
             raise RefusedError(
-                f"{type(watched[name].scheduler).__name__} watches {name!r}, which clients log in training, "
-                "and the server hears nothing of it; watch a metric of the validation, which is the server's"
+                f"{type(watched[name].scheduler).__name__} watches {name!r}, which clients log only in "
+                "training. Watch a metric of the server's validation."
             )
 
     def _copy_optimizer_settings(self, trainer: Any) -> None:
-        """Step with the numbers of the server's optimisers, which callbacks of its fit may change."""
-        theirs = self._told.groups
-        if theirs is None:
+        """Copy the options of the server's optimisers, which callbacks of the server's fit may change.
+
+        Raises:
+            RefusedError: If the groups differ, or the server changes an integer option that is not a rate.
+        """
+        server_optimizers = self._told.groups
+        if server_optimizers is None:
             return
-        if [len(one) for one in theirs] != [len(one.param_groups) for one in trainer.optimizers]:
-            raise RefusedError("the server's optimisers have other groups; both sides need the same module")
-        for optimizer, groups in zip(trainer.optimizers, theirs, strict=True):
-            for own, given in zip(optimizer.param_groups, groups, strict=True):
-                known = {name for name, value in own.items() if type(value) in (bool, int, float)}
-                taken = {name: value for name, value in given.items() if name in known}
-                for name, value in taken.items():  # an optimiser loops over whole numbers: steps of L-BFGS
-                    counts = type(own[name]) is int and value != own[name] and not _RATES.search(name)
+        if [len(item) for item in server_optimizers] != [
+            len(item.param_groups) for item in trainer.optimizers
+        ]:
+            raise RefusedError(
+                "The server's optimisers have other parameter groups. Both sides need the same module."
+            )
+        for optimizer, groups in zip(trainer.optimizers, server_optimizers, strict=True):
+            for group, server_group in zip(optimizer.param_groups, groups, strict=True):
+                known = {name for name, value in group.items() if type(value) in (bool, int, float)}
+                copied = {name: value for name, value in server_group.items() if name in known}
+                # an integer may be a loop count, such as the steps of L-BFGS
+                for name, value in copied.items():
+                    counts = type(group[name]) is int and value != group[name] and not _RATES.search(name)
                     if counts or type(value) not in (bool, int, float):
                         raise RefusedError(
-                            f"{name} of the optimiser is {own[name]} here, and the server says "
-                            f"{str(value)[:40]}; a server changes rates, and no count"
+                            f"Optimiser option {name} is {group[name]} here, but the server sends "
+                            f"{str(value)[:40]}. A server may change rates, not counts."
                         )
-                own.update(taken)
+                group.update(copied)
 
     def _begin_term(self) -> Correction | None:
-        """The local algorithm's half at this client, with the vector of the server's half."""
-        algorithm, theirs = self._federated.local.algorithm, self._told.algorithm_vector
+        """Return the client's half of the local algorithm, with the vector that the server sent, or None.
+
+        Raises:
+            RefusedError: If the vector's size differs from the number of parameters that this client trains.
+        """
+        algorithm, server_vector = self._federated.local.algorithm, self._told.algorithm_vector
         if algorithm is None:
             return None
         check_algorithm(algorithm, self._trainer, self._rule, True)
         term = algorithm.begin(self.vector.num_parameters)
-        if theirs is not None and isinstance(term, PersistentOffsets):
-            if theirs.shape != term.server.shape:
+        if server_vector is not None and isinstance(term, PersistentOffsets):
+            if server_vector.shape != term.server.shape:
                 raise RefusedError(
-                    f"the server's vector of {type(algorithm).__name__} has {len(theirs)} values, this "
-                    f"client's model trains {len(term.server)}; both sides need the same module"
+                    f"The server's vector of {type(algorithm).__name__} has {len(server_vector)} values, but "
+                    f"this client trains {len(term.server)}. Both sides need the same module."
                 )
-            term.server = theirs
+            term.server = server_vector
         return term
 
     def on_train_start(self, trainer: Any, pl_module: pl.LightningModule) -> None:
-        """Refuse to train on a loader that is not the client's."""
+        """Refuse to train on a loader other than the client's."""
         check_loader_is_ours(trainer, self._loader())
 
     def _measure(self) -> int:
-        """Measure the client. See `RoundLoop`."""
+        """Measure the models on this client's held-out samples, as the work of a `RoundLoop`."""
         assert isinstance(self._task, int)
         evaluator = self._evaluator()
         values = {} if evaluator is None else evaluator.measure(self._task).values
         self.measured = {
-            model: {name: none_if_nan(float(value)) for name, value in found.items()}
-            for model, found in values.items()
+            model: {name: none_if_nan(float(value)) for name, value in metrics.items()}
+            for model, metrics in values.items()
         }
         self._trainer.should_stop = True
         return 0
 
     def run_round(self) -> int:
-        """Train the client, and note what it goes on with. See `RoundLoop`."""
+        """Train the client and store its new state, as the work of a `RoundLoop`."""
         steps, rule = self._train(), cast(Any, self._rule)
         if rule is not None:
             self.state |= {self._account: rule.account, "loss_reduction": rule.loss_reduction}
@@ -551,68 +605,82 @@ class LocalRound(pl.Callback):
         return steps
 
     def _train(self) -> int:
+        """Train for one round, set `update` and `state`, and return the number of steps for the Trainer."""
         side, vector, statistics = self._side, self.vector, self._federated.local.statistics
         side.begin_round()
-        if self._told.trained is not None:  # the hooks of this round have run
+        if self._told.trained is not None:  # apply the server's choice after the hooks of this round
             train_only(vector.module, self._trainer.optimizers, self._told.trained)
         start = vector.read().to(torch.promote_types(self._given.dtype, torch.float32))
-        asked = statistics if statistics is not None and self._plan.round < statistics.rounds else None
-        with side.training(start, asked) as trained:
-            [self.update] = [one.updates[0] for one in trained]
-            if isinstance(self._task, LaterRound):  # of which is asked what it shares
+        round_statistics = (
+            statistics if statistics is not None and self._plan.round < statistics.rounds else None
+        )
+        with side.training(start, round_statistics) as trained:
+            [self.update] = [result.updates[0] for result in trained]
+            if isinstance(self._task, LaterRound):  # read by `shared_objects`
                 self._snapshot = side.worker.fit.snapshot
-        if asked is None:
+        if round_statistics is None:
             self._check_counts()
-        opened = side.worker.states.pending().get(0, {})
-        self.state = {**self._told.saved, **opened, "names": list(vector.personal.names)}
+        new_state = side.worker.states.pending().get(0, {})
+        self.state = {**self._told.saved, **new_state, "names": list(vector.personal.names)}
         steps = side.clock.next_round_steps
-        if not side.worker.fit.itself:  # else schedules, counters and loss scale have moved with the client
-            side.commit([0])  # here: whether it counts in the federation, the next message says
+        # with `itself`, the training has already advanced schedules, counters and loss scale
+        if not side.worker.fit.itself:
+            # the commit is local: the server says with its next message whether the round counts
+            side.commit([0])
             steps = side.clock.steps
-        strategy = self._trainer.strategy  # what is validated, and followed by a plateau, is the server's
+        # the server validates, so it also runs schedules that follow the validation
+        strategy = self._trainer.strategy
         strategy.lr_scheduler_configs = [c for c in strategy.lr_scheduler_configs if not c.reduce_on_plateau]
-        self._trainer.should_stop = True  # last: a client that begins so trains nothing
+        # set at the end, because a client that starts with it trains nothing
+        self._trainer.should_stop = True
         return steps
 
     def _check_counts(self) -> None:
-        """Refuse layers that count anything but each batch once: what others count would not be known."""
+        """Refuse layers with momentum=None that have not counted each batch exactly once.
+
+        A client computes the counts of earlier rounds from the settings, so these layers must count every
+        batch once.
+
+        Raises:
+            RefusedError: If a layer has counted another number of batches than this client has trained on.
+        """
         batches = len(self._stacks()[0].batch_sizes)
         vector = self.vector
-        own = {id(counter) for counter in self._counting}
+        checked = {id(counter) for counter in self._counting}
         counters = [attrgetter(name)(vector.module) for name in vector.members.counters]
-        found = torch.split(vector.max_counted, [counter.numel() for counter in counters])
-        for counter, counted in zip(counters, found, strict=True):
-            if id(counter) in own and int(counted) != batches:
+        counts = torch.split(vector.max_counted, [counter.numel() for counter in counters])
+        for counter, counted in zip(counters, counts, strict=True):
+            if id(counter) in checked and int(counted) != batches:
                 raise RefusedError(
-                    f"a layer with momentum=None has counted {int(counted)} batches where this client has "
-                    f"trained on {batches}, so what others count is not known; {_COUNTED}"
+                    f"A layer with momentum=None counted {int(counted)} batches, but this client trained on "
+                    f"{batches}: {_COUNTED}"
                 )
 
     def teardown(self, trainer: Any, pl_module: pl.LightningModule, stage: str) -> None:
-        """Take everything off again."""
+        """Restore everything that `setup` replaced."""
         if stage == "fit":
             self._undo.close()
 
     def on_exception(self, trainer: Any, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Take everything off again."""
+        """Restore everything that `setup` replaced."""
         self._undo.close()
 
 
 def _no_operation(*args: Any) -> None:
-    """Stand in for a hook of the whole fit, which is the server's."""
+    """Do nothing, in place of a hook of the whole fit, which runs on the server."""
 
 
 _NO_FORKS = "a client tries in its own process"
 
 
 def _zero_batches(by_stack: Callable[[], Iterator[tuple[Stack, Any]]]) -> Iterator[tuple[Stack, Any]]:
-    """The batches of a loader, with zeros in the place of their tensors."""
+    """Yield the stacks and batches of a loader, with zeros in place of their tensors."""
     for stack, batches in by_stack():
         yield stack, (map_tensors(torch.zeros_like, batch) for batch in batches)
 
 
 def has_other_state(module: torch.nn.Module) -> bool:
-    """Are there tensors that a training may change beside those that it trains?"""
+    """Return whether training may change tensors that it does not train: buffers or frozen parameters."""
     return any(True for _ in module.buffers()) or not all(p.requires_grad for p in module.parameters())
 
 
@@ -620,13 +688,14 @@ _COUNTED = "use momentum=0.1, or buffers='local' or 'frozen'"
 
 
 def check_counted(module: torch.nn.Module, local: Local) -> list[str]:
-    """Layers whose running statistics depend on how many batches all rounds before have had.
+    """Return layers whose running statistics depend on the number of batches in all earlier rounds.
 
     Returns:
-        Their names; none where statistics stay with each client, or as they are.
+        Names of these layers. Empty where buffers stay with each client or are frozen.
 
     Raises:
-        RefusedError: If a round's longest client sets that number, whom nobody knows over a network.
+        RefusedError: If there is such a layer and `local_steps` is not set. The client with the most batches
+            then determines the number, and no side knows that client over a network.
     """
     names = [
         name
@@ -637,28 +706,31 @@ def check_counted(module: torch.nn.Module, local: Local) -> list[str]:
         return []
     if names and local.local_steps is None:
         raise RefusedError(
-            f"{names[0]} has momentum=None, the mean of all batches so far: their number follows from the "
-            f"longest client, whom nobody knows over a network; say local_steps=..., or {_COUNTED}"
+            f"{names[0]} has momentum=None, but its number of batches is unknown over a network. Set "
+            f"local_steps=..., or {_COUNTED}"
         )
     return names
 
 
 def check_schedules(trainer: pl.Trainer, local_steps: int | None) -> None:
-    """Refuse schedules whose steps nobody knows.
+    """Refuse schedules that count steps where no side knows the number of steps.
 
     Args:
-        local_steps: Steps of every client in a round, where they are given.
+        trainer: Trainer of the client or the server.
+        local_steps: Steps of every client in a round, or None where they follow from the data.
 
     Raises:
-        RefusedError: If a schedule counts steps of the longest client, whom no side knows.
+        RefusedError: If a schedule counts steps and `local_steps` is None. The client with the most steps
+            then sets the pace, and no side knows that client over a network.
     """
     if local_steps is None and any(config.interval == "step" for config in trainer.lr_scheduler_configs):
         raise RefusedError(
-            "a schedule with interval='step' goes on by the steps of the longest client, and over a network "
-            "nobody knows who that is; say Federated(local_steps=...), or step by rounds (interval='epoch')"
+            "A schedule has interval='step', but the longest client's steps are unknown over a network. Set "
+            "Federated(local_steps=...), or interval='epoch' to step by rounds."
         )
 
 
 def _segments_text(segments: Sequence[int]) -> str:
+    """Return up to six segment sizes and the sum of all sizes, as text."""
     shown = ", ".join(map(str, segments[:6])) + (", ..." if len(segments) > 6 else "")
     return f"[{shown}] ({sum(segments)} in all)"

@@ -1,8 +1,9 @@
-"""Plain fields, as the parties exchange them, to Flower's records and back: bytes stay bytes.
+"""Conversion of plain fields, which the parties exchange, to Flower's records and back.
 
-All travels in one `ConfigRecord`, because Flower sends every object of a message by a request of its own, a
-kilobyte each. Bytes that are long, such as the weights of a large model, are one-dimensional `Array`s of a
-serialisation of their own: Flower sends them in chunks, and nobody takes them for numbers.
+All fields travel in one `ConfigRecord`, because Flower sends each object of a message in a separate request
+of a kilobyte. Long bytes, such as the weights of a large model, are one-dimensional `Array`s with a
+serialisation type of this library. Flower sends arrays in chunks, and no other reader takes these bytes for
+numbers.
 """
 
 from collections.abc import Mapping
@@ -14,11 +15,11 @@ _SMALL, _LARGE, _KIND = "fedq", "fedq.bytes", "fedq/1"
 _LONG = 1 << 20
 
 Fields = dict[str, Any]
-"""Bytes, text, numbers and lists of numbers by name."""
+"""Bytes, text, numbers and lists of numbers, by name."""
 
 
 def to_record(fields: Fields) -> RecordDict:
-    """Fields as the content of a Flower message."""
+    """Return the fields as the content of a Flower message."""
     large = {name: value for name, value in fields.items() if _is_long(value)}
     arrays = {name: Array("uint8", (len(value),), _KIND, value) for name, value in large.items()}
     small = {name: value for name, value in fields.items() if name not in large}
@@ -26,52 +27,61 @@ def to_record(fields: Fields) -> RecordDict:
 
 
 def from_record(record: RecordDict) -> Fields:
-    """Read `to_record`.
+    """Return the fields of a record that `to_record` made.
 
     Raises:
-        ValueError: If it is something else's content.
+        ValueError: If the record is not one of this library.
     """
     if _SMALL not in record.config_records or not {_SMALL, _LARGE}.issuperset(record):
-        raise ValueError(f"no message of lightning_fedq: {sorted(record)}")
+        raise ValueError(f"Not a message of lightning_fedq: {sorted(record)}")
     small, large = record.config_records[_SMALL], record.array_records.get(_LARGE, {})
-    found = {**small, **{name: array.data for name, array in large.items()}}
-    as_written = len(found) == len(small) + len(large) and not any(map(_is_long, small.values()))
+    fields = {**small, **{name: array.data for name, array in large.items()}}
+    as_written = len(fields) == len(small) + len(large) and not any(map(_is_long, small.values()))
     for array in large.values():
-        told = (array.dtype, tuple(array.shape), array.stype)
-        as_written &= told == ("uint8", (len(array.data),), _KIND) and _is_long(array.data)
+        format = (array.dtype, tuple(array.shape), array.stype)
+        as_written &= format == ("uint8", (len(array.data),), _KIND) and _is_long(array.data)
     if not as_written:
-        raise ValueError("arrays where bytes were expected; is the other side of the same version?")
-    return found
+        raise ValueError("Expected bytes, got arrays. Both sides need the same version.")
+    return fields
 
 
 def _is_long(value: Any) -> bool:
+    """Return whether a value is bytes that need an `Array`."""
     return isinstance(value, bytes) and len(value) > _LONG
 
 
 def bytes_in(fields: Fields, name: str) -> bytes:
-    """Bytes of a field that somebody else wrote, or b"". A number there does not mean so many zeros."""
-    found = fields.get(name)
-    return found if isinstance(found, bytes) else b""
+    """Return the bytes in a field from another party, or b"" if it has no bytes.
+
+    `bytes(number)` would make as many zeros, so the type is checked.
+    """
+    value = fields.get(name)
+    return value if isinstance(value, bytes) else b""
 
 
 def number_in(fields: Fields, name: str) -> int | None:
-    """Integer in a field that somebody else wrote, or None."""
-    found = fields.get(name)
-    return found if type(found) is int else None
+    """Return the integer in a field from another party, or None if it has no integer."""
+    value = fields.get(name)
+    return value if type(value) is int else None
 
 
 def check_kinds(fields: Fields, wanted: Mapping[str, type], optional: Mapping[str, type]) -> None:
-    """Refuse fields that are missing or of another kind, by name. A list holds integers.
+    """Refuse fields that are missing or of another type. A list must hold integers.
+
+    Args:
+        fields: Fields of a message by name.
+        wanted: Type of each field that must be there, by name.
+        optional: Type of each field that may be there, by name.
 
     Raises:
-        ValueError: If one is.
+        ValueError: If a field is missing or has another type.
     """
     present = {name: kind for name, kind in optional.items() if name in fields}
     for name, kind in {**wanted, **present}.items():
-        found = fields.get(name)
-        if type(found) is not kind or (kind is list and any(type(part) is not int for part in fields[name])):
+        value = fields.get(name)
+        if type(value) is not kind or (kind is list and any(type(part) is not int for part in fields[name])):
             words = "list of integers" if kind is list else kind.__name__
-            came = type(found).__name__ if name in fields else "nothing"
+            actual = type(value).__name__ if name in fields else "nothing"
             raise ValueError(
-                f"the field {name!r} must be {words}, {came} came; is the server of the same version?"
+                f"Field {name!r} must be {words}, got {actual}. Both sides need the same version."
             )

@@ -1,10 +1,11 @@
-"""A real client: its own data, its own Trainer, its own keys. One packed message a round leaves it.
+"""A real client with its own data, Trainer and keys, which sends one packed message a round.
 
-Flower hands a `ClientApp` one message at a time, each in a process of its own, so whatever must outlive a
-message is in the client's folder: its keys, the log of the streams that it has used, and, for the minutes
-of a round behind secure aggregation, the state of that protocol. The log is written before a message
-exists, so a client that is killed and comes back, and a server that is set back, make no stream carry two
-payloads.
+Flower hands a `ClientApp` one message at a time, each in a separate process. So state that must outlive a
+message is stored in the client's folder: its keys, the log of used streams, and the protocol state of secure
+aggregation while a round is open.
+
+The client writes the log before a message exists. So no stream ever carries two payloads, even if a client is
+killed and restarts, or a server is reset to an earlier state.
 """
 
 import json
@@ -78,12 +79,12 @@ from lightning_fedq.training.checks import check_hooks
 from lightning_fedq.training.client_metrics import has_claim, sample_protectors
 
 Measured = dict[str, dict[str, float | None]]
-"""By model, "global" or "personal": what validation logs, by name."""
+"""Validation metrics by name, for each model ("global" or "personal")."""
 
 _KEYS, _ROUND, _SYMBOLS, _PROBE = "keys", "round", "symbols", "probe"
 _ROOM = 1 << 16
-"""Bytes that a folder must have room for: a line of the log, keys, and the state of a round."""
-_KEYS_AND_LOG = "a client's keys, and the log of its streams, without a seed"
+"""Bytes that must be free in a folder for a line of the log, keys, and the state of a round."""
+_KEYS_AND_LOG = "Without a seed, the keys and the stream log"
 _SETTINGS = "setting "
 _KEY_FIELDS: dict[str, type] = {
     **dict.fromkeys(("federation", "server", "salt", "sealed", "peer_keys"), bytes),
@@ -101,19 +102,19 @@ _OPTIONAL: dict[str, type] = {
 
 
 class ClientConfig(NamedTuple):
-    """Settings, folder, number and keys that a client has of its own.
+    """Settings, folder, number and keys of one client.
 
     Args:
-        federated: The federation's settings, from the client's own code.
-        store: Its folder; None keeps nothing, which takes a seed and no secure aggregation.
-        partition: Its number, where it has one from elsewhere; -1 takes the server's.
-        identities: Keys with which it signs its own key, and checks the signed ones of its peers; None trusts
-            the server to relay them.
-        budget: Privacy budget of this client over all that its log knows; None leaves it to the ledger.
-        failures: Count of its trainings that fail; None is a new one.
-        reset_after_abort: Folders of clients whose messages have nothing in common but classes, code and
-            data, as was tried at their registration in this process: what they train is not copied. None is a
-            new one.
+        federated: Settings of the federation, from the client's own code.
+        store: Folder of the client. None keeps nothing, which needs a seed and no secure aggregation.
+        partition: Number of the client, if the site sets one. -1 takes the number that the server assigns.
+        identities: Signing key of this client and verification keys of its peers. None trusts the server to
+            relay their keys.
+        budget: Privacy budget of this client over all messages in its log. None leaves the budget to the
+            server's ledger.
+        failures: Counter of this client's failed trainings. None makes a new one.
+        reset_after_abort: Folders of clients whose messages share only classes, code and data, as a trial at
+            registration showed in this process. Their training objects need no copy. None makes an empty set.
     """
 
     federated: Federated
@@ -126,12 +127,13 @@ class ClientConfig(NamedTuple):
 
 
 class RemoteClient:
-    """One client's answers, message by message, without a transport. It trains with a `Trainer` of its own.
+    """Client that answers one message at a time, without a transport, and trains with its own `Trainer`.
 
     Args:
-        module: Makes the client's own module.
-        data: Makes the client's own data.
-        trainer: Arguments of its `Trainer`.
+        config: Settings, folder, number and keys of the client.
+        module: Function that makes the client's module.
+        data: Function that makes the client's data module.
+        trainer: Arguments of the client's `Trainer`.
     """
 
     def __init__(
@@ -149,79 +151,83 @@ class RemoteClient:
         self._module, self._data, self._trainer = module, data, trainer
 
     def settings(self) -> dict[str, str]:
-        """Settings that the server's are compared with, by name."""
+        """Return the settings that must equal the server's, as text by name."""
         words = fingerprint(self._federated, self._module(), self._trainer.get("max_epochs"))
         return {**words, **training_words(self._trainer, self._module), **self._run_rehearsal()}
 
     def _run_rehearsal(self) -> dict[str, str]:
-        """Try the training, and count what travels, where first steps may find more than the layers say.
+        """Try the training on the smallest batch, and return the count of numbers that travel.
 
-        A server has no data to try, and counts by the layers alone. Where the data are not to be had yet, nor
-        does this client.
+        A server has no data and counts by the layers alone, but a first step may reveal more state that
+        travels. If the data are not available yet, the client counts nothing either.
 
         Raises:
-            RefusedError: If the training fails on this client's smallest batch, or a layer counts batches.
+            RefusedError: If training fails on this client's smallest batch, or a layer counts batches that no
+                side knows.
         """
         module, local = self._module(), self._federated.local
         check_counted(module, local)
         check_hooks(module, local.statistics)
         counts = local.buffers == "share" and has_other_state(module)
         try:
-            found = self._train_trial(module, None)
+            trial = self._train_trial(module, None)
         except RefusedError:
             raise
-        except Exception as error:  # of the user's data, which say nothing to the server here
+        except Exception as error:  # the user's data failed, and the server learns nothing about the error
             needs = ["DPSGD"] if any(map(is_per_client, callbacks_in(self._trainer))) else []
             needs += [] if local.evaluate_clients is None else ["evaluate_clients"]
             if needs:
                 rank_zero_warn(str(error))
-                words = f"{' and '.join(needs)} can't work here; the client's own log says why"
+                words = f"{' and '.join(needs)} can't work here. The client's log has the reason."
                 raise RefusedError(words) from error
             if counts:
-                rank_zero_warn(f"what travels was not tried out: {type(error).__name__}: {error}")
+                rank_zero_warn(f"Could not try which buffers travel: {type(error).__name__}: {error}")
             return {}
         self._try_a_later_message()
-        return {TRAVELS: str(sum(found.segments))} if counts else {}
+        return {TRAVELS: str(sum(trial.segments))} if counts else {}
 
     def _train_trial(self, module: pl.LightningModule, task: LaterRound | None) -> LocalRound:
-        tried = LocalRound(self._federated, 0, 0, task, torch.zeros(0))
+        """Run one trial of the training on this client's data, and return it."""
+        trial = LocalRound(self._federated, 0, 0, task, torch.zeros(0))
         with preserve_generators():
-            return tried.run(module, self._data(), self._trainer)
+            return trial.run(module, self._data(), self._trainer)
 
     def _try_a_later_message(self) -> None:
-        """Run what a message of the second round runs, on two batches. Nothing of it is kept.
+        """Try a message of the second round on two batches, and keep no result.
+
+        The trial runs twice, to find objects that messages share (`ClientConfig.reset_after_abort`). If it
+        fails, the client tries again with zeros in place of the data, to learn whether the code alone fails.
 
         Raises:
-            RefusedError: If it fails, and on zeros in the place of the data, too: by the code alone.
+            RefusedError: If the trial also fails on zeros.
         """
         errors: list[Exception] = []
         statistics = self._federated.local.statistics
-        round = max(1, 0 if statistics is None else statistics.rounds)  # the first one trains, too
+        round = max(1, 0 if statistics is None else statistics.rounds)  # the first round that trains
         self._reset_after_abort.discard(self._place)
-        for of_zeros in (False, True):
+        for has_zeros in (False, True):
             try:
                 first, second = (
-                    self._train_trial(self._module(), LaterRound(of_zeros, round)) for _ in range(2)
+                    self._train_trial(self._module(), LaterRound(has_zeros, round)) for _ in range(2)
                 )
                 if not first.shared_objects(second):
                     self._reset_after_abort.add(self._place)
                 break
-            except RefusedError:  # in words for both sides, which the message itself will say
+            except RefusedError:  # the later message itself will raise this, with text for both sides
                 return
             except Exception as error:
                 errors.append(error)
         if errors:
             what = f"this client's data: {type(errors[0]).__name__}: {errors[0]}"
-            rank_zero_warn(f"a message of the second round, tried on two batches, fails on {what}")
+            rank_zero_warn(f"A trial of a second-round message on two batches fails on {what}")
         if len(errors) > 1:
             raise RefusedError(
-                "a message of the second round fails here by its code, whatever the data; the client's own "
-                "log says why"
+                "A second-round message fails here, whatever the data are. The client's log has the reason."
             ) from errors[0]
 
     def mechanism(self) -> Mechanism:
-        """The mechanism, from the client's own code and never from the server."""
-        # it is set to the privacy target, where there is one
+        """Return the mechanism of the client's own code. The server can't set it."""
+        # a privacy target calibrates the mechanism
         if self._federated.calibrated_target is None:
             return self._federated.mechanism
         return deployed_mechanism(self._federated, self._module(), self._trainer.get("max_epochs"))
@@ -229,8 +235,12 @@ class RemoteClient:
     def answer(self, kind: str, fields: Fields) -> Fields:
         """Answer one message.
 
+        Args:
+            kind: Type of the message, such as "train" or "register".
+            fields: Fields of the message by name.
+
         Raises:
-            RefusedError: If it is refused, in words for both sides.
+            RefusedError: If the client refuses, with text that both sides may read.
         """
         answers = {
             "register": self.register,
@@ -244,18 +254,18 @@ class RemoteClient:
         }
         try:
             if kind not in answers:
-                raise ValueError(f"there is no such question; they are {', '.join(answers)}")
+                raise ValueError(f"Unknown kind of message, expected one of {', '.join(answers)}")
             check_kinds(fields, self._required_fields(kind), _OPTIONAL)
             self._check_numbers(fields)
             return answers[kind](fields)
         except (ValueError, RuntimeError, PermissionError, SecAggError) as error:
             raise RefusedError(f"{kind}: {error}") from error
-        except Exception as error:  # Flower would tell the server its words
+        except Exception as error:  # Flower would send the error's text to the server
             rank_zero_warn(f"{kind}: {type(error).__name__}: {error}")
-            raise RefusedError(f"{kind}: {type(error).__name__}; the client's own log says more") from error
+            raise RefusedError(f"{kind}: {type(error).__name__}. The client's log has the reason.") from error
 
     def _required_fields(self, kind: str) -> dict[str, type]:
-        """Kinds of the fields that a message must have, by name."""
+        """Return the type of each field that a message of this kind must have, by name."""
         keyed, secagg = self._federated.seed is None, self._federated.server.secure_aggregation
         if kind == "register":
             return {"federation": bytes, "server": bytes, "nonce": bytes} if keyed else {}
@@ -271,45 +281,51 @@ class RemoteClient:
         return {"client": int, **task, **after, **model, **first, **(_KEY_FIELDS if keyed else {})}
 
     def _check_numbers(self, fields: Fields) -> None:
-        """Refuse what no server of these settings says: it would be looped over, or kept for ever.
+        """Refuse client and round numbers that no server with these settings sends.
+
+        The client would loop over such numbers or keep them for ever.
 
         Raises:
-            ValueError: Naming the field.
+            ValueError: If a number is out of range, or is another client's.
         """
         number, clients = fields.get("client"), self._federated.clients.num_clients
-        signs = self._identities is not None  # which say whose number it is
+        signs = self._identities is not None  # identities prove which number is this client's
         mine = signs or self._partition in (-1, number)
         if number is not None and not (0 <= number < clients and mine):
             raise ValueError(
-                f"the server takes this client for number {number} of {clients}, and its partition-id is "
-                f"{self._partition} (-1 is none); has this folder registered with another one?"
+                f"The server calls this client number {number} of {clients}, but its partition-id is "
+                f"{self._partition} (-1 is none). Check whether this folder has registered with another one."
             )
         if "round" in fields:
             self._check_round(fields["round"], 0)
 
     def _check_round(self, round: int, attempt: int) -> None:
-        """Refuse a round, or an attempt, that the agreed run does not have.
+        """Refuse a round or an attempt that the agreed run does not have.
 
-        A round that was answered is the last for ever: all before it are over.
+        Once a client has answered a round, it never answers an earlier one. So one answer to a very late
+        round would end its part in the run.
+
+        Raises:
+            ValueError: If the round or the attempt is out of range.
         """
-        said = [MOST_ROUNDS, self._trainer_rounds]
+        limits = [MOST_ROUNDS, self._trainer_rounds]
         if self._federated.seed is None and self._store is not None:
-            said.append((self._store.get(_KEYS) or {}).get("rounds", MOST_ROUNDS))
-        if not (0 <= round < min(said) and 0 <= attempt < MOST_ATTEMPTS):
+            limits.append((self._store.get(_KEYS) or {}).get("rounds", MOST_ROUNDS))
+        if not (0 <= round < min(limits) and 0 <= attempt < MOST_ATTEMPTS):
             raise ValueError(
-                f"the server asks for round {round + 1}, attempt {attempt}, and this run has {min(said)} "
-                f"rounds of {MOST_ATTEMPTS} attempts at most, as agreed at registration; for more give the "
-                "server, and clients that say it, a larger max_epochs, and start the server again"
+                f"The server asks for round {round + 1}, attempt {attempt}, but the agreed run has "
+                f"{min(limits)} rounds of {MOST_ATTEMPTS} attempts. For more rounds, raise max_epochs on the "
+                "server and on clients that set it, and restart the server."
             )
 
     @property
     def _trainer_rounds(self) -> int:
-        """Rounds of the client's own Trainer, where it says them."""
-        said = self._trainer.get("max_epochs") or -1
-        return MOST_ROUNDS if said < 0 else int(said)
+        """Number of rounds that the client's own Trainer allows, or `MOST_ROUNDS` if it sets none."""
+        max_epochs = self._trainer.get("max_epochs") or -1
+        return MOST_ROUNDS if max_epochs < 0 else int(max_epochs)
 
     def reply(self, kind: str, fields: Fields) -> Fields:
-        """Answer one message, or say why not."""
+        """Answer one message, or return a refusal with its reason."""
         try:
             return self.answer(kind, fields)
         except RefusedError as error:
@@ -319,36 +335,38 @@ class RemoteClient:
     # ---- before the first round ---------------------------------------------------------------------------
 
     def register(self, fields: Fields) -> Fields:
-        """Compare settings with the server's, and tell it this client's public key, with a proof of it.
+        """Compare settings with the server's, and return this client's public key with a proof.
 
         Raises:
-            ValueError: If a setting differs, or there is no folder to keep keys in.
+            RefusedError: If the protocol differs, or there is no folder to keep keys in.
+            ValueError: If a setting or the number of rounds differs, or a field has another length.
         """
         if self._store is not None:
             self._store.remove_drafts()
-        theirs = {name.removeprefix(_SETTINGS): v for name, v in fields.items() if name.startswith(_SETTINGS)}
+        server_settings = {
+            name.removeprefix(_SETTINGS): v for name, v in fields.items() if name.startswith(_SETTINGS)
+        }
         check_deployable(self._federated)
-        own = self.settings()
-        check_release(own, theirs)
-        if found := differences(own, theirs):
+        own_settings = self.settings()
+        check_release(own_settings, server_settings)
+        if found := differences(own_settings, server_settings):
             buffers = (
-                ". Where only the numbers that travel differ, training changes a buffer that the layers do "
-                "not tell the server of: use buffers='local' or 'frozen'"
+                ". If only the numbers that travel differ, training changes an undeclared buffer: use "
+                "buffers='local' or 'frozen'"
             )
             raise ValueError(
-                f"this client and the server differ: {found}; run the same code and settings on both"
+                f"This client and the server differ: {found}. Run the same code and settings on both"
                 + (buffers if TRAVELS in found else "")
             )
         rounds = fields.get("rounds", 0)
         if not 0 <= rounds <= self._trainer_rounds:
             raise ValueError(
-                f"the server's run has {rounds} rounds, this client answers {self._trainer_rounds} at "
-                "most; give "
-                "both sides' trainers the same max_epochs"
+                f"The server's run has {rounds} rounds, but this client answers at most "
+                f"{self._trainer_rounds}. Give both sides' trainers the same max_epochs."
             )
         for name, found in ((name, fields[name]) for name in self._required_fields("register")):
             if len(found) != 32:
-                raise ValueError(f"the field {name!r} must be 32 bytes, {len(found)} came")
+                raise ValueError(f"Field {name!r} must have 32 bytes, got {len(found)}")
         answer: Fields = {**self._check_folder(), "partition": self._partition}
         if self._federated.server.weighting == "samples":
             answer["samples"] = self._count_samples()
@@ -365,65 +383,93 @@ class RemoteClient:
         return answer
 
     def ready(self, fields: Fields) -> Fields:
-        """Say that this client answers again, after a round in which it has failed. Trains nothing.
+        """Report that this client can answer again after a failed round, without training.
 
         Raises:
-            RefusedError: If its folder takes nothing more, or has lost its keys.
+            RefusedError: If its folder can't be written, or its keys are missing.
         """
         if self._federated.seed is None:
             self._read_keys()
         return self._check_folder()
 
     def _read_keys(self) -> dict[str, Any]:
-        """The keys with which this client has registered."""
+        """Return the keys with which this client has registered.
+
+        Raises:
+            RefusedError: If its folder has no keys.
+        """
         store = self._require_folder(_KEYS_AND_LOG)
         if (kept := store.get(_KEYS)) is None:
             raise RefusedError(
-                f"{store.folder} holds no keys, and this client has registered: it was emptied, or is "
-                "another folder; put it back, for without it nobody can be this client any more"
+                f"{store.folder} has no keys, but this client has registered: the folder was emptied or "
+                "replaced. Restore the original folder, because no other can act as this client."
             )
         return kept
 
     def _check_folder(self) -> Fields:
+        """Refuse if the folder has no room for a round (`_ROOM`). Returns no fields."""
         if self._store is not None:
             try:
                 self._store.put_bytes(_PROBE, bytes(_ROOM))
                 self._store.pop_bytes(_PROBE)
             except OSError as error:
                 rank_zero_warn(f"{self._store.folder}: {error}")
-                raise RefusedError("its folder can't be written; its own log says why") from error
+                raise RefusedError(
+                    "The client's folder can't be written. The client's log has the reason."
+                ) from error
         return {}
 
     def _count_samples(self) -> int:
-        """Samples that are trained on. What went wrong with the data is said here and not to the server."""
+        """Return the number of training samples, without held-out ones.
+
+        Raises:
+            RefusedError: If the data can't be counted. The reason is logged here and not sent to the server.
+        """
         evaluated = self._federated.local.evaluate_clients
         try:
             data = self._data()
             data.prepare_data()
             data.setup("fit")
-            held = len(check_loader(data.train_dataloader()).dataset)  # type: ignore[arg-type]
+            total = len(check_loader(data.train_dataloader()).dataset)  # type: ignore[arg-type]
         except Exception as error:
             rank_zero_warn(f"{type(error).__name__}: {error}")
-            raise RefusedError("the data can't be counted; the client's own log says why") from error
+            raise RefusedError(
+                "The training samples can't be counted. The client's log has the reason."
+            ) from error
         fraction = None if evaluated is None else evaluated.fraction
-        return held if fraction is None else held - num_held_out(fraction, held)
+        return total if fraction is None else total - num_held_out(fraction, total)
 
     def _require_folder(self, purpose: str) -> Store:
-        """The client's folder, or words that `purpose` is kept in one."""
+        """Return the client's folder.
+
+        Args:
+            purpose: Data that need the folder, as a plural noun for the message.
+
+        Raises:
+            RefusedError: If the client has none.
+        """
         if self._store is None:
             raise RefusedError(
-                f"{purpose} are kept in a folder of the client's own; start the SuperNode with --node-config "
+                f"{purpose} need a client folder. Start the SuperNode with --node-config "
                 "'fedq-home=\"/a/folder\"', or give client_app(home=...)"
             )
         return self._store
 
     def _load_secrets(self, fields: Fields, registers: bool = False) -> ClientSecrets:
-        """Drawn at the first registration with a federation, and the same ever after."""
+        """Return the client's secrets, which it draws at its first registration with a federation.
+
+        Args:
+            fields: Fields of the message, with the federation and the server's public key.
+            registers: Whether this message registers the client, so that missing secrets may be drawn.
+
+        Raises:
+            ValueError: If the folder is of another federation, or a copy of another client's folder.
+        """
         store, federation = self._require_folder(_KEYS_AND_LOG), fields["federation"]
         kept = store.get(_KEYS) if registers else self._read_keys()
         if kept is None:
             new = ClientSecrets.draw()
-            # no key of the server's that is none is kept
+            # raises before an invalid server key is stored
             registration_proof(new.secret, fields["server"], federation, new.public_key, b"")
             kept = {
                 "secret": new.secret,
@@ -432,36 +478,47 @@ class RemoteClient:
                 "server": fields["server"],
                 "folder": str(store.folder.resolve()),
             }
-            store.put(_KEYS, kept)  # before the key is sent: after a crash it is still this one
+            store.put(_KEYS, kept)  # stored before the key is sent, so that a crash does not change the key
         if (kept["federation"], kept["server"]) != (federation, fields["server"]):
             raise ValueError(
-                f"this client's folder {store.folder} is of federation {kept['federation'].hex()[:12]}, the "
-                f"server's is {federation.hex()[:12]}; take a new folder for a new federation"
+                f"Client folder {store.folder} is of federation {kept['federation'].hex()[:12]}, but the "
+                f"server's is {federation.hex()[:12]}. Use a new folder for a new federation."
             )
         self._check_place(store, kept)
         return ClientSecrets(kept["secret"], kept["seed"])
 
     def _check_place(self, store: Store, saved: dict[str, Any]) -> None:
-        """Refuse a copy of a folder that is still there. One that was moved goes on."""
+        """Refuse a copy of a folder whose original still exists. A moved folder is accepted.
+
+        Each copy would count only its own messages against the same budget and keys.
+
+        Raises:
+            ValueError: If the original is still there.
+        """
         here, there = store.folder.resolve(), Path(saved.get("folder", store.folder)).resolve()
         if str(here) == saved.get("folder"):
             return
         exists = (there / f"{_KEYS}.json").exists() and not there.samefile(here)
         if ((Store(there).get(_KEYS) or {}) if exists else {}).get("secret") == saved["secret"]:
             raise ValueError(
-                f"this client's folder {here} is a copy of {there}, which is still there: each would count "
-                "its own messages only, against one budget and one set of keys. Go on with that one, or move "
-                "a folder in place of copying it"
+                f"Client folder {here} is a copy of {there}, which still exists and shares its keys and "
+                "budget. Use that folder, or move a folder instead of copying it."
             )
         store.put(_KEYS, {**saved, "folder": str(here)})
 
     # ---- a round ------------------------------------------------------------------------------------------
 
     def _keys(self, fields: Fields) -> Keys:
+        """Return the client's keys for one round, from its folder or from the seed."""
         seed = self._federated.seed
         return self._load_keys(fields) if seed is None else SeededKeys(seed)
 
     def _load_keys(self, fields: Fields) -> HeldClientKeys:
+        """Return the client's keys for one round, with the public keys of its peers.
+
+        Raises:
+            KeyVerificationError: If identities are given and a peer's key is not signed by its identity.
+        """
         secrets = self._load_secrets(fields)
         peers = dict(zip(fields["peers"], _split_bytes(fields["peer_keys"], 32), strict=True))
         if self._identities is not None:
@@ -481,23 +538,31 @@ class RemoteClient:
         )
 
     def _log(self, owner: str) -> StreamLog:
-        if self._federated.seed is not None:  # with one, a repeated round repeats its bits
+        """Return the log of streams that this client has used.
+
+        Args:
+            owner: Client and federation, as text.
+
+        Raises:
+            ValueError: If the log is missing although these keys have used it.
+        """
+        if self._federated.seed is not None:  # with a seed, a repeated round repeats its bits
             return StreamLog(None, owner)
         store = self._require_folder(_KEYS_AND_LOG)
         kept, path = store.get(_KEYS) or {}, store.folder / "streams.jsonl"
         if kept.get("logged") and not path.exists():
             raise ValueError(
-                f"{path} is missing, so what these keys have encoded is not known; put it back, or begin a "
-                "new federation in another folder"
+                f"{path} is missing, so the messages under these keys are unknown. Restore the file, or "
+                "begin a new federation in another folder."
             )
         log = StreamLog(path, owner)
         path.chmod(0o600)
         if not kept.get("logged"):
-            store.put(_KEYS, {**kept, "logged": True})  # from here on a missing log is a lost one
+            store.put(_KEYS, {**kept, "logged": True})  # from here on, a missing log is an error
         return log
 
     def train(self, fields: Fields) -> Fields:
-        """Train, encode, and return the packed bits, or the first answer of the secure aggregation."""
+        """Train, encode, and return the packed bits, or the first message of secure aggregation."""
         task = RoundTask.from_bytes(fields["task"])
         self._check_round(task.round, task.attempt)
         weights = _weights(fields, task.segments, self._federated.server.broadcast_bits)
@@ -505,30 +570,41 @@ class RemoteClient:
         return self._answer(fields, task, weights, lambda: self._train_update(fields, task, weights))
 
     def evaluate(self, fields: Fields) -> Fields:
-        """Measure, and return what these settings let out: exact values, or nothing."""
+        """Measure the models, and return exact metrics if the settings allow it, otherwise nothing.
+
+        Raises:
+            ValueError: If the settings have no `evaluate_clients`.
+        """
         if self._federated.local.evaluate_clients is None:
-            raise ValueError("these settings measure nothing; give both sides evaluate_clients, or neither")
-        found = self._measure_models(fields, fields["round"], _weights(fields, (), None))
+            raise ValueError(
+                "This client has no evaluate_clients, but the server asks to measure. Set evaluate_clients "
+                "on both sides, or on neither."
+            )
+        metrics = self._measure_models(fields, fields["round"], _weights(fields, (), None))
         if self._may_send_measurements():
-            return {"measured": json.dumps(found)}
-        if self._store is not None and found:
-            self._store.append("measured", {"round": fields["round"] + 1, **found})
+            return {"measured": json.dumps(metrics)}
+        if self._store is not None and metrics:
+            self._store.append("measured", {"round": fields["round"] + 1, **metrics})
         return {}
 
     def _measure_models(self, fields: Fields, round: int, weights: Tensor) -> Measured:
-        """Metrics of validation, by model. The server hears of a failure where it hears all values only."""
+        """Return validation metrics by model, or nothing if the measurement fails.
+
+        Raises:
+            RefusedError: If it fails and the server may see exact metrics. Otherwise the failure stays here.
+        """
         try:
             return self._run_local_round(fields, round, weights, self._load_state(fields)[1]).measured
         except RefusedError:
             raise
         except Exception as error:
-            rank_zero_warn(f"round {round + 1}: nothing is measured: {type(error).__name__}: {error}")
+            rank_zero_warn(f"Round {round + 1}: nothing is measured: {type(error).__name__}: {error}")
             if self._may_send_measurements():
-                raise RefusedError("the measurement has failed; the client's own log says why") from error
+                raise RefusedError("The measurement failed. The client's log has the reason.") from error
             return Measured()
 
     def _may_send_measurements(self) -> bool:
-        """Do exact measurements go to the server? By these settings, as in a simulation."""
+        """Return whether the settings let exact metrics go to the server, as in a simulation."""
         choice = self._federated.local.client_metrics
         if choice is not None:
             return choice == "shared"
@@ -539,8 +615,20 @@ class RemoteClient:
     def _answer(
         self, fields: Fields, task: RoundTask, weights: Tensor, update: Callable[[], Tensor]
     ) -> Fields:
-        """Encode an update, which is made once the round has been checked: packed bits, or the first answer
-        of the secure aggregation."""
+        """Check the round, make and encode the update, and return the client's answer.
+
+        Args:
+            fields: Fields of the message by name.
+            task: Task of the round.
+            weights: `(dim,)` global model.
+            update: Function that trains and returns the `(dim,)` update. It is called after the checks.
+
+        Returns:
+            The packed bits, or the first message of secure aggregation.
+
+        Raises:
+            RefusedError: If the client's budget is spent, with the text `DECLINED` only.
+        """
         federated = self._federated
         self._check_cohort(task)
         keys = self._keys(fields)
@@ -548,9 +636,10 @@ class RemoteClient:
         target: Target = federated.server.target
         client = RoundClient(fields["client"], self.mechanism(), keys, log, target, self._budget)
         try:
-            client.check(task, weights)  # before training, whose duration the server sees
+            # checked before training, because the server sees how long training takes
+            client.check(task, weights)
             message = client.encode(task, weights, update())
-        except BudgetSpentError as error:  # how much is left is nobody else's business
+        except BudgetSpentError as error:  # the remaining budget stays private
             rank_zero_warn(f"round {task.round + 1}, BudgetSpentError: {error}")
             raise RefusedError(DECLINED) from error
         if federated.server.secure_aggregation is None:
@@ -560,36 +649,46 @@ class RemoteClient:
         reply = machine.advertise(fields["invitation"])
         names = ("task", "client", "signatures", *_KEY_FIELDS)
         kept = {name: fields[name] for name in names if name in fields}
-        self._rounds().drop(_ROUND)  # killed here, an older round does not find these symbols
+        self._rounds().drop(_ROUND)  # if killed after this, an older round does not find these symbols
         self._rounds().put_bytes(_SYMBOLS, message.symbols[0].cpu().numpy().astype("<i8").tobytes())
         self._keep({**kept, "digest": digest}, machine)
         return {"secagg": reply}
 
     def _check_cohort(self, task: RoundTask) -> None:
-        """Refuse another cohort than the settings say: noise, masks and shared bits count on its size."""
+        """Refuse a cohort other than the settings say, since noise and masks depend on its size.
+
+        Raises:
+            ValueError: If the cohort, its groups, or the list of handed-on noise differ.
+        """
         planner, mechanism = self._federated.planner, self.mechanism()
         members = [client for group in task.groups for client in group]
         sizes, wanted = tuple(map(len, task.groups)), mechanism.group_sizes(planner.cohort_size)
         if sizes != tuple(wanted) or len(set(members)) != len(members) or max(members) >= planner.num_clients:
             raise ValueError(
-                f"the server asks {len(members)} clients in groups of {sizes[:10]}, these settings say "
+                f"The server asks {len(members)} clients in groups of {sizes[:10]}. Expected "
                 f"{planner.cohort_size} of {planner.num_clients} in groups of {tuple(wanted)[:10]}"
             )
-        handed = task.hand_over
-        if mechanism.hands_on != (handed is not None):
+        hand_over = task.hand_over
+        if mechanism.hands_on != (hand_over is not None):
             raise ValueError(
-                f"{type(mechanism).__name__} {'needs' if mechanism.hands_on else 'has no use for'} a list of "
-                "who takes back whose noise; run the same version on both sides"
+                f"{type(mechanism).__name__} {'needs' if mechanism.hands_on else 'does not use'} a list of "
+                "clients that take back noise. Run the same version on both sides."
             )
-        pairs = () if handed is None else (*handed.before, *handed.after)
+        pairs = () if hand_over is None else (*hand_over.before, *hand_over.after)
         if any(other >= planner.num_clients for _, other in pairs):
-            raise ValueError(f"noise is handed on among {planner.num_clients} clients, the server names more")
+            raise ValueError(
+                f"Noise is handed on among {planner.num_clients} clients, but the server names others"
+            )
 
     def _train_update(self, fields: Fields, task: RoundTask, weights: Tensor) -> Tensor:
-        """The update. What went wrong with the data is said here and not to the server.
+        """Train and return the `(dim,)` update, or a zero update where a failure must stay private.
 
-        Where something is claimed, nor is it said that anything went wrong: whether a training fails follows
-        from the data and from the server's weights, so a refusal would answer any question, without noise.
+        Whether training fails depends on the data and on the server's weights. If the mechanism makes a
+        privacy claim, a refusal would answer the server's questions about the data without noise. So the
+        client then sends a zero update and logs the reason.
+
+        Raises:
+            RefusedError: If training fails and the messages are unprotected.
         """
         self._failures.asked += 1
         try:
@@ -598,19 +697,26 @@ class RemoteClient:
             raise
         except Exception as error:
             reason = f"round {task.round + 1}: {type(error).__name__}: {error}"
-            told = self._is_unprotected(task.context())
-            self._failures.add(task.round, error, told, self._store)
-            if told:
+            is_unprotected = self._is_unprotected(task.context())
+            self._failures.add(task.round, error, is_unprotected, self._store)
+            if is_unprotected:
                 rank_zero_warn(reason)
-                raise RefusedError("the training has failed; the client's own log says why") from error
+                raise RefusedError("Training failed. The client's log has the reason.") from error
             rank_zero_warn(
-                f"{reason}; the training has failed, and a zero update is encoded in its place: a refusal "
-                "would tell the server of the data what no noise hides. Cure it here, nobody else sees it"
+                f"{reason}. Training failed, so a zero update is sent, because a refusal would reveal data. "
+                "Fix the cause on this site, since nobody else sees it."
             )
             return self._spread_statistics(None, task, weights)
 
     def _spread_statistics(self, result: Tensor | None, task: RoundTask, weights: Tensor) -> Tensor:
-        """Update `(dim,)` of what a round has made, in which statistics are spread. None: of no data."""
+        """Return the `(dim,)` vector to encode: the update, or in some rounds the statistics.
+
+        Args:
+            result: `(dim,)` update or `(size,)` vector of statistics. None stands for zeros, after a failed
+                training.
+            task: Task of the round.
+            weights: `(dim,)` global model.
+        """
         statistics = self._federated.local.statistics
         if statistics is None or task.round >= statistics.rounds:
             return torch.zeros_like(weights) if result is None else result.to(weights)
@@ -619,19 +725,19 @@ class RemoteClient:
         return statistics.spread(vector[None].to(weights.device), *parts)[0]
 
     def _is_unprotected(self, context: RoundContext) -> bool:
-        """Is nothing claimed of what this client's messages hide, nor of single samples?"""
+        """Return whether no privacy claim covers this client's messages or single samples."""
         if sample_protectors(callbacks_in(self._trainer)):
             return False
         return self._federated.seed is not None or not has_claim(self.mechanism(), context)
 
     def update(self, fields: Fields, task: RoundTask, weights: Tensor) -> Tensor:
-        """Train, and return `(dim,)` local - global."""
+        """Train, store the client's new state, and return the `(dim,)` update, local - global."""
         states, kept = self._load_state(fields)
         at = task.round, task.attempt
         try:
             local = self._run_local_round(fields, task, weights, kept)
         except Exception:
-            if states is not None:  # a zero update may be sent in its place, and be counted
+            if states is not None:  # a zero update may replace this one and be counted
                 states.keep(at, kept)
             raise
         if states is not None:
@@ -639,13 +745,13 @@ class RemoteClient:
         return local.update
 
     def _load_state(self, fields: Fields) -> tuple[PersistentState | None, State]:
-        """State that the client goes on with, and its place. None where it keeps nothing."""
+        """Return the store of the client's state and the current state, or None and an empty state."""
         seed = self._federated.seed
         if not keeps_state(self._federated.local, callbacks_in(self._trainer)):
             return None, State()
         of = f"the federation of seed {seed}" if seed is not None else fields["federation"].hex()[:16]
         store = self._require_folder(
-            "tensors of local=, buffers='local', an algorithm's memory and DPSGD's account"
+            "Local tensors (local=, buffers='local'), an algorithm's memory and DPSGD's account"
         )
         states = PersistentState(store, f"client {fields['client']} of {of}")
         counted = [int(one) for one in fields.get("counted", NEVER)]
@@ -654,19 +760,29 @@ class RemoteClient:
     def _run_local_round(
         self, fields: Fields, attempt: RoundTask | int, weights: Tensor, saved: State
     ) -> LocalRound:
-        """Train in a round, or measure after it. What is held out is the same in every round."""
+        """Train for a round, or measure after it, with the same held-out samples in every round.
+
+        Args:
+            fields: Fields of the message by name.
+            attempt: Task of the round, or the index of the round to measure after.
+            weights: `(dim,)` global model.
+            saved: State that the client has kept.
+        """
         seed = held_out = self._federated.seed
         if seed is None:
             seed = int.from_bytes(os.urandom(7), "big")
             held_out = int.from_bytes(self._load_secrets(fields).derived("held out")[:7], "big")
-        told = RoundInputs.from_fields(fields, saved)
-        is_anew = self._place in self._reset_after_abort
-        own = LocalRound(self._federated, fields["client"], seed, attempt, weights, told, held_out, is_anew)
-        return own.run(self._module(), self._data(), self._trainer)
+        inputs = RoundInputs.from_fields(fields, saved)
+        is_reset = self._place in self._reset_after_abort
+        local_round = LocalRound(
+            self._federated, fields["client"], seed, attempt, weights, inputs, held_out, is_reset
+        )
+        return local_round.run(self._module(), self._data(), self._trainer)
 
-    # ---- secure aggregation: three more exchanges, or four ------------------------------------------------
+    # ---- secure aggregation: three or four more exchanges -------------------------------------------------
 
     def _machine(self, fields: Fields, keys: Keys, task: RoundTask, digest: bytes) -> Client:
+        """Return this client's protocol machine of secure aggregation for a round."""
         secagg, context = self._federated.server.secure_aggregation, task.context()
         assert isinstance(secagg, SecAgg)
         public = PublicRandomness(keys, task.round, task.attempt)
@@ -677,28 +793,37 @@ class RemoteClient:
         if not secagg.active:
             return Client(fields["client"], terms, digest)
         identities = self._identities
-        assert identities is not None  # `check_identities` made sure
+        assert identities is not None  # `check_identities` has refused None
         identities.check_number(fields["client"])
         own, directory = identities.own, identities.directory
         return Client(fields["client"], terms, digest, identity=own, directory=directory)
 
     def _keep(self, fields: Fields, machine: Client) -> None:
+        """Store the state of the open round between messages."""
         plain = {name: list(v) if isinstance(v, tuple) else v for name, v in fields.items()}
         self._rounds().put(_ROUND, {**plain, "machine": machine.to_bytes()})
 
     def _rounds(self) -> Store:
-        return self._require_folder("states of secure aggregation between messages")
+        """Return the folder that stores open rounds."""
+        return self._require_folder("States of secure aggregation between messages")
 
     @contextmanager
     def _resume_machine(self, previous: bool = False) -> Iterator[Client]:
-        """The open round's machine. It is in one pair of hands at a time, so nothing is answered twice.
+        """Restore the protocol machine of the open round, for one message at a time.
 
-        After an error this client is out of the round; a message out of turn changes nothing.
+        No message is answered twice. After an error this client is out of the round. A message out of turn
+        leaves the state unchanged.
+
+        Args:
+            previous: Whether this is the last exchange, after which nothing is stored.
+
+        Raises:
+            ValueError: If no round is open, or another message has the machine.
         """
-        # off the disk until it is kept again: a crash leaves the client out
+        # removed from disk until it is stored again, so a crash leaves the client out of the round
         kept = self._rounds().pop(_ROUND)
         if kept is None:
-            raise ValueError("no round is open at this client, or another message of it is being answered")
+            raise ValueError("No round is open at this client, or another message is being answered")
         task = RoundTask.from_bytes(kept["task"])
         machine = self._machine(kept, self._keys(kept), task, kept["digest"])
         machine.resume(kept["machine"])
@@ -711,15 +836,15 @@ class RemoteClient:
             self._keep(kept, machine)
 
     def shares(self, fields: Fields) -> Fields:
-        """Answer the roster with shares for the neighbours."""
+        """Answer the roster with key shares for the neighbours."""
         with self._resume_machine() as machine:
             return {"secagg": machine.share_keys(fields.get("secagg", b""))}
 
     def masked(self, fields: Fields) -> Fields:
-        """Take the neighbours' shares, and send the masked symbols."""
+        """Accept the neighbours' shares, and return the masked symbols."""
         with self._resume_machine() as machine:
             machine.accept_shares(fields.get("secagg", b""))
-            symbols = self._rounds().pop_bytes(_SYMBOLS)  # taken: no second message masks them
+            symbols = self._rounds().pop_bytes(_SYMBOLS)  # removed, so that no second message masks them
             masked = machine.masked_input(np.frombuffer(symbols, "<i8"))
             accused = {"accused": list(machine.unopened)} if machine.unopened else {}
             return {"secagg": masked, **accused}
@@ -730,13 +855,13 @@ class RemoteClient:
             return {"secagg": machine.confirm(fields.get("secagg", b""))}
 
     def unmask(self, fields: Fields) -> Fields:
-        """Open one share of every neighbour. Then nothing of the round is left here."""
+        """Return one share of each neighbour, after which the client keeps nothing of the round."""
         with self._resume_machine(previous=True) as machine:
             return {"secagg": machine.unmask(fields.get("secagg", b""))}
 
 
 def refusal(error: RefusedError) -> Fields:
-    """Why nothing is answered, in words, and whose shares did not open where that is why."""
+    """Return the fields of a refusal: its text, and the client whose shares did not open."""
     cause, accused = error.__cause__, None
     if isinstance(cause, AuthenticationError) and cause.stage is Stage.MASK:
         accused = cause.client
@@ -744,13 +869,20 @@ def refusal(error: RefusedError) -> Fields:
 
 
 def _weights(fields: Fields, segments: tuple[int, ...], broadcast_bits: int | None) -> Tensor:
+    """Return the `(dim,)` global weights of a message.
+
+    Raises:
+        ValueError: If their type is neither float32 nor float64.
+    """
     dtype = {"float32": torch.float32, "float64": torch.float64}.get(fields["dtype"])
     if dtype is None:
-        raise ValueError(f"weights are float32 or float64, got {fields['dtype'][:20]!r}")
+        raise ValueError(f"Weights must be float32 or float64, got {fields['dtype'][:20]!r}")
     if broadcast_bits is not None:
         return Broadcast(broadcast_bits).unpack(fields["weights"], segments, dtype)
-    return torch.frombuffer(bytearray(fields["weights"]), dtype=dtype)  # a tensor writes, bytes are read-only
+    # a copy, because a tensor needs writable memory and bytes are read-only
+    return torch.frombuffer(bytearray(fields["weights"]), dtype=dtype)
 
 
 def _split_bytes(data: bytes, size: int) -> list[bytes]:
+    """Split bytes into pieces of equal size."""
     return [data[start : start + size] for start in range(0, len(data), size)]

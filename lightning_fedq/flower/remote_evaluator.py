@@ -1,7 +1,7 @@
-"""Evaluation by client over a network: after a round the server asks every client to measure the new model.
+"""Evaluation by client over a network: after a round, every client measures the new model.
 
-A client measures as a simulated one does, and lets out what its own settings say: exact values
-(`client_metrics="shared"`, or nothing is claimed), or nothing.
+A client measures as a simulated client does. It sends what its own settings allow: exact values (if
+`client_metrics="shared"` or there is no privacy claim), or nothing.
 """
 
 import json
@@ -29,13 +29,17 @@ Row = dict[Model, dict[str, float]]
 
 
 class RemoteEvaluator(ClientEvaluator):
-    """Asks real clients to measure after rounds of one fit.
+    """Evaluator that asks real clients to measure after rounds of one fit.
 
     Args:
-        model: Returns what gives a client the model and all that belongs to it.
+        federation: Settings of the federation.
+        trainer: Trainer of the server.
+        exchange: Connection to the nodes.
+        roster: Registry of the clients.
+        model: Function that returns another function, which gives the model's fields for a client.
     """
 
-    exact = True  # clients decide, and whatever comes is meant to be seen
+    exact = True  # clients decide which values they send, so all may be shown
 
     def __init__(
         self,
@@ -51,19 +55,19 @@ class RemoteEvaluator(ClientEvaluator):
         self._num = federation.clients.num_clients
 
     def measure(self, round: int) -> EvaluatedClients:
-        """Let every client measure the new model. Whoever is silent is left out."""
+        """Ask every connected client to measure the new model, and return the values that arrive."""
         self._roster.refresh()
-        online, out = set(self._exchange.online()), self._roster.left_out
-        nodes = {n: c for c, n in self._roster.nodes.items() if n in online and c not in out}
-        of, keys = self._model(), self._roster.keys()
+        online, left_out = set(self._exchange.online()), self._roster.left_out
+        nodes = {n: c for c, n in self._roster.nodes.items() if n in online and c not in left_out}
+        model_fields, keys = self._model(), self._roster.keys()
         contents: dict[int, Fields] = {
-            node: {"client": c, "round": round, **of(c), **self._roster.introduction(keys, c, ())}
+            node: {"client": c, "round": round, **model_fields(c), **self._roster.introduction(keys, c, ())}
             for node, c in nodes.items()
         }
-        found = self._exchange("evaluate", contents, f"round {round + 1}")
-        answers = {nodes[node]: fields for node, fields in found.items() if "refused" not in fields}
+        replies = self._exchange("evaluate", contents, f"round {round + 1}")
+        answers = {nodes[node]: fields for node, fields in replies.items() if "refused" not in fields}
         if silent := sorted(set(range(self._num)).difference(answers)):
-            rank_zero_warn(f"round {round + 1}: clients {silent[:10]} have measured nothing")
+            rank_zero_warn(f"Round {round + 1}: clients {silent[:10]} have sent no metrics")
         rows = _rows(answers)
         values: dict[Model, dict[str, torch.Tensor]] = {
             model: stack_metrics([row.get(model, {}) for row in rows.values()])
@@ -74,11 +78,12 @@ class RemoteEvaluator(ClientEvaluator):
 
 
 def _rows(answers: Mapping[int, Fields]) -> dict[int, Row]:
-    """Exact values by client, in order. Unreadable words and other names of metrics are left out.
+    """Return exact values by client, in order, without unreadable answers and odd metric names.
 
-    A client may lack some that others have, which it has not measured, or have some that others lack.
+    A client may lack metrics that others have, or have metrics that others lack. But its names must be a
+    subset or a superset of the most common set of names.
     """
-    found: dict[int, Row] = {}
+    rows: dict[int, Row] = {}
     for client, fields in sorted(answers.items()):
         try:
             row = json.loads(fields["measured"]) if "measured" in fields else {}
@@ -90,9 +95,9 @@ def _rows(answers: Mapping[int, Fields]) -> dict[int, Row]:
         except (TypeError, ValueError, AttributeError, OverflowError):
             known = {}
         if any(known.values()):
-            found[client] = known
-    names = {c: frozenset((model, name) for model in row for name in row[model]) for c, row in found.items()}
+            rows[client] = known
+    names = {c: frozenset((model, name) for model in row for name in row[model]) for c, row in rows.items()}
     usual = Counter(names.values()).most_common(1)
-    if odd := [c for c in found if not (names[c] <= usual[0][0] or names[c] >= usual[0][0])]:
-        rank_zero_warn(f"clients {odd[:10]} measure other metrics than most, and are left out")
-    return {client: row for client, row in found.items() if client not in odd}
+    if odd := [c for c in rows if not (names[c] <= usual[0][0] or names[c] >= usual[0][0])]:
+        rank_zero_warn(f"Clients {odd[:10]} measure other metrics than most clients, and are left out")
+    return {client: row for client, row in rows.items() if client not in odd}

@@ -1,4 +1,4 @@
-"""Who is who at the server of a real federation: numbers, keys and nodes, and who is asked no more."""
+"""Registry of clients at the server: their numbers, keys and nodes, and clients that are left out."""
 
 import hmac
 import os
@@ -26,24 +26,27 @@ from lightning_fedq.keys.randomness import SeededKeys, ServerKeys
 _SECRETS, _ROSTER, _SIGNATURES, _SAMPLES, _GATHERED = "server", "roster", "signatures", "samples", "gathered"
 _SIGNATURE_BYTES, _NONCE_BYTES = 64, 32
 _WAIT_FOR_NEW = 60.0
-"""Seconds that a round waits for a node that has just come, where no client is missing."""
+"""Seconds that a round waits for the answer of a new node where no client is missing."""
 _ASK_AGAIN = 60.0
-"""Seconds after which somebody is asked again that has refused, or was not ready."""
+"""Seconds until the server again asks a node that has refused, or that was not ready."""
 
 
 class Roster:
-    """Who is who: the clients' numbers, their public keys and the nodes that they sit at.
+    """Registry of the clients: their numbers, their public keys and their Flower nodes.
 
     Args:
-        settings: The server's fingerprint.
-        rounds: Rounds of the run, which clients agree to; None tells them no number.
-        directory: Everybody's verification key; with it a number is given to its identity only.
+        federated: Settings of the federation.
+        exchange: Connection to the nodes.
+        store: Folder of the server, which keeps keys, roster and disputes.
+        settings: Fingerprint of the server's settings, as text by name.
+        directory: Verification key of each client, by number. A number then goes to its identity only.
+        rounds: Number of rounds in the run, to which clients agree. None tells them no number.
 
     Attributes:
-        nodes: The node of each client.
-        samples: How many samples each client holds, where the mean is weighted by that.
-        disputes: Clients that have broken rounds and are asked no more.
-        failures: Why clients have failed last, of those that have since a round has come to something.
+        nodes: Node of each client.
+        samples: Number of samples of each client, where the mean is weighted by it.
+        disputes: Disputes between clients, and clients that the server no longer asks.
+        failures: Last failure of each client that has failed since the last completed round.
     """
 
     def __init__(
@@ -90,10 +93,11 @@ class Roster:
 
     @property
     def left_out(self) -> set[int]:
-        """Clients that are asked no more, also after a restart of the server."""
+        """Clients that the server no longer asks, even after a restart."""
         return self.disputes.left_out
 
     def _load_secrets(self) -> ServerSecrets:
+        """Return the server's secrets, which are drawn at the first start and stored."""
         kept = self._store.get(_SECRETS)
         if kept is None:
             new = ServerSecrets.draw()
@@ -102,13 +106,17 @@ class Roster:
         return ServerSecrets(**kept)
 
     def gather(self, wait: float) -> None:
-        """Wait until every client has registered, and no longer, whoever else is silent or refuses.
+        """Wait until every client has registered.
 
-        A server that is started again has seen everybody, and after `wait` seconds goes on with whoever is
-        mark_present: the others are missed, as in mid-run, until they come back (`wait_for`).
+        A restarted server has registered all clients before. After `wait` seconds it continues with the
+        clients that are present, and later rounds wait for the others (`wait_for`).
+
+        Args:
+            wait: Seconds to wait.
 
         Raises:
-            RuntimeError: If some are missing after `wait` seconds, at a first start, or everybody is.
+            RuntimeError: If a client is missing after `wait` seconds at a first start, or all are after a
+                restart. Also if as many nodes refuse as there are clients and none has registered.
         """
         wanted, end = self._federated.clients.num_clients, time.monotonic() + wait
         self._patience = wait
@@ -117,7 +125,7 @@ class Roster:
             self._admit_nodes()
             if len(self.nodes) >= wanted:
                 break
-            # whether as many nodes as there are clients refuse and none has registered: settings differ
+            # if as many nodes refuse as there are clients, and none has registered, the settings differ
             hopeless = not self.nodes and len(self._refusing) >= self._federated.clients.num_clients
             if hopeless or time.monotonic() > end:
                 missing = self._describe_missing(
@@ -125,13 +133,13 @@ class Roster:
                 )
                 if self._resumed and self.nodes:
                     rank_zero_warn(
-                        f"the server goes on with {len(self.nodes)} of {wanted} clients; {missing}"
+                        f"The server continues with {len(self.nodes)} of {wanted} clients. {missing}"
                     )
                     self._has_waited = True
                     break
                 raise RuntimeError(
-                    f"{wanted} clients are needed and {len(self.nodes)} have registered"
-                    + ("; " if hopeless else f" within {wait:g} s; ")
+                    f"{wanted} clients are needed, but {len(self.nodes)} have registered"
+                    + (". " if hopeless else f" within {wait:g} s. ")
                     + missing
                 )
             time.sleep(POLL)
@@ -143,20 +151,22 @@ class Roster:
             self._store.put(_ROSTER, {str(client): key for client, key in sorted(self._registered.items())})
 
     def wait_for(self, cohort: Sequence[int], needed: int, name: str) -> None:
-        """Wait until so many of a cohort are connected, as long as `gather` did, before anybody is charged.
+        """Wait until enough clients of a cohort are connected, before anybody is charged.
 
-        Where `gather` has waited in vain already, the first round does not wait again.
+        The wait is as long as that of `gather`. If `gather` ended with clients missing, the first round does
+        not wait again.
 
         Args:
             cohort: Clients of the round.
-            needed: Answers without which it has no mean.
-            name: The round's.
+            needed: Number of answers without which the round has no mean.
+            name: Name of the round, for messages.
 
         Raises:
-            RuntimeError: If they are fewer still, with who is missing.
+            RuntimeError: If too few clients are connected after the wait. The message names the missing
+                clients.
         """
         patience, self._has_waited = 0.0 if self._has_waited else self._patience, False
-        end, said = time.monotonic() + patience, not patience
+        end, has_warned = time.monotonic() + patience, not patience
         while True:
             self._query_absent()
             self._admit_nodes()
@@ -166,46 +176,53 @@ class Roster:
             here = [client for client in cohort if client not in out]
             if len(here) >= needed:
                 return
-            words = f"it needs {needed} of its {len(cohort)} clients, {len(here)} are connected"
+            words = f"it needs {needed} of its {len(cohort)} clients, but {len(here)} are connected"
             if broken := sorted(left_out.intersection(cohort)):
                 words += f", and clients {broken[:10]} are left out (disputes.json)"
             if any(map(self.absence_reason, cohort)):
-                words += f"; {self.describe_failures(filter(self.absence_reason, cohort))}"
+                words += f". Failures: {self.describe_failures(filter(self.absence_reason, cohort))}"
             if time.monotonic() >= end:
                 raise RuntimeError(
-                    f"{name} is not begun and nobody is charged for it: {words}; "
-                    f"{self._describe_missing(missing)}; "
-                    "then start this run again with the same home"
+                    f"{name} has not begun and nobody is charged: {words}. "
+                    f"{self._describe_missing(missing)}. Then start this run again with the same home"
                 )
-            if not said:
-                rank_zero_warn(f"{name} waits {patience:g} s at most: {words}; missing are {missing[:10]}")
-                said = True
+            if not has_warned:
+                rank_zero_warn(
+                    f"{name} waits at most {patience:g} s: {words}. Missing clients: {missing[:10]}"
+                )
+                has_warned = True
             time.sleep(POLL)
             self._query_new_nodes()
 
     def mark_failed(self, client: int, reason: str) -> None:
-        """A client has failed in a round: it is away until it says that it is ready (`absence_reason`)."""
+        """Mark a client as away after a failure, until it reports that it is ready (`absence_reason`)."""
         node = self.nodes[client]
         self._away[client], self.failures[client] = (node, reason), reason
         self._queried_at.pop(client, None)
-        # what it says to a question of before is of before
+        # forget open questions, because their answers describe the client before this failure
         self._queried_absent_at = {
-            number: asked for number, asked in self._queried_absent_at.items() if asked != node
+            number: queried_node
+            for number, queried_node in self._queried_absent_at.items()
+            if queried_node != node
         }
 
     def mark_present(self, client: int) -> None:
-        """A client has answered."""
+        """Mark a client as present, because it has answered."""
         self._away.pop(client, None)
 
     def absence_reason(self, client: int) -> str:
-        """Why a client that is connected does not count as there, "" if it does."""
+        """Return why a connected client does not count as present, or "" if it does."""
         node, why = self._away.get(client, (None, ""))
         return why if node == self.nodes.get(client) else ""
 
     def _query_absent(self) -> set[str]:
-        """Ask who has failed whether it is ready, at once and then every minute. Who has declined stays out.
+        """Ask failed clients whether they are ready, at once and then every minute.
 
-        Returns messages to wait for: answers of those that have failed with words of their own come at once.
+        Clients that have declined are not asked.
+
+        Returns:
+            Identifiers of the messages to wait for. A client that has reported its failure itself answers at
+            once, so its message is among them.
         """
         now, online = time.monotonic(), set(self._exchange.online())
         nodes = {
@@ -225,45 +242,50 @@ class Roster:
         return {number for number, node in sent.items() if node in first - quiet}
 
     def _admit_ready(self) -> None:
-        """Count those as there again who are ready."""
+        """Mark clients as present that have reported ready, and note the others' reasons."""
         answers = self._exchange.pull(self._queried_absent_at) if self._queried_absent_at else {}
         clients = {node: client for client, (node, _) in self._away.items()}
         for node in set(answers) & set(clients):
-            client, found = clients[node], answers[node]
-            if "refused" in found:
-                self.failures[client] = str(found["refused"])
+            client, answer = clients[node], answers[node]
+            if "refused" in answer:
+                self.failures[client] = str(answer["refused"])
                 self._away[client] = node, self.failures[client]
             else:
                 del self._away[client]
 
     def describe_failures(self, clients: Iterable[int] | None = None) -> str:
-        """Which clients have failed since the last round that came to something, and why, for people."""
+        """Describe which clients have failed since the last completed round, and why.
+
+        Args:
+            clients: Numbers of the clients to describe. None describes all that have failed.
+        """
         chosen = sorted(self.failures if clients is None else clients)
-        found = [f"client {client} has failed ({self.failures.get(client)})" for client in chosen]
-        return "; ".join(found[:5]) + (f"; {len(found) - 5} more" if found[5:] else "")
+        texts = [f"client {client} has failed ({self.failures.get(client)})" for client in chosen]
+        return "; ".join(texts[:5]) + (f"; {len(texts) - 5} more" if texts[5:] else "")
 
     def _describe_missing(self, missing: Sequence[int]) -> str:
-        """Who is not there, and what an operator can do."""
+        """Describe which clients are missing, and what an operator can do."""
         quiet = sorted(self._queried.values())
-        found = f"missing are clients {missing[:10]}" + (", ..." if missing[10:] else "")
+        text = f"Missing clients: {missing[:10]}" + (", ..." if missing[10:] else "")
         if self._refusing:
             node, words = next(reversed(self._refusing.items()))
-            found += f"; one refuses: {words} (node {node} of {len(self._refusing)} that refuse)"
+            text += f". A node refuses: {words} (node {node}, one of {len(self._refusing)} that refuse)"
         if quiet:
-            found += f", and nodes {quiet[:10]} are connected and have not answered; look at their logs, or"
+            text += f". Nodes {quiet[:10]} are connected and have not answered: look at their logs, or"
         elif not self._refusing:
-            found += "; no other node is connected:"
+            text += ". No other node is connected:"
         else:
-            return found
-        return f"{found} start more SuperNodes"
+            return text
+        return f"{text} start more SuperNodes"
 
     def refresh(self) -> None:
-        """Ask new nodes, such as a client that comes back, who they are. A silent one is waited for once.
+        """Ask new nodes to register and failed clients whether they are ready, and wait for answers.
 
-        That is as long as for an answer where a client is missing, and else a minute at most: a client may be
-        back before its old node counts as gone.
+        If a client is missing, a new node may be that client, so the wait is as long as for any answer.
+        Otherwise it is at most a minute, because a client may return before its old node counts as gone. A
+        silent node is waited for once.
         """
-        for node in list(self._refusing):  # asked again: what it refused for may be put right
+        for node in list(self._refusing):  # ask again, because the cause of the refusal may be fixed
             self._no_at.pop(node)
         new, again, began = self._query_new_nodes(), self._query_absent(), time.monotonic()
         self._admit_nodes()
@@ -278,14 +300,15 @@ class Roster:
             self._admit_nodes()
 
     def _query_new_nodes(self) -> set[str]:
-        """Ask nodes of which nothing is known, and every minute those that have refused or are no clients.
+        """Ask unknown nodes to register, and again every minute those that have refused or are no clients.
 
-        A node that has left is forgotten: if it comes back, the reason of its refusal may be put right.
+        A node that has left is forgotten, because the cause of its refusal may be fixed when it returns.
 
-        Returns messages to wait for, none to a silent one.
+        Returns:
+            Identifiers of the messages to wait for, without those to nodes that were silent before.
         """
         online, now = set(self._exchange.online()), time.monotonic()
-        self._silent &= online  # whoever was away and is back is waited for again
+        self._silent &= online  # a node that left and returned is waited for again
         self._queried = {number: node for number, node in self._queried.items() if node in online}
         for gone in self._no_at.keys() - online:
             self._forget(gone)
@@ -295,45 +318,51 @@ class Roster:
         if not new:
             return set()
         self._nonces |= {node: os.urandom(_NONCE_BYTES) for node in new}
-        asked: dict[int, Fields] = dict.fromkeys(new, self._settings)
+        requests: dict[int, Fields] = dict.fromkeys(new, self._settings)
         if self._secrets is not None:
             public = {"federation": self._secrets.federation, "server": self._secrets.public_key}
-            asked = {node: {**self._settings, **public, "nonce": self._nonces[node]} for node in new}
-        sent = self._exchange.push("register", asked, "register")
+            requests = {node: {**self._settings, **public, "nonce": self._nonces[node]} for node in new}
+        sent = self._exchange.push("register", requests, "register")
         self._queried |= sent
         return {number for number, node in sent.items() if node not in self._silent | self._strangers}
 
     def _forget(self, node: int) -> None:
-        """A node's refusal, or that it is no client."""
+        """Forget that a node has refused, or that it is no client."""
         self._no_at.pop(node, None)
         self._refusing.pop(node, None)
         self._strangers.discard(node)
 
     def _refuse_node(self, node: int, reason: str) -> None:
-        """A node is no client, as long as it says the same."""
+        """Mark a node as no client, and warn of it once.
+
+        Args:
+            node: Number of the node.
+            reason: Text that follows the node in the warning.
+        """
         if node not in self._strangers:
-            rank_zero_warn(f"node {node}{reason}; it is asked again every minute")
+            rank_zero_warn(f"Node {node}{reason}. The server asks it again every minute")
         self._forget(node)
         self._no_at[node] = time.monotonic()
         self._strangers.add(node)
 
     def _admit_nodes(self) -> None:
-        """Give numbers to those who have answered by now, and name those who refuse."""
+        """Register the nodes that have answered, and warn of those that refuse."""
         self._admit_ready()
-        asked = set(self._queried.values())
+        queried = set(self._queried.values())
         answers = self._exchange.pull(self._queried) if self._queried else {}
-        self._silent |= asked - set(self._queried.values()) - set(answers)  # Flower answers for them
+        # Flower reported an error for these nodes
+        self._silent |= queried - set(self._queried.values()) - set(answers)
         for node in sorted(answers):
             if "refused" in answers[node]:
                 words = str(answers[node]["refused"])
                 if self._refusing.get(node) != words:
-                    rank_zero_warn(f"node {node} refuses: {words}; it is asked again every minute")
+                    rank_zero_warn(f"Node {node} refuses, and is asked again every minute: {words}")
                 self._forget(node)
                 self._refusing[node], self._no_at[node] = words, time.monotonic()
                 continue
             samples = number_in(answers[node], "samples")
             if self._federated.server.weighting == "samples" and (samples is None or samples < 1):
-                self._refuse_node(node, " does not say how many samples it holds, at least one")
+                self._refuse_node(node, " does not report its number of samples, which must be at least 1")
                 continue
             try:
                 client = self._find_number(node, answers[node])
@@ -351,7 +380,14 @@ class Roster:
                 self.samples[client] = samples
 
     def _find_number(self, node: int, answer: Fields) -> int | None:
-        """Whose node this is: by its key, else by its own number, else the next that is free.
+        """Return a node's client number: that of its key, else its own number, else the next free one.
+
+        Args:
+            node: Number of the node.
+            answer: Fields of its answer to "register".
+
+        Returns:
+            The client number, or None if the node is no client or its number is taken.
 
         Raises:
             ValueError: If its key, or a signature, does not verify.
@@ -361,11 +397,11 @@ class Roster:
             return None
         if self._secrets is None:
             free = [c for c in range(total) if c not in self.nodes]
-            if partition >= 0:  # a number of its own: a client that comes back has another node
+            if partition >= 0:  # the client has its own number, and may return as another node
                 return partition if partition < total else None
             return free[0] if free else None
         key = bytes_in(answer, "key")
-        client = next((known for known, kept in self._registered.items() if kept == key), -1)
+        client = next((known for known, known_key in self._registered.items() if known_key == key), -1)
         if client < 0:
             free = [client for client in range(total) if client not in self._registered]
             client = partition if partition >= 0 else (free[0] if free else -1)
@@ -376,27 +412,43 @@ class Roster:
         return client
 
     def _check_key(self, client: int, key: bytes, nonce: bytes, answer: Fields) -> None:
-        """Make sure that whoever registers holds this key, and that a client's identity has signed it."""
+        """Check that a node holds a client's private key, and that the client's identity signed the key.
+
+        Args:
+            client: Number of the client.
+            key: Public key that the node sent, 32 bytes.
+            nonce: Nonce that the server drew for this registration.
+            answer: Fields of the node's answer, with its proof and signature.
+
+        Raises:
+            KeyVerificationError: If the proof or the signature does not verify.
+        """
         assert self._secrets is not None
         wanted = registration_proof(self._secrets.secret, key, self._secrets.federation, key, nonce)
         if not hmac.compare_digest(wanted, bytes_in(answer, "proof")):
             raise KeyVerificationError(
-                f"whoever registers with the public key of client {client} does not hold the private key, or "
-                "repeats what it has recorded; it is left out"
+                f"The proof for client {client}'s public key is wrong, so this node is left out. It lacks "
+                "the private key, or repeats a recorded proof."
             )
         if self.directory is not None:
             signature = bytes_in(answer, "signature")
             verify_key(self.directory, client, self._secrets.federation, key, signature)
 
     def keys(self) -> ServerKeys:
-        """Keys that the server holds, once everybody has registered."""
+        """Return the keys that the server holds, once all clients have registered."""
         if self._secrets is None:
             assert self._federated.seed is not None
             return SeededKeys(self._federated.seed)
         return HeldServerKeys(self._secrets, self._registered)
 
     def introduction(self, keys: ServerKeys, client: int, group: Sequence[int]) -> Fields:
-        """Public keys and sealed ones that a client needs for one round: those of `group`, itself aside."""
+        """Return the fields with public and sealed keys that a client needs for one round.
+
+        Args:
+            keys: Keys that the server holds. Keys of a seed need no fields.
+            client: Number of the client.
+            group: Clients whose public keys are included, except the client itself.
+        """
         if not isinstance(keys, HeldServerKeys):
             return {}
         assert self._secrets is not None

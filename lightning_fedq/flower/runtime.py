@@ -1,12 +1,12 @@
-"""One SuperNode's queue of messages, over the HTTP API that Flower's own `flwr-clientapp` speaks.
+"""Message queue of one SuperNode, over the HTTP API that Flower's `flwr-clientapp` uses.
 
-Flower ships a client's code with each run, and `flwr-clientapp` installs and imports it. What is here
-takes the message and leaves the code: nothing received is unpacked, installed or imported, and what could do
-so (`flwr.cli.install`) is not even loaded.
+Flower ships a client's code with each run, and `flwr-clientapp` installs and imports it. This module takes
+the message and ignores the code. It unpacks, installs and imports nothing that it receives, and does not load
+the part of Flower that could (`flwr.cli.install`).
 
-All names of flwr that are not public stand in this module: those of flwr 1.41 and 1.42. Where a version has
-moved one of them, the import fails, or `check_flower` does: a client stops, and has asked for nothing. Sizes
-are seen before contents: a message that is too long is refused unread.
+This module has all imports of private names of flwr, as in flwr 1.41 and 1.42. If a version has moved one of
+them, the import or `check_flower` fails. The client then stops before it has asked for a message. Sizes are
+checked before contents, so a message that is too long is refused unread.
 """
 
 from __future__ import annotations
@@ -67,19 +67,19 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from lightning_fedq.flower.settings import RefusedError
 
 TRIED = ("1.41.", "1.42.")
-"""Versions of flwr that this module was tried with, tests with hostile apps included."""
+"""Versions of flwr that this module was tested with, including tests with hostile apps."""
 
 MOST_BYTES = 128 << 20
-"""Bytes of one message, and of the app that its run brings, unless a site says otherwise."""
+"""Default limit in bytes of one message, and of the app that its run brings."""
 
 MOST_OBJECTS = 10_000
-"""Objects of one message: each is a request."""
+"""Largest number of objects of one message, since each object is a request."""
 
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _SHORT = 4096
-"""Bytes of an answer that is read of a message that is refused; they are not looked at."""
+"""Number of bytes read from each answer about a refused message. Their contents are ignored."""
 _ALIVE = 10.0
-"""Seconds between two signs of life; a SuperNode gives a task up after 60 without one."""
+"""Seconds between two heartbeats. A SuperNode gives a task up after 60 s without one."""
 _FIELDS = (
     (AcquireTaskRequest, {"supported_task_types"}),
     (PushTaskOutputRequest, {"sub_status", "details"}),
@@ -88,25 +88,25 @@ _FIELDS = (
 
 
 class FlowerChangedError(RuntimeError):
-    """A version of flwr that this module does not know."""
+    """A version of flwr that this module does not support."""
 
 
 class MessageTooLongError(RefusedError):
-    """More bytes than the site takes for one message."""
+    """A message with more bytes or objects than the site accepts."""
 
 
 class RunEndedError(RefusedError):
-    """A message whose run has ended before the SuperNode had its content. Nobody waits for an answer."""
+    """A message whose run ended before the SuperNode had its content, so no answer is expected."""
 
 
 def check_flower(version: str | None = None) -> None:
-    """Compare what no import shows with flwr 1.41 and 1.42.
+    """Check that the parts of flwr that no import checks are as in flwr 1.41 and 1.42.
 
     Args:
-        version: Version of flwr. None is the one that is installed.
+        version: Version of flwr. None takes the installed one.
 
     Raises:
-        FlowerChangedError: If something is missing, or the version was not tried.
+        FlowerChangedError: If a part is missing, or the version was not tested.
     """
     version = version or importlib.metadata.version("flwr")
     known = {str(kind) for kind in TaskType}
@@ -119,10 +119,10 @@ def check_flower(version: str | None = None) -> None:
     plain = RuntimeHttpClient("http://127.0.0.1:1")
     missing += [] if isinstance(getattr(plain, "_client", None), httpx.Client) else ["ProtobufClient._client"]
     if missing or not version.startswith(TRIED):
-        found = f" and lacks {', '.join(sorted(missing))}" if missing else ""
+        lack = f" and lacks {', '.join(sorted(missing))}" if missing else ""
         raise FlowerChangedError(
-            f"flwr {version} is installed{found}; use a version that this client was tried with: "
-            "pip install 'flwr>=1.41,<1.43'"
+            f"flwr {version} is installed{lack}, which this client does not support. Install a supported "
+            "version: pip install 'flwr>=1.41,<1.43'"
         )
 
 
@@ -132,26 +132,33 @@ def node_config(text: str) -> dict[str, Any]:
     Args:
         text: Pairs such as `partition-id=3 fedq-home="/var/lib/fedq"`.
 
-    Raises:
-        ValueError: If they are not pairs of a name and a value in TOML.
+    Returns:
+        Values by name.
 
-    Example:
+    Raises:
+        ValueError: If the text has no pairs of a name and a TOML value.
+
+    Examples:
         >>> node_config('partition-id=3 fedq-home="/var/lib/fedq"')
         {'partition-id': 3, 'fedq-home': '/var/lib/fedq'}
     """
     try:
-        found = dict(parse_config_args([text] if text.strip() else None))
-    except Exception as error:  # flwr's is click's, whose message is not for here
+        values = dict(parse_config_args([text] if text.strip() else None))
+    except Exception as error:  # flwr raises errors of click, whose text does not fit here
         raise ValueError(
-            f"not a node configuration: {text!r}; write 'partition-id=3 fedq-home=\"/a/folder\"'"
+            f"Not a node configuration: {text!r}. Write 'partition-id=3 fedq-home=\"/a/folder\"'"
         ) from error
-    if text.strip() and not found:
-        raise ValueError(f"no pair of a name and a value in {text!r}; write 'partition-id=3'")
-    return found
+    if text.strip() and not values:
+        raise ValueError(f"No pair of a name and a value in {text!r}. Write 'partition-id=3'")
+    return values
 
 
 def _array_bytes(contents: Mapping[str, bytes]) -> int:
-    """Bytes of all arrays: one may name the same piece a million times, which travels once."""
+    """Return the bytes of all arrays after unfolding.
+
+    An array may name the same chunk a million times although it travels once, so the message size is no
+    limit.
+    """
     size = 0
     for content in contents.values():
         kind, parts, length = get_object_head_values_from_object_content(content)
@@ -162,39 +169,47 @@ def _array_bytes(contents: Mapping[str, bytes]) -> int:
 
 
 class _AnswerBudget:
-    """Bytes that answers of one task may still have, counted by their headers, before any of them is read."""
+    """Budget of bytes for the answers to one task, charged by their headers before any is read.
+
+    Args:
+        limit: Number of bytes for all answers of the task.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit, self._remaining, self._lock = limit, limit, threading.Lock()
 
     def __call__(self, response: httpx.Response) -> None:
-        """Refuse an answer that is too long, or does not say how long it is."""
+        """Charge an answer, and refuse it if it is too long or does not give its length.
+
+        Raises:
+            MessageTooLongError: If either is the case.
+        """
         length = response.headers.get("content-length", "")
         if not length.isdecimal() or response.headers.get("content-encoding", "identity") != "identity":
-            raise MessageTooLongError("an answer of the SuperNode does not say how long it is")
+            raise MessageTooLongError("An answer of the SuperNode does not give its length")
         with self._lock:
             if int(length) > self._remaining:
                 raise MessageTooLongError(
-                    f"a message, or the app of its run, of more than {self._limit:,} bytes; if the model is "
-                    "that large, start this client with a larger --max-megabytes"
+                    f"A message, or its run's app, has more than {self._limit:,} bytes. For a model that "
+                    "large, start this client with a larger --max-megabytes."
                 )
             self._remaining -= int(length)
 
     def reset(self, remaining: int | None = None) -> None:
-        """Begin again: what is pushed has short answers, whatever was pulled before."""
+        """Reset the budget, for example after a pull, because answers to pushed objects are short."""
         with self._lock:
             self._remaining = self._limit if remaining is None else remaining
 
 
 @dataclass(frozen=True)
 class SuperNode:
-    """Where a SuperNode is, and what its site's processes prove themselves with.
+    """Address of a SuperNode, and the secret that proves this site's processes to it.
 
     Args:
         address: Its `--host` and `--port`, such as `127.0.0.1:9094`.
         secret: Contents of its `--superexec-auth-secret-file`.
-        certificates: PEM of the authority of its own certificate (`--ssl-certfile`); None goes without TLS.
-        most_bytes: Bytes of one message, and of the app that its run brings.
+        certificates: PEM of the authority that signed `--ssl-certfile`. None connects without TLS.
+        most_bytes: Largest number of bytes of one message, and of the app that its run brings.
     """
 
     address: str
@@ -203,17 +218,22 @@ class SuperNode:
     most_bytes: int = MOST_BYTES
 
     def connect(self, interceptors: Any, measured: _AnswerBudget) -> RuntimeHttpClient:
-        """A connection whose requests carry the secret of the site or the token of a task."""
-        ways = [RuntimeVersionHttpInterceptor(component_name="fedq-client"), interceptors]
+        """Return a connection whose requests carry the site's secret or a task's token.
+
+        Args:
+            interceptors: Interceptor of flwr that adds the secret or the token.
+            measured: Budget that each answer is charged to.
+        """
+        all_interceptors = [RuntimeVersionHttpInterceptor(component_name="fedq-client"), interceptors]
         secure = self.certificates is not None
-        # trusts nobody else: the authorities of a system take 20 ms to read, for each message
+        # trusts this authority only, because loading a system's authorities takes 20 ms per message
         verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         if self.certificates is not None:
             verify.load_verify_locations(cadata=self.certificates.decode("ascii"))
         address = f"{'https' if secure else 'http'}://{self.address}"
-        client = RuntimeHttpClient(address, interceptors=ways, verify=verify)
+        client = RuntimeHttpClient(address, interceptors=all_interceptors, verify=verify)
         client.close()
-        # flwr's own follows redirects, takes a proxy from the environment and unpacks what is compressed
+        # flwr's own client follows redirects, uses a proxy from the environment and decompresses answers
         client._client = httpx.Client(
             verify=verify,
             timeout=30.0,
@@ -226,7 +246,11 @@ class SuperNode:
 
 
 class Queue:
-    """Tasks of a SuperNode, of all kinds: one that nobody takes holds it up for good."""
+    """Queue of a SuperNode's tasks of all kinds, because a task that no process takes blocks it for good.
+
+    Args:
+        node: Address and secret of the SuperNode.
+    """
 
     def __init__(self, node: SuperNode) -> None:
         proof = SuperExecAuthHttpInterceptor(master_secret=node.secret, protected_methods={_ACQUIRE})
@@ -240,7 +264,7 @@ class Queue:
         self._client.close()
 
     def next(self) -> Delivery | None:
-        """The oldest task that waits, or None.
+        """Return the oldest task that waits, or None.
 
         Raises:
             httpx.HTTPError: If the SuperNode can't be reached, or refuses.
@@ -251,29 +275,32 @@ class Queue:
         return found
 
     def _acquire(self) -> Delivery | None:
+        """Ask the SuperNode for a task, and return it, or None if there is none."""
         self._measured.reset()
-        got = self._client.AcquireTask(self._everything)
-        if not got.HasField("task") or not got.token:
+        answer = self._client.AcquireTask(self._everything)
+        if not answer.HasField("task") or not answer.token:
             return None
-        return Delivery(got.task, got.token, self._node, self._has_next_task)
+        return Delivery(answer.task, answer.token, self._node, self._has_next_task)
 
     def _has_next_task(self) -> bool:
-        """Whether another task waits. A SuperNode deals with one message after the other."""
+        """Return whether another task waits. A SuperNode handles its messages one after the other."""
         with self._lock:
             self._following = self._following or self._acquire()
             return self._following is not None
 
 
 class Delivery:
-    """One task: a message that is pulled in two steps, its envelope first, and the answer to it.
+    """One task: a message that is pulled in two steps, first its envelope, and the answer to it.
 
-    A SuperNode hands a task out before it has pulled the message. Where its run is ended meanwhile, it leaves
-    the task as it is and turns to the next message. An answer to the old one would then be sent in the place
-    of the next one's, that one in the place of its successor's, and all of them too late.
+    A SuperNode hands a task out before it has pulled the message. If the message's run ends in between, the
+    SuperNode keeps the task and turns to the next message. An answer to the old message would then be sent in
+    place of the next answer, and so on, and all of them would be too late.
 
     Args:
-        token: The task's, with which its message is pulled.
-        has_next_task: Says whether the SuperNode has another task already.
+        task: Task as the SuperNode describes it.
+        token: Token of the task, with which its message is pulled.
+        node: Address of the SuperNode.
+        has_next_task: Function that returns whether the SuperNode has another task already.
     """
 
     def __init__(self, task: Any, token: str, node: SuperNode, has_next_task: Callable[[], bool]) -> None:
@@ -288,24 +315,26 @@ class Delivery:
         self.type = str(task.type)
 
     def open(self) -> None:
-        """Tell the SuperNode that the task is begun, and pull the message's envelope.
+        """Tell the SuperNode that the task has begun, and pull the envelope of the message.
 
         Raises:
-            RefusedError: If the app that its run brings is too long, or there is not one message.
+            RefusedError: If the app of its run is too long, or the task does not have exactly one message.
         """
         refused = None
         try:
-            self._client.PullTaskInput(PullTaskInputRequest())  # app, configuration and context stay bytes
+            # app, configuration and context are left as bytes
+            self._client.PullTaskInput(PullTaskInputRequest())
         except MessageTooLongError as error:
             refused = error
         pulled = self._client.PullMessages(PullAppMessagesRequest())
         if not pulled.messages_list:
             self._end(SubStatus.FAILED)
-            raise RefusedError("a task without its message")
+            raise RefusedError("A task without its message")
         if len(pulled.messages_list) != 1 or len(pulled.message_object_trees) != 1:
-            raise RefusedError("a task of several messages")
+            raise RefusedError("A task of several messages")
         head = pulled.messages_list[0]
-        head.content.CopyFrom(type(head.content)())  # travels by itself; whoever puts it here is not read
+        # the content travels separately, so content in the envelope is dropped
+        head.content.CopyFrom(type(head.content)())
         head.ClearField("error")
         self._tree = pulled.message_object_trees[0]
         self._head = self._set_identifier(message_from_proto(head))
@@ -313,36 +342,38 @@ class Delivery:
             raise refused
 
     def _set_identifier(self, message: Message) -> Message:
-        """A message does not carry its own identifier."""
+        """Set the identifier of a message, which the message itself does not carry."""
         message.metadata.__dict__["_message_id"] = self._tree.object_id
         return message
 
     @property
     def is_open(self) -> bool:
-        """Whether there is an envelope, so that the message can be answered."""
+        """Whether the envelope is there, so that the message can be answered."""
         return self._head is not None
 
     @property
     def kind(self) -> str:
-        """Flower's type of the message, such as "train" or "query.register". Empty before it is opened."""
+        """Flower's type of the message, such as "train" or "query.register". Empty before `open`."""
         return "" if self._head is None else str(self._head.metadata.message_type)
 
     @property
     def node(self) -> int:
-        """Number of this node, as the message has it."""
+        """Number of this node, as in the message."""
         assert self._head is not None
         return int(self._head.metadata.dst_node_id)
 
     def pull(self) -> Message:
-        """Pull the content.
+        """Pull the content of the message.
 
         Raises:
-            RefusedError: If it is too long, an error, or says something else than its envelope.
-            RunEndedError: If it will not come.
+            RefusedError: If the content is too long, is an error, or differs from its envelope.
+            RunEndedError: If the content will not come, because the run has ended.
         """
         parts = sum(1 for _ in iterate_object_tree(self._tree))
         if parts > MOST_OBJECTS:
-            raise MessageTooLongError(f"a message of {parts:,} objects, {MOST_OBJECTS:,} at most are taken")
+            raise MessageTooLongError(
+                f"A message has {parts:,} objects, but at most {MOST_OBJECTS:,} are accepted"
+            )
         pull = make_pull_object_fn_protobuf(self._client.PullObject, Node(node_id=self.node), self.run)
 
         def waiting(name: str) -> bytes:
@@ -350,7 +381,7 @@ class Delivery:
                 content: bytes = pull(name)
             except ObjectUnavailableError as error:
                 if self._has_next_task():
-                    raise ObjectPullError(name, "the SuperNode has gone on") from error
+                    raise ObjectPullError(name, "the SuperNode has gone on to another task") from error
                 raise
             return content
 
@@ -358,38 +389,42 @@ class Delivery:
         try:
             contents = pull_objects(names, waiting, max_time=None, max_tries_per_object=None, backoff_cap=2.0)
         except ObjectPullError as error:
-            raise RunEndedError("its run has ended before its content came") from error
+            raise RunEndedError("The run ended before the message's content came") from error
         self._confirm(self._tree.object_id)
         if (size := _array_bytes(contents)) > self._most_bytes:
-            raise MessageTooLongError(f"a message that unfolds to {size:,} bytes; --max-megabytes is smaller")
+            raise MessageTooLongError(
+                f"A message unfolds to {size:,} bytes, more than --max-megabytes allows"
+            )
         message = inflate_object_from_contents(self._tree.object_id, contents)
         if not isinstance(message, Message):
-            raise RefusedError(f"{type(message).__name__} in place of a message")
-        said = message.metadata
-        if (said.message_type, said.run_id, said.dst_node_id) != (self.kind, self.run, self.node):
-            raise RefusedError("a message that says something else than its envelope")
+            raise RefusedError(f"Got {type(message).__name__} in place of a message")
+        metadata = message.metadata
+        if (metadata.message_type, metadata.run_id, metadata.dst_node_id) != (self.kind, self.run, self.node):
+            raise RefusedError("The message differs from its envelope")
         if message.has_error():
-            raise RefusedError("an error in place of a message")
+            raise RefusedError("Got an error in place of a message")
         return self._set_identifier(message)
 
     def _confirm(self, name: str) -> None:
-        """Let the SuperNode forget the message, refused or not."""
+        """Tell the SuperNode that it may delete the message, whether refused or not."""
         self._confirmed = True
         node, call = Node(node_id=self.node), self._client.ConfirmMessageReceived
         make_confirm_message_received_fn_protobuf(call, node, self.run)(name)
 
     def answer(self, reply: Message) -> None:
-        """Push the local app's answer."""
+        """Send the local app's answer."""
         self._measured.reset()
         self._push(reply)
         self._end(SubStatus.COMPLETED)
 
     def refuse(self, code: int, text: str, immediately: bool = False) -> None:
-        """Answer a message that was opened with an error, where the SuperNode waits for an answer.
+        """Answer an opened message with an error, if the SuperNode waits for an answer.
 
         Args:
-            text: For the server.
-            immediately: Leave a message whose content is not there to the SuperNode, and wait for nothing.
+            code: Flower's code of the error.
+            text: Text of the error, which the server reads.
+            immediately: Whether to return without an answer if the content has not arrived, instead of
+                waiting for it.
         """
         assert self._head is not None
         if not self._confirmed:
@@ -403,30 +438,39 @@ class Delivery:
         self._end(SubStatus.FAILED)
 
     def _wait_for_arrival(self, immediately: bool) -> bool:
-        """Wait until the SuperNode has the whole message, of which only short answers are read.
+        """Wait until the SuperNode has the whole message, reading only short answers.
 
-        One that is confirmed before is taken from under it, and it loses the answer.
+        A message that is confirmed earlier is deleted while the SuperNode pulls it, and the SuperNode loses
+        the answer.
+
+        Args:
+            immediately: Whether to check once and not wait.
+
+        Returns:
+            Whether the message has arrived.
         """
         for name in {part.object_id for part in iterate_object_tree(self._tree)}:
-            asked = PullObjectRequest(node=Node(node_id=self.node), run_id=self.run, object_id=name)
+            request = PullObjectRequest(node=Node(node_id=self.node), run_id=self.run, object_id=name)
             while True:
                 self._measured.reset(_SHORT)
                 try:
-                    found = self._client.PullObject(asked)
+                    answer = self._client.PullObject(request)
                 except MessageTooLongError:
-                    break  # it is there, and left unread
-                if found.object_available:
+                    break  # the object has arrived, and is left unread
+                if answer.object_available:
                     break
-                if immediately or not found.object_found or self._has_next_task():
+                if immediately or not answer.object_found or self._has_next_task():
                     return False
                 time.sleep(0.2)
         self._measured.reset()
         return True
 
     def _end(self, status: str) -> None:
+        """Tell the SuperNode that the task has ended, with a status."""
         self._client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=""))
 
     def _push(self, reply: Message) -> None:
+        """Send a reply: its envelope, and the objects that the SuperNode does not have."""
         reply.metadata.__dict__["_message_id"] = reply.object_id
         envelope = message_to_proto(remove_content_from_message(reply))
         with no_object_id_recompute():
@@ -445,10 +489,10 @@ class Delivery:
 
     @contextmanager
     def keep_alive(self) -> Iterator[None]:
-        """Tell the SuperNode that the task is worked on, and close the connection at the end.
+        """Send heartbeats for the task during the context, and close the connection at its end.
 
-        Flower's own sender of these signs interrupts its process when the SuperNode has given a task up; a
-        training that has used its stream may as well end.
+        Flower's own heartbeat interrupts its process when the SuperNode has given a task up. A training that
+        has used its random stream may as well finish.
         """
         done = threading.Event()
 
@@ -457,7 +501,7 @@ class Delivery:
                 try:
                     self._client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
                 except (httpx.HTTPError, RefusedError, ValueError):
-                    continue  # the answer is pushed all the same, and then it shows whether anybody is there
+                    continue  # the answer is sent in any case, and then a lost connection shows
 
         thread = threading.Thread(target=beat, daemon=True)
         thread.start()

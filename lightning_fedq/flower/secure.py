@@ -1,4 +1,4 @@
-"""The server's part of secure aggregation with real clients: a sum that comes from their four exchanges."""
+"""The server's half of secure aggregation with real clients: a sum after four exchanges."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -15,30 +15,34 @@ from lightning_fedq.secagg import SecAgg, SecAggError, Server, Stage, model_dige
 from lightning_fedq.secagg.simulation import Traffic
 
 Exchange = Callable[[str, dict[int, bytes]], dict[int, bytes]]
-"""Sends each client its message of one stage, and returns what came back in time."""
+"""Function that sends clients their messages of one stage, and returns the answers that arrive in time."""
 
 
 _ASKED = {Stage.SHARE: "shares", Stage.MASK: "masked", Stage.CONFIRM: "confirm", Stage.UNMASK: "unmask"}
 
 
 def session_id(federation: bytes, task: RoundTask) -> bytes:
-    """Name of one round's session: clients that were told different tasks have no key in common.
+    """Return the name of one round's session. Clients with different tasks then share no keys.
 
     Args:
-        federation: The key that everybody knows.
-        task: Task as the client, or the server, has it: groups and ranges included.
+        federation: Public key of the federation.
+        task: Task of the client or of the server, including groups and ranges.
     """
     return hashlib.sha256(pack_fields("fedq round of", federation, task.to_bytes())).digest()
 
 
 class RemoteSum:
-    """One round behind secure aggregation: the server sees masked messages, and opens their sum.
+    """Secure sum of one round. The server sees masked messages, and unmasks only their sum.
 
     Args:
-        mechanism: Homomorphic.
-        weights: The model that is sent out.
-        num_clients: Clients of the federation.
-        directory: Everybody's verification key, where the configuration is active; else None.
+        secagg: Settings of secure aggregation.
+        mechanism: Homomorphic mechanism of the round.
+        context: Context of the round.
+        rand: Public random streams of the round.
+        session: Public key of the federation.
+        weights: `(dim,)` global model that clients receive.
+        num_clients: Number of clients in the federation.
+        directory: Verification key of each client, if the server may be active, else None.
     """
 
     def __init__(
@@ -57,29 +61,33 @@ class RemoteSum:
             secagg.layout(mechanism, context, rand),
             session_id(session, RoundTask.from_context(context)),
         )
-        silent = mechanism.tolerated_dropouts(context)
+        tolerated = mechanism.tolerated_dropouts(context)
         terms = secagg.terms(
-            name, context.round, context.attempt, context.cohort, layout, num_clients, silent
+            name, context.round, context.attempt, context.cohort, layout, num_clients, tolerated
         )
         self.machine = Server(terms, model_digest(weights), directory=directory)
         self.traffic = Traffic()
 
     def add(self, clients: Sequence[int], symbols: Tensor) -> None:
-        """No real server is given symbols.
+        """Refuse symbols, because a real server receives none.
 
         Raises:
             TypeError: Always.
         """
-        raise TypeError("behind secure aggregation a server is given masked messages only")
+        raise TypeError("With secure aggregation, a server receives masked messages only")
 
     def finish(self) -> Tensor:
-        """The sum of all messages, `(m,)` int64. Raises `AbortedRoundError` where there is none."""
+        """Return the sum of all messages, `(m,)` int64.
+
+        Raises:
+            AbortedRoundError: If secure aggregation has not reached its end.
+        """
         if self.machine.stage is not Stage.DONE:
             raise AbortedRoundError("secure aggregation was not carried out to its end")
         return torch.from_numpy(self.machine.total)
 
     def invitation(self, client: int) -> bytes:
-        """The first message to a client, which travels with the round's task."""
+        """Return the first message to a client, which travels with the task of the round."""
         message = self.machine.invitation(client)
         self.traffic.sent(Stage.ADVERTISE, down=len(message))
         return message
@@ -87,14 +95,16 @@ class RemoteSum:
     def run(
         self, first: dict[int, bytes], exchange: Exchange, warn: Callable[[str], None]
     ) -> tuple[int, ...]:
-        """Carry the round through, from the clients' first answers on, and return who is in the sum.
+        """Run the protocol from the clients' first answers, and return the clients in the sum.
 
         Args:
-            first: Answers to the invitations.
-            warn: Told about messages that are refused; their senders count as dropped out.
+            first: Answers to the invitations, by client.
+            exchange: Function that sends the messages of one stage and returns the answers.
+            warn: Function that is called with a text for each refused message. Its sender counts as dropped
+                out.
 
         Raises:
-            AbortedRoundError: If too few are left at some stage.
+            AbortedRoundError: If too few clients are left at some stage.
         """
         replies = first
         while True:
@@ -114,5 +124,10 @@ class RemoteSum:
 
 
 def remote_sums(secagg: SecAgg, directory: Mapping[int, Ed25519PublicKey] | None) -> SecureSums:
-    """Opens a `RemoteSum` a round. The directory is used where the configuration is active."""
+    """Return a function that opens a `RemoteSum` for each round.
+
+    Args:
+        secagg: Settings of secure aggregation.
+        directory: Verification key of each client. It is used only if `secagg` is active.
+    """
     return partial(RemoteSum, secagg, directory=directory if secagg.active else None)

@@ -17,31 +17,31 @@ from lightning_fedq.training.settings import Local
 
 PROTOCOL = "9"
 _LONGEST = 200
-"""Characters of a setting that are shown."""
+"""Largest number of characters of a setting that are shown."""
 TRAVELS = "numbers that travel"
 QUESTIONS = ("register", "ready", "evaluate", "shares", "masked", "confirm", "unmask")
-"""What a client is asked beside training, each a message of Flower's type `query.NAME`."""
+"""Kinds of messages to a client besides training, each with Flower's type `query.NAME`."""
 DECLINED = "declined"
-"""All that a server hears of a client whose own budget is spent."""
+"""Text that the server receives from a client whose own budget is spent."""
 MOST_ROUNDS, MOST_ATTEMPTS = 1 << 20, 1_000
-"""Of one run, and at one round: no message goes beyond, whatever a server says."""
+"""Limits on rounds of a run and on attempts at a round. Clients refuse any message beyond them."""
 _OF_ONE_SIDE = (
     *("participation", "dropout_probability", "deadline", "aggregator", "partition", "batches", "held_out"),
 )
-"""Of a federation's identity, what only the server has to know, and what `evaluate_clients` says."""
+"""Names in a federation's identity that only the server needs, or that `evaluate_clients` repeats."""
 
 
 def only_simulated(callback: object) -> bool:
-    """Does a callback work on simulated clients, by its own word (`only_simulated = True`)?"""
+    """Return whether a callback works on simulated clients only (`only_simulated = True`)."""
     return bool(getattr(callback, "only_simulated", False))
 
 
 class RefusedError(RuntimeError):
-    """A refusal of a client, in words that the server is told, too: they say nothing of its data."""
+    """Refusal of a client. The server reads its text, so the text reveals nothing about the data."""
 
 
 def describe_model(module: pl.LightningModule) -> str:
-    """Names, shapes and types of what a module trains, in short. Weights do not count."""
+    """Return a short text of the names, shapes and types of a module's trained parameters and buffers."""
     state = hashlib.sha256()
     members = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     for name, tensor in [*members, *module.named_buffers()]:
@@ -50,19 +50,21 @@ def describe_model(module: pl.LightningModule) -> str:
 
 
 def fingerprint(federated: Federated, module: pl.LightningModule, rounds: int | None) -> dict[str, str]:
-    """In words, by name: versions, settings that a client's message follows from, and the model's shape.
+    """Return versions, settings that affect a client's message, and the model's shape, as text by name.
 
     Args:
-        rounds: Rounds of the run, on which a privacy target depends (`deployed_mechanism`).
+        federated: Settings of the federation.
+        module: Module of this side. Its weights do not count.
+        rounds: Number of rounds of the run, on which a privacy target depends (`deployed_mechanism`).
     """
     mechanism = repr(deployed_mechanism(federated, module, rounds))
     local = federated.local
     dim = num_coordinates(module, local.buffers, local.patterns, local.shared)
-    both = {name: value for name, value in federated.identity().items() if name not in _OF_ONE_SIDE}
+    shared = {name: value for name, value in federated.identity().items() if name not in _OF_ONE_SIDE}
     return {
         "lightning_fedq": __version__,
         "protocol": PROTOCOL,
-        **both,
+        **shared,
         "local_epochs": str(local.local_epochs),
         "local_steps": str(local.local_steps),
         "evaluate_clients": repr(local.evaluate_clients),
@@ -73,48 +75,55 @@ def fingerprint(federated: Federated, module: pl.LightningModule, rounds: int | 
 
 
 def deployed_mechanism(federated: Federated, module: pl.LightningModule, rounds: int | None) -> Mechanism:
-    """The mechanism, which each side sets to the privacy target by itself, where there is one.
+    """Return the mechanism, which each side calibrates to the privacy target by itself, if there is one.
 
     Args:
-        rounds: Rounds of the run; `max_epochs` of both sides' trainers.
+        federated: Settings of the federation.
+        module: Module of this side.
+        rounds: Number of rounds, from `max_epochs` of the side's trainer.
 
     Raises:
-        ValueError: If a target over the run has no number of rounds, or can't be met.
+        ValueError: If the number of rounds is missing for a target over the run, or the target can't be met.
     """
     if (kept := federated.calibrated_target) is None:
         return federated.mechanism
     if kept.target.over == "run" and (rounds is None or rounds < 1):
         raise ValueError(
-            "a privacy target over the run hangs on the number of rounds, which both sides must know: give "
-            f'client_app and server_app trainer={{"max_epochs": ...}}, got {rounds}'
+            f"A privacy target over the run needs the number of rounds, got {rounds}. Give client_app and "
+            'server_app trainer={"max_epochs": ...}'
         )
     dim = num_coordinates(module, federated.local.buffers, federated.local.patterns, federated.local.shared)
     return with_real_clients(federated).calibrated(dim, rounds or 1, 0)
 
 
 def with_real_clients(federated: Federated) -> Federated:
-    """The same settings for clients that drop out by themselves, as claims about sums have to know."""
+    """Return settings in which clients may drop out by themselves, because claims about sums depend on it."""
     settings = copy(federated)
     settings.planner = replace(federated.planner, real_clients=True)
     return settings
 
 
 def count_rounds(trainer: Mapping[str, Any]) -> int:
-    """Rounds that a server's run has at most, by its Trainer's arguments. Lightning's default is 1000.
+    """Return the largest number of rounds of a server's run. Lightning's default is 1000.
+
+    Args:
+        trainer: Arguments of the server's Trainer.
 
     Raises:
-        ValueError: If they are more than `MOST_ROUNDS`.
+        ValueError: If the number is above `MOST_ROUNDS`.
     """
-    said, steps = trainer.get("max_epochs"), trainer.get("max_steps", -1)
-    if said is None or said < 0:  # a round has a step at least
-        said = steps if steps >= 0 else 1000 if said is None else MOST_ROUNDS
-    if said > MOST_ROUNDS:
-        raise ValueError(f"clients answer {MOST_ROUNDS:,} rounds at most, got {said:,}; say fewer max_epochs")
-    return int(said)
+    rounds, steps = trainer.get("max_epochs"), trainer.get("max_steps", -1)
+    if rounds is None or rounds < 0:  # a round has at least one step
+        rounds = steps if steps >= 0 else 1000 if rounds is None else MOST_ROUNDS
+    if rounds > MOST_ROUNDS:
+        raise ValueError(
+            f"Clients answer at most {MOST_ROUNDS:,} rounds, got {rounds:,}. Set a smaller max_epochs."
+        )
+    return int(rounds)
 
 
 def differences(own_settings: Mapping[str, Any], server_settings: Mapping[str, Any]) -> str:
-    """Differing settings by name, or ""."""
+    """Return the settings that differ between both sides as text, or "" if none does."""
     return ", ".join(
         f"{name} is {_short_setting(own_settings, name)} here and {_short_setting(server_settings, name)} "
         "there"
@@ -124,90 +133,107 @@ def differences(own_settings: Mapping[str, Any], server_settings: Mapping[str, A
 
 
 def _short_setting(settings: Mapping[str, Any], name: str) -> str:
+    """Return a setting as text of at most `_LONGEST` characters, or "not known"."""
     return str(settings[name])[:_LONGEST] if name in settings else "not known"
 
 
 def check_release(own_settings: Mapping[str, Any], server_settings: Mapping[str, Any]) -> None:
-    """Refuse another protocol by itself: what else differs is how releases say it.
+    """Refuse a server with another protocol. Other differences may only be due to the release.
+
+    Args:
+        own_settings: Settings of this client.
+        server_settings: Settings that the server sent.
 
     Raises:
-        RefusedError: With the release to install.
+        RefusedError: If the protocol differs. The message names the release to install.
     """
     if own_settings.get("protocol") == (
         protocol := server_settings.get("protocol", own_settings.get("protocol"))
     ):
         return
-    release, mine = (
+    release, own_release = (
         _short_setting(server_settings, "lightning_fedq"),
         _short_setting(own_settings, "lightning_fedq"),
     )
-    cure = f"install release {release}" if release != mine else "both are called so: install the very wheel"
+    cure = (
+        f"install release {release}"
+        if release != own_release
+        else "install the same wheel (both releases have this name)"
+    )
     raise RefusedError(
-        f"the server speaks protocol {str(protocol)[:_LONGEST]} (lightning_fedq {release}), this client "
-        f"protocol {own_settings.get('protocol')} ({mine}); {cure} that the server runs (its folder wheels), "
-        "and start this client again: its folder stays as it is"
+        f"The server uses protocol {str(protocol)[:_LONGEST]} (lightning_fedq {release}), this client "
+        f"{own_settings.get('protocol')} ({own_release}). First {cure} from the server's folder wheels, then "
+        "restart this client with its old folder."
     )
 
 
 def check_deployable(federated: Federated) -> None:
-    """Refuse settings that are for simulations, or not carried over a network yet.
+    """Refuse settings that are for simulations only, or that a network does not support.
+
+    Secret cohorts are refused because a network shows which clients are asked, so no claim may count on
+    hidden cohorts.
+
+    Args:
+        federated: Settings of the federation.
 
     Raises:
-        ValueError: With the cure.
+        ValueError: If there is such a setting. The message has the cure.
     """
     secagg, local = federated.server.secure_aggregation, federated.local
     if federated.planner.law.secret:
         raise ValueError(
-            "secret cohorts are for simulations: a network shows which clients are asked, so anybody who "
-            "watches it knows the cohorts; use secret=False, and no claim counts on hidden cohorts"
+            "Secret cohorts are for simulations, because a network shows the cohort. Set secret=False"
         )
     if federated.planner.dropout_probability:
-        raise ValueError("real clients drop out by themselves; leave dropout_probability out")
+        raise ValueError("Real clients drop out by themselves. Leave dropout_probability out.")
     if local.algorithm is not None and local.algorithm.alike and local.local_steps is None:
         raise ValueError(
-            f"{type(local.algorithm).__name__} takes as many steps of every client, and a server that does "
-            "not see what they hold has to know how many; say local_steps=..."
+            f"{type(local.algorithm).__name__} needs the same number of steps from every client. Set "
+            "local_steps=..."
         )
     if local.evaluate_clients is not None and local.evaluate_clients.fraction is None:
         raise ValueError(
-            "held_out is data of all clients, and a real client has its own only; say which fraction of its "
-            "samples it measures on: ClientEvaluation(held_out=0.2)"
+            "A real client has only its own data, so held_out must be a fraction of its samples: "
+            "ClientEvaluation(held_out=0.2)"
         )
     if secagg is not None and secagg.run != "masked":
         raise ValueError(
-            "between real machines secure aggregation runs masked; use SecAgg() without run='accounted'"
+            "Secure aggregation must run masked between real machines. Use SecAgg() without run='accounted'"
         )
 
 
 def is_per_client(callback: object) -> bool:
-    """Has a real client one of its own where a simulation has one for all (`is_per_client = True`)?"""
+    """Return whether each real client has its own instance of a callback (`of_each_client = True`).
+
+    A simulation has one instance for all clients.
+    """
     return bool(getattr(callback, "of_each_client", False))
 
 
 def keeps_state(local: Local, callbacks: Sequence[object]) -> bool:
-    """Does a client keep anything of a training from round to round?"""
+    """Return whether a client keeps state of its training from round to round."""
     remembers = local.algorithm is not None and local.algorithm.remembers
     accounts = any(map(is_per_client, callbacks))
     return bool(local.patterns) or local.buffers == "local" or remembers or accounts
 
 
 def time_limit(federated: Federated, round_timeout: float | None) -> float:
-    """Seconds in which a client has to answer.
+    """Return the seconds in which a client has to answer.
 
     Args:
-        federated: The settings, with a deadline or without.
-        round_timeout: Seconds that are given to the server itself.
+        federated: Settings of the federation, with or without a deadline.
+        round_timeout: Seconds that the server itself was given, or None.
 
     Raises:
-        ValueError: If both say it, and differently.
+        ValueError: If both are given and differ.
     """
     deadline = federated.clients.deadline
     if deadline is None:
         return 3600.0 if round_timeout is None else round_timeout
     if round_timeout not in (None, deadline.seconds):
         raise ValueError(
-            f"round_timeout={round_timeout} and Federated(deadline={deadline!r}) say two limits; leave "
-            "round_timeout out"
+            f"round_timeout={round_timeout} and Federated(deadline={deadline!r}) differ. Leave round_timeout "
+            "out."
         )
     return deadline.seconds
 
@@ -215,47 +241,50 @@ def time_limit(federated: Federated, round_timeout: float | None) -> float:
 def check_identities(federated: Federated, given: bool, where: str) -> None:
     """Refuse secure aggregation against an active server without identities that it does not control.
 
+    Clients sign their keys and the list of survivors, because an active server may lie about both.
+
     Args:
-        given: Whether this side has them.
-        where: Place at which the settings are given.
+        federated: Settings of the federation.
+        given: Whether this side has identities.
+        where: Argument that sets the identities, for the message.
 
     Raises:
-        ValueError: With the cure.
+        ValueError: If identities are missing.
     """
     secagg = federated.server.secure_aggregation
     if secagg is not None and secagg.active and not given:
         raise ValueError(
-            "SecAgg(active=True) has clients sign their keys and the list of survivors, because the server "
-            f"may lie about both: give {where}, Ed25519 keys from a source that the server does not control; "
-            "or use SecAgg(), for a server that follows the protocol"
+            f"SecAgg(active=True) needs signing identities: give {where}, Ed25519 keys from a source outside "
+            "the server. For a server that follows the protocol, use SecAgg()."
         )
 
 
 def make_client_budget(
     federated: Federated, target: PrivacyTarget | None, signed: bool
 ) -> ClientBudget | None:
-    """Budget that a client enforces by itself, or None.
+    """Return the budget that a client enforces by itself, or None without a target.
 
     Args:
+        federated: Settings of the federation.
         target: Privacy target of this client, over all that it sends.
-        signed: Whether peers' keys are accepted signed only.
+        signed: Whether the client accepts only signed keys of its peers.
 
     Raises:
-        ValueError: If the client can't know what it is to enforce; with the cure.
+        ValueError: If keys come from a seed, or if a server that relays unsigned keys could know shared bits.
     """
     if target is None:
         return None
     if federated.seed is not None:
         raise ValueError(
-            "keys from a seed hide nothing, so there is no budget to keep to; leave out seed=, or budget="
+            "A budget needs secret keys, but keys from a seed hide nothing. Leave out seed= or budget="
         )
     secagg, size = federated.server.secure_aggregation, federated.planner.cohort_size
     paired = max(federated.mechanism.group_sizes(size)) > 1
     if target.against is Adversary.SERVER and paired and not signed:
         raise ValueError(
             f"{type(federated.mechanism).__name__} shares bits between clients, and a server that relays "
-            "their keys could know them: give the client identities, so that its partner's key is signed, or "
-            "a budget with adversary='server_and_partner'"
+            "unsigned keys could know them. Give the client identities, or a budget with "
+            "adversary='server_and_partner'"
         )
     clients = federated.clients.num_clients
     sums = None if secagg is None else secagg.guarantee(clients, size, 1)
@@ -263,19 +292,19 @@ def make_client_budget(
 
 
 def check_client_callbacks(callbacks: Sequence[object], federated: Federated) -> None:
-    """Refuse callbacks of a side's Trainer that only a simulation has a place for.
+    """Refuse callbacks that only work in a simulation.
 
     Args:
-        callbacks: Callbacks of its Trainer.
+        callbacks: Callbacks of one side's Trainer.
+        federated: Settings of the federation.
 
     Raises:
-        ValueError: With the cure.
+        ValueError: If there is such a callback.
     """
     for callback in callbacks:
         if isinstance(callback, Federated) or only_simulated(callback):
             name = type(callback).__name__
             raise ValueError(
-                f"{name} works on the clients of a simulation; a real client trains one round at a time and "
-                "keeps nothing of it between two. Leave it out, and protect clients by the mechanism (LDPQ, "
-                "CorBin, a privacy target)"
+                f"{name} needs simulated clients, but a real client trains one round at a time. Leave it "
+                "out, and protect clients by the mechanism (LDPQ, CorBin, a privacy target)."
             )

@@ -1,14 +1,14 @@
-"""`fedq flower client`: a client's own process, which runs the app that its site has installed only.
+"""`fedq flower client`: a client's own process, which runs only the app that its site has installed.
 
     flower-supernode ... --isolation process --superexec-auth-secret-file SECRET   # user "flower": node's key
     fedq flower client --app my_app.client_app:app --secret SECRET \\               # user "fedq": keys, data
         --supernode 127.0.0.1:9094 --node-config 'partition-id=3 fedq-home="/var/lib/fedq"'
 
-It stands where Flower has `flower-superexec` and `flwr-clientapp`, and hands each message's content to the
-local app. A run's code, its configuration and its context are not used. What is left to whoever starts runs,
-or is the SuperLink, is what a server that lies can do: send messages.
+It replaces Flower's `flower-superexec` and `flwr-clientapp`, and passes each message's content to the local
+app. It ignores a run's code, configuration and context. So a party that starts runs, or that controls the
+SuperLink, can only do what a lying server can do: send messages.
 
-The server is told one sentence of whatever fails; this process's own log has the reason.
+The server receives one sentence about any failure. The reason is in this process's own log.
 """
 
 import importlib
@@ -34,30 +34,33 @@ KINDS = frozenset({"train", *(f"query.{kind}" for kind in QUESTIONS)})
 """Flower's types of the messages that an app of `client_app` answers."""
 
 REFUSED = "refused by this client; its own log says why"
-"""All that the server is told: an exception's words may hold the client's data."""
+"""Text that the server receives. It has no exception's text, which may hold the client's data."""
 
 _CODE = 2
-"""Flower's code of a ClientApp that has raised."""
+"""Flower's code of a ClientApp that has raised an error."""
 
 _LONGEST = 500
-"""Characters of one line of the log: a server has written some of them."""
+"""Largest number of characters of one log line, because a server may have written a part of it."""
 
 
 class SiteError(RuntimeError):
-    """Why this process can't go on. It stops, and an operator has to act."""
+    """Error after which this process stops, because an operator has to act."""
 
 
 class _Stopped(BaseException):
-    """The process is asked to end. No `except Exception` of an app holds it up."""
+    """Request to end the process. A `BaseException`, so that no `except Exception` of an app stops it."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """All that a site's operator has set. Nothing here comes from a run.
+    """Settings of a site's operator. None of them comes from a run.
 
     Args:
-        node_config: What the app sees as `context.node_config`.
-        apps: SHA-256 of the apps (FAB) whose runs are answered; empty answers all, with the same local app.
+        app: Local app that answers messages.
+        node: Address and secret of the SuperNode.
+        node_config: Values that the app reads as `context.node_config`.
+        apps: SHA-256 of the apps (FAB) whose runs are answered. Empty answers all runs, with the same local
+            app.
     """
 
     app: ClientApp
@@ -67,34 +70,39 @@ class Site:
 
 
 def print_line(text: str) -> None:
-    """A line of the client's own log, which nobody else's words can break or make long."""
+    """Print a line of the client's own log, printable and cut, so that no other party can forge lines."""
     line = "".join(letter if letter.isprintable() else " " for letter in text)
     print(f"{time.strftime('%H:%M:%S')} {line[:_LONGEST]}", flush=True)
 
 
 def load(reference: str) -> ClientApp:
-    """The app of a package that is installed here, and say which file it is.
+    """Return the app of an installed package, and log its file.
 
     Args:
         reference: `PACKAGE.MODULE:NAME`.
 
     Raises:
-        SiteError: If there is none.
+        SiteError: If there is no such app.
     """
     module, _, name = reference.partition(":")
-    cure = "install the app that you have read (pip install ./my_app), and name it as my_app.client_app:app"
+    cure = "Install the app that you have read (pip install ./my_app), and name it as my_app.client_app:app"
     try:
         app = getattr(importlib.import_module(module), name or "app", None)
     except ModuleNotFoundError as error:
-        raise SiteError(f"there is no {error.name}, which --app {reference} needs; {cure}") from error
+        raise SiteError(f"There is no {error.name}, which --app {reference} needs. {cure}") from error
     if not isinstance(app, ClientApp):
-        raise SiteError(f"--app {reference} is {type(app).__name__}, a ClientApp is wanted; {cure}")
+        raise SiteError(f"--app {reference} is {type(app).__name__}, not a ClientApp. {cure}")
     print_line(f"app {reference} from {sys.modules[module].__file__}")
     return app
 
 
 def respond(site: Site, delivery: Delivery) -> None:
-    """Answer one message, by the local app or by a refusal."""
+    """Answer one message, by the local app or by a refusal.
+
+    Args:
+        site: Settings of the operator.
+        delivery: Task with the message.
+    """
     began, failures = time.monotonic(), getattr(site.app, "failures", None)
     failed = failures and failures.failed
     try:
@@ -110,12 +118,13 @@ def respond(site: Site, delivery: Delivery) -> None:
         reply = site.app(message, own)
         if not isinstance(reply, Message):
             raise TypeError(f"the app returned {type(reply).__name__}, not a Message")
-    except (Exception, _Stopped) as error:  # the site's own log has the reason, the server has not
+    # the site's own log has the reason, which the server does not receive
+    except (Exception, _Stopped) as error:
         reason = str(error) if isinstance(error, RefusedError) else f"{type(error).__name__}: {error}"
         print_line(f"REFUSED {delivery.kind!r} of run {delivery.run}, app {delivery.app[:16]!r}: {reason}")
         if not delivery.is_open:
             print_line(
-                "it is not answered; where there is a message, its SuperNode does so in about a minute"
+                "This task is not answered. If it has a message, its SuperNode answers in about a minute"
             )
         else:
             delivery.refuse(_CODE, REFUSED, immediately=isinstance(error, _Stopped))
@@ -129,28 +138,36 @@ def respond(site: Site, delivery: Delivery) -> None:
 
 
 def _admitted(site: Site, delivery: Delivery) -> Message:
-    """The message, pulled if its envelope is of a kind that is answered here."""
+    """Return the message, pulled if its envelope is of a kind that this site answers.
+
+    Raises:
+        RefusedError: If the task is of another type or kind, or the run's app is not listed.
+    """
     if not delivery.is_client:
-        raise RefusedError(f"a task of type {delivery.type!r}; this site answers for its ClientApp only")
+        raise RefusedError(f"Task type {delivery.type!r} is not answered, only those of the ClientApp")
     if delivery.kind not in KINDS:
-        raise RefusedError(f"no message of this type is answered; they are {', '.join(sorted(KINDS))}")
+        raise RefusedError(
+            f"Messages of this type are not answered, expected one of {', '.join(sorted(KINDS))}"
+        )
     if site.apps and delivery.app not in site.apps:
         raise RefusedError(
-            "a run of another app than --fab-hash names; if it is a release, read and install it"
+            "This run has another app than --fab-hash names. If it is a release, read and install it."
         )
     return delivery.pull()
 
 
 def serve(site: Site, pause: float = 0.5, stop: threading.Event | None = None) -> None:
-    """Answer until stopped. A SuperNode that is away is waited for. Of a task that breaks the rest is lost.
+    """Answer messages until stopped. The process waits while the SuperNode is away.
+
+    If a task fails, its answer is lost and the next task is served.
 
     Args:
-        site: What is answered, and where.
-        pause: Seconds between two questions whether there is a task.
-        stop: Set to end after the task that is worked on.
+        site: Settings of the operator.
+        pause: Seconds between two checks for a task.
+        stop: Event that ends the loop after the current task. None never ends it.
 
     Raises:
-        SiteError: If the SuperNode refuses this process, or speaks another language.
+        SiteError: If the SuperNode refuses this process for good, or its answers can't be read.
     """
     stop = stop or threading.Event()
     print_line(f"waiting for messages at {site.node.address}")
@@ -163,7 +180,7 @@ def serve(site: Site, pause: float = 0.5, stop: threading.Event | None = None) -
                 refused = _check_status(error, worked)
                 if not down:
                     none = f"no SuperNode at {site.node.address} ({type(error).__name__})"
-                    print_line(f"{refused or none}; waiting for it")
+                    print_line(f"{refused or none}. Waiting for it")
                 down = True
                 stop.wait(2.0)
                 continue
@@ -184,7 +201,7 @@ def serve(site: Site, pause: float = 0.5, stop: threading.Event | None = None) -
 
 @contextmanager
 def _ends_with_failures(app: ClientApp) -> Iterator[None]:
-    """Say in the last line but one which trainings have failed, however it ends."""
+    """Print a line about failed trainings at the end of the context, however it ends."""
     try:
         yield
     finally:
@@ -194,10 +211,14 @@ def _ends_with_failures(app: ClientApp) -> Iterator[None]:
 
 
 def _check_status(error: httpx.HTTPError, worked: bool) -> str:
-    """Why a SuperNode says no. One that is away, or has taken the secret before, may say yes again.
+    """Return why a SuperNode refuses, or "" if it is away, after which it may accept again.
+
+    Args:
+        error: Error of the request.
+        worked: Whether the SuperNode has accepted the secret before. It may then accept it again.
 
     Raises:
-        SiteError: If it will go on saying no.
+        SiteError: If it will go on refusing.
     """
     if not isinstance(error, httpx.HTTPStatusError) or error.response.status_code >= 500:
         return ""
@@ -205,14 +226,14 @@ def _check_status(error: httpx.HTTPError, worked: bool) -> str:
     cure = f"is --secret the file of its --superexec-auth-secret-file, and {_clocks(error.response)}?"
     if status not in (401, 403):
         cure = "does it have --isolation process, and the version of flwr that is installed here?"
-    no = f"the SuperNode refuses this process (HTTP {status}); {cure}"
+    no = f"The SuperNode refuses this process (HTTP {status}): {cure}"
     if worked and status == 401:
         return f"{no} It has been let in before"
     raise SiteError(no) from None
 
 
 def _clocks(response: httpx.Response) -> str:
-    """Question about two clocks, since a request is taken for some seconds of the SuperNode's."""
+    """Return a question about both clocks, because a request is valid for a few seconds only."""
     try:
         theirs = parsedate_to_datetime(response.headers["date"]).timestamp()
     except (KeyError, ValueError, TypeError):
@@ -224,16 +245,16 @@ def _clocks(response: httpx.Response) -> str:
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """End on SIGTERM or SIGINT, at once: a message that is worked on is answered with a refusal first."""
+    """End on SIGTERM or SIGINT at once. An open message is answered with a refusal first."""
 
     def end(number: int, _: FrameType | None) -> None:
-        for each in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(each, signal.SIG_IGN)  # once is enough
+        for each_signal in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each_signal, signal.SIG_IGN)  # once is enough
         print_line(f"{signal.Signals(number).name}: ending")
         raise _Stopped
 
-    for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, end)
+    for each_signal in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each_signal, end)
     try:
         yield
     except _Stopped:

@@ -1,4 +1,4 @@
-"""Where one party keeps its secrets and what must outlive a message: a folder that nobody else can read."""
+"""Folder in which one party keeps its secrets and its state between messages, readable by it alone."""
 
 import fcntl
 import io
@@ -15,13 +15,13 @@ from lightning_fedq.privacy.journal import OWN, name_file_in_errors, sync_folder
 
 
 class Store:
-    """Small tables by name in a folder of one party, each replaced as a whole.
+    """Small tables by name in the folder of one party. Each table is replaced as a whole.
 
     Args:
-        folder: Created with permissions for its owner alone.
+        folder: Path of the folder, which is created with permissions for its owner alone.
 
     Raises:
-        OSError: If it can't be created.
+        OSError: If the folder can't be created.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -29,18 +29,18 @@ class Store:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def remove_drafts(self) -> None:
-        """Take away drafts of processes that were killed. Nobody else may be writing."""
+        """Delete drafts of killed processes, while no other process writes."""
         for draft in self.folder.glob("*.new"):
             draft.unlink(missing_ok=True)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Be the only process that works in the folder, whose new files nobody else can read.
+        """Lock the folder for this process, and let only the owner read new files.
 
-        The lock goes with the process, however it ends.
+        The operating system releases the lock when the process ends in any way.
 
         Raises:
-            ValueError: If another one works there.
+            ValueError: If another process has the lock. Two servers would overwrite each other's rounds.
         """
         descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         before = os.umask(0o077)
@@ -49,8 +49,8 @@ class Store:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise ValueError(
-                    f"another server works in {self.folder}, and two would charge and overwrite each other's "
-                    "rounds; stop the other one (flwr stop RUN), or give this federation a home of its own"
+                    f"Another server works in {self.folder}. Stop it (flwr stop RUN), or give this "
+                    "federation its own home."
                 ) from error
             self.remove_drafts()
             yield
@@ -59,7 +59,7 @@ class Store:
             os.close(descriptor)
 
     def get(self, name: str) -> dict[str, Any] | None:
-        """A table of numbers, text and bytes, or None.
+        """Return a table of numbers, text and bytes, or None if there is none.
 
         Raises:
             ValueError: If the file is damaged.
@@ -68,25 +68,30 @@ class Store:
         if not path.exists():
             return None
         try:
-            found = json.loads(path.read_text())
+            values = json.loads(path.read_text())
             return {
                 key: bytes.fromhex(value["hex"]) if isinstance(value, dict) else value
-                for key, value in found.items()
+                for key, value in values.items()
             }
         except (ValueError, KeyError, AttributeError) as error:
             raise ValueError(
-                f"{path} is damaged; put it back, or begin a new federation in another folder"
+                f"{path} is damaged. Restore it, or begin a new federation in another folder."
             ) from error
 
     def put(self, name: str, values: dict[str, Any]) -> None:
-        """Write a table. When this returns, the disk has it whole."""
+        """Write a table. When this returns, all of it is on disk."""
         plain = {
             key: {"hex": value.hex()} if isinstance(value, bytes) else value for key, value in values.items()
         }
         self._replace(f"{name}.json", json.dumps(plain).encode())
 
     def append(self, name: str, values: dict[str, Any]) -> None:
-        """Add a line to a file that nobody but its owner reads. One of the same round gives way to it."""
+        """Append a line to a file that only its owner can read, in place of one of the same round.
+
+        Args:
+            name: Name of the file without its ending.
+            values: Values by name, with the number of the round under "round".
+        """
         path, head = self.folder / f"{name}.jsonl", f'{{"round": {values["round"]},'.encode()
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         if len(others := [line for line in lines if not line.startswith(head)]) < len(lines):
@@ -95,7 +100,7 @@ class Store:
             file.write(json.dumps(values).encode() + b"\n")
 
     def pop(self, name: str) -> dict[str, Any] | None:
-        """Read a table and forget it. Of two who ask at once, one finds it.
+        """Read a table and delete it. If two processes do so at once, one gets it.
 
         Raises:
             ValueError: If the file is damaged.
@@ -105,31 +110,32 @@ class Store:
             (self.folder / f"{name}.json").rename(self.folder / f"{taken}.json")
         except FileNotFoundError:
             return None
-        sync_folder(self.folder)  # or a power cut brings it back, and it is answered twice
-        found = self.get(taken)
+        # synced, because a power cut could restore it and it would be answered twice
+        sync_folder(self.folder)
+        values = self.get(taken)
         self.drop(taken)
-        return found
+        return values
 
     def drop(self, name: str) -> None:
-        """Forget a table, also one that holds tensors, or that a killed process was taking."""
-        for kept in (f"{name}.json", f"{name}.taken.json", f"{name}.pt"):
-            (self.folder / kept).unlink(missing_ok=True)
+        """Delete a table, even one with tensors, or one that a killed process was popping."""
+        for file in (f"{name}.json", f"{name}.taken.json", f"{name}.pt"):
+            (self.folder / file).unlink(missing_ok=True)
         sync_folder(self.folder)
 
     def put_bytes(self, name: str, data: bytes) -> None:
-        """Write what is too long for a table. What a killed process was taking is forgotten."""
+        """Write bytes that are too long for a table, and drop those that a killed process was popping."""
         (self.folder / f"{name}.taken").unlink(missing_ok=True)
         self._replace(f"{name}.bin", data)
 
     def pop_bytes(self, name: str) -> bytes:
-        """Return what `put_bytes` wrote, and forget it.
+        """Return the bytes that `put_bytes` wrote, and delete them.
 
         Raises:
-            ValueError: If there is nothing.
+            ValueError: If there are none.
         """
         path, taken = self.folder / f"{name}.bin", self.folder / f"{name}.taken"
         try:
-            path.rename(taken)  # of two who ask at once, one finds it
+            path.rename(taken)  # if two processes ask at once, one gets it
         except FileNotFoundError as error:
             raise ValueError(f"{path} is missing: it was used before, or never written") from error
         sync_folder(self.folder)
@@ -138,9 +144,10 @@ class Store:
         return data
 
     def put_tensors(self, name: str, values: dict[str, Any]) -> None:
-        """Write a table that holds tensors. When this returns, the disk has it whole.
+        """Write a table with tensors. When this returns, all of it is on disk.
 
         Args:
+            name: Name of the table.
             values: Tensors and plain values by name.
         """
         buffer = io.BytesIO()
@@ -148,7 +155,7 @@ class Store:
         self._replace(f"{name}.pt", buffer.getvalue())
 
     def get_tensors(self, name: str) -> dict[str, Any] | None:
-        """Read it, or None. Nothing in it is executed.
+        """Return a table with tensors, or None if there is none. Reading runs no code of the file.
 
         Raises:
             ValueError: If the file is damaged.
@@ -157,22 +164,23 @@ class Store:
         if not path.exists():
             return None
         try:
-            found = torch.load(path, weights_only=True)
-        except Exception as error:  # torch raises many kinds
-            raise ValueError(f"{path} is damaged; put a whole copy of it back") from error
-        return dict(found)
+            values = torch.load(path, weights_only=True)
+        except Exception as error:  # torch raises errors of many types
+            raise ValueError(f"{path} is damaged. Restore a complete copy") from error
+        return dict(values)
 
     def move_tensors(self, name: str, to: str) -> None:
-        """Put one in the place of another, at once."""
+        """Replace one table with tensors by another, atomically."""
         (self.folder / f"{name}.pt").replace(self.folder / f"{to}.pt")
         sync_folder(self.folder)
 
     def _replace(self, name: str, data: bytes) -> None:
+        """Write a file under a new name, which then replaces the old file."""
         path, new = self.folder / name, self.folder / f"{name}.new"
         with name_file_in_errors(path):
             with open(new, "wb", opener=OWN) as file:
                 file.write(data)
                 file.flush()
-                os.fsync(file.fileno())  # or a power cut may leave the name with nothing in it
+                os.fsync(file.fileno())  # synced, because a power cut could leave an empty file
             new.replace(path)
         sync_folder(self.folder)

@@ -1,7 +1,7 @@
-"""A side's training in words: all that clients' updates follow from beside the settings of `Federated`.
+"""Text that describes one side's training, with all that affects updates beyond `Federated`.
 
-Each side says it of its own code, from a Trainer that it has made, so that defaults, other names of one
-thing, and environment variables are resolved. The client refuses by name where the two differ.
+Each side describes its own code, from a Trainer that it has made. So defaults, aliases and environment
+variables are resolved. The client refuses if the two descriptions differ, and names the differences.
 """
 
 import functools
@@ -25,7 +25,7 @@ _OWN = (
     "devices",
     "num_nodes",
 )
-"""Arguments of a Trainer that each side has its own of."""
+"""Trainer arguments in which both sides may differ."""
 _QUIET: dict[str, Any] = {
     **dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False),
     "devices": 1,
@@ -46,56 +46,59 @@ _OF_THE_FIT = (
     pl.callbacks.GradientAccumulationScheduler,
     pl.callbacks.ModelPruning,
 )
-"""Lightning's callbacks of a whole fit that change what is trained, which a client's fit needs, too."""
+"""Lightning callbacks of a whole fit that change what is trained, so a client's fit needs them as well."""
 
 
 def training_words(arguments: Mapping[str, Any], module: Callable[[], pl.LightningModule]) -> dict[str, str]:
-    """List all that acts on a client's training, by name. Draws nothing.
+    """Return all that affects a client's training, as text by name. Draws no random numbers.
 
     Args:
-        arguments: Arguments of a side's Trainer.
-        module: Makes its module.
+        arguments: Arguments of one side's Trainer.
+        module: Function that makes its module.
     """
     with torch.random.fork_rng():
-        made = module()
+        instance = module()
         trainer: Any = quiet_trainer(arguments)
-        words = {name: repr(of(trainer)) for name, of in _OF_TRAINERS.items()}  # 1 is a batch, 1.0 are all
+        # repr, since 1 is one batch and 1.0 is all batches
+        words = {name: repr(of(trainer)) for name, of in _OF_TRAINERS.items()}
         words["callbacks"] = (
             ", ".join(sorted(_describe_value(c) for c in trainer.callbacks if changes_training(c))) or "none"
         )
-        words["module"] = f"{type(made).__module__.rpartition('.')[2]}.{type(made).__qualname__}"
-        fixed = {name: layer.sha256 for name, layer in made.named_modules() if hasattr(layer, "sha256")}
-        words |= {f"sha256 of {name}": found for name, found in fixed.items()}  # it does not travel
-        found = _describe_optimizers(made)
-    if found is None:  # it asks its Trainer, of the length of the fit say
+        words["module"] = f"{type(instance).__module__.rpartition('.')[2]}.{type(instance).__qualname__}"
+        hashes = {name: layer.sha256 for name, layer in instance.named_modules() if hasattr(layer, "sha256")}
+        words |= {f"sha256 of {name}": found for name, found in hashes.items()}  # the layer does not travel
+        found = _describe_optimizers(instance)
+    if found is None:  # configure_optimizers uses its Trainer, for example the length of the fit
         return {**words, "optimizer": "made in a fit", "max_epochs": repr(arguments.get("max_epochs"))}
     return {**words, **found}
 
 
 def quiet_trainer(arguments: Mapping[str, Any]) -> pl.Trainer:
-    """A Trainer of these arguments, to be asked how it would train."""
-    kept = {name: value for name, value in arguments.items() if name not in _OWN}
-    keeps = any(isinstance(one, pl.callbacks.Checkpoint) for one in callbacks_in(arguments))
-    return pl.Trainer(**{"max_epochs": 1, **kept, **_QUIET, "enable_checkpointing": keeps})
+    """Return a Trainer with these arguments, to read its resolved settings."""
+    shared = {name: value for name, value in arguments.items() if name not in _OWN}
+    has_checkpoints = any(
+        isinstance(callback, pl.callbacks.Checkpoint) for callback in callbacks_in(arguments)
+    )
+    return pl.Trainer(**{"max_epochs": 1, **shared, **_QUIET, "enable_checkpointing": has_checkpoints})
 
 
 def callbacks_in(arguments: Mapping[str, Any]) -> Sequence[Any]:
-    """Those of a Trainer's arguments, which may be one, or none."""
-    given = arguments.get("callbacks") or ()
-    return given if isinstance(given, Sequence) else (given,)
+    """Return the callbacks in a Trainer's arguments as a sequence."""
+    callbacks = arguments.get("callbacks") or ()
+    return callbacks if isinstance(callbacks, Sequence) else (callbacks,)
 
 
 def changes_training(callback: Any) -> bool:
-    """Does a callback change what clients train?"""
+    """Return whether a callback changes what clients train."""
     return trains_with_clients(callback) or is_per_client(callback) or isinstance(callback, _OF_THE_FIT)
 
 
 def _describe_optimizers(module: pl.LightningModule) -> dict[str, str] | None:
-    """Optimisers and schedules with their numbers. None where making them takes a fit."""
+    """Return optimisers and schedules with their options as text, or None where making them needs a fit."""
     parse: Any = pl.core.optimizer._configure_optimizers  # type: ignore[attr-defined]
     try:
         optimizers, configs, _ = parse(module.configure_optimizers())
-    except Exception:  # the user's own code, which has no Trainer here
+    except Exception:  # the user's code fails without a Trainer
         return None
     schedules = [config["scheduler"] if isinstance(config, dict) else config for config in configs]
     return {
@@ -105,21 +108,29 @@ def _describe_optimizers(module: pl.LightningModule) -> dict[str, str] | None:
 
 
 def _optimizer(optimizer: torch.optim.Optimizer) -> str:
+    """Return an optimiser's class and the options of its groups as text."""
     groups = [_pairs({k: v for k, v in g.items() if k != "params"}) for g in optimizer.param_groups]
     return f"{type(optimizer).__name__}({' | '.join(groups)})"
 
 
 def _schedule(scheduler: Any) -> str:
+    """Return a schedule's class and its public state as text."""
     state = {name: value for name, value in scheduler.state_dict().items() if not name.startswith("_")}
     return f"{type(scheduler).__name__}({_pairs(state)})"
 
 
 def _pairs(values: Mapping[Any, Any]) -> str:
+    """Return names and values as text, sorted by name."""
     return ", ".join(f"{name}={_describe_value(values[name])}" for name in sorted(values, key=str))
 
 
 def _describe_value(value: Any, depth: int = 3) -> str:
-    """A value in words that do not hang on the process: plain numbers, containers, attributes."""
+    """Return text for a value that is the same in every process: numbers, containers, attributes.
+
+    Args:
+        value: Any value.
+        depth: Number of nested levels that are described.
+    """
     if isinstance(value, _PLAIN):
         return repr(value)
     if isinstance(value, Tensor):
@@ -129,16 +140,16 @@ def _describe_value(value: Any, depth: int = 3) -> str:
     if isinstance(value, Mapping):
         return f"{{{_pairs(value)}}}" if depth else "{...}"
     if isinstance(value, list | tuple | set | frozenset):
-        parts = [_describe_value(one, depth - 1) for one in value] if depth else ["..."]
+        parts = [_describe_value(item, depth - 1) for item in value] if depth else ["..."]
         return f"[{', '.join(sorted(parts) if isinstance(value, set | frozenset) else parts)}]"
     if hasattr(value, "training_words"):
         return str(value.training_words())
     if hasattr(value, "__qualname__"):
         return str(value.__qualname__)
-    own = vars(value) if depth and hasattr(value, "__dict__") else {}
+    attributes = vars(value) if depth and hasattr(value, "__dict__") else {}
     parts = [
-        f"{name}={_describe_value(held, depth - 1)}"
-        for name, held in sorted(own.items())
+        f"{name}={_describe_value(attribute, depth - 1)}"
+        for name, attribute in sorted(attributes.items())
         if name != "trainer"
     ]
     return f"{type(value).__qualname__}({', '.join(parts)})"

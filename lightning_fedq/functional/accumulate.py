@@ -27,8 +27,8 @@ def add_rows(rows: Tensor, total: Tensor) -> None:
     """Add every row of a tensor to a running sum, in place, one after the other.
 
     Args:
-        rows: `(n, m)` integers, or floats.
-        total: `(m,)` integers wide enough for the sum, or float64; overwritten.
+        rows: Integers or floats, `(n, m)`.
+        total: Running sum, `(m,)`, integers wide enough for the sum or float64, changed in place.
     """
     # NumPy has no bfloat16, numba no float16 on a CPU
     if rows.device.type == "cpu" and (rows.itemsize > 2 or not rows.is_floating_point()):
@@ -39,7 +39,7 @@ def add_rows(rows: Tensor, total: Tensor) -> None:
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _add_keeping(values: NDArray[Any], total: NDArray[Any], rest: NDArray[Any]) -> None:
-    for i in range(total.size):  # Knuth's TwoSum; fastmath would take what it keeps for zero
+    for i in range(total.size):  # Knuth's TwoSum, whose error term fastmath would simplify to 0
         value, old = values[i], total[i]
         new = old + value
         seen = new - old
@@ -48,19 +48,19 @@ def _add_keeping(values: NDArray[Any], total: NDArray[Any], rest: NDArray[Any]) 
 
 
 class FloatSum:
-    """A sum of floats whose rounding does not depend on the order of its terms: two float64 a coordinate.
+    """Sum of floats whose rounding does not depend on the order of its terms, in two float64 per coordinate.
 
-    What a float64 sum loses is kept beside it. A sum of n terms is exact, and rounded once, where n^2 times
-    the largest is below 2^105 times the last binary place of the smallest. Of terms further apart it is
-    within n^3 2^-105 of the largest.
+    The second float64 stores the rounding errors of the first. A sum of n terms is exact and rounded once if
+    n^2 times the largest term is below 2^105 times the last binary place of the smallest term. Otherwise its
+    error is below n^3 2^-105 times the largest term.
 
     Args:
         size: Number of coordinates.
 
     Attributes:
-        parts: `(2, size)` float64: the rounded sum, and what it lacks.
+        parts: Rounded sum, and sum of its rounding errors, `(2, size)` float64.
 
-    Example:
+    Examples:
         >>> total = FloatSum(1)
         >>> for value in (1e30, 1.0, -1e30):
         ...     total.add(torch.tensor([value]))
@@ -84,11 +84,11 @@ class FloatSum:
         self.parts[1] += parts[1]
 
     def value(self) -> Tensor:
-        """The sum `(size,)` in float64."""
+        """Return the sum, `(size,)` float64."""
         return self.parts[0] + self.parts[1]
 
 
-# sums may be taken in any order, which is what lets LLVM vectorise
+# `reassoc` allows any order of summation, so that LLVM can vectorise the loop
 @numba.njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})  # type: ignore[untyped-decorator]
 def _squares(values: NDArray[np.floating]) -> float:
     total = 0.0
@@ -99,11 +99,11 @@ def _squares(values: NDArray[np.floating]) -> float:
 
 
 def sum_of_squares(values: Tensor) -> float:
-    """Squared l2 norm of all numbers of a floating point tensor, added up in float64.
+    """Return the squared l2 norm of a floating point tensor, summed in float64.
 
-    PyTorch's own norm is several times slower with float64 sums, and loses digits without them.
+    PyTorch's norm is several times slower with float64 sums, and loses digits without them.
 
-    Example:
+    Examples:
         >>> sum_of_squares(torch.tensor([3.0, 4.0]))
         25.0
     """

@@ -1,17 +1,17 @@
-"""The private choice of one signed axis: which of 2 D axes, with which chance, and what its decoder is worth.
+"""Private choice of one signed axis as a message: probabilities, threshold and the decoder's error.
 
-A unit vector y in D dimensions has 2 D signed axes. The k axes on which it is largest, each with its sign,
-are sent with chance p_top each, the 2 D - k others with chance p_low each, p_top = e^epsilon p_low: two
-levels, so the message is exactly epsilon-LDP whatever y is. For a randomly rotated input the expected message
-points along it with length m = (p_top - p_low) A_k, A_k the expected sum of the k largest |y_j|, so that one
-message over m is unbiased with mean squared error 1 / m^2 - 1; k is chosen to make it small. That is within
-1% of the best epsilon-LDP error up to epsilon 8.
+A unit vector y in D dimensions has 2 D signed axes. The message is one of them. The k signed axes on which y
+is largest have probability p_top each, and the 2 D - k others have p_low each, with p_top = e^epsilon p_low.
+So the message is exactly epsilon-LDP for every y. For a randomly rotated input, the expected message points
+along y with length m = (p_top - p_low) A_k. A_k is the expected sum of the k largest |y_j|. So a message
+divided by m is unbiased with mean squared error 1 / m^2 - 1, and k is chosen to minimise it. The result is
+within 1% of the best epsilon-LDP error up to epsilon 8.
 
 References:
     The k-closest construction of Isik et al., Exact Optimality of Communication-Privacy-Utility Tradeoffs in
     Distributed Mean Estimation, 2023, with the signed axes of a randomised Hadamard transform as the
     codebook. Asi, Feldman, Talwar, Optimal Algorithms for Mean Estimation under Local Differential Privacy,
-    2022 (the bar).
+    2022 (the optimal error for comparison).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from scipy import special
 WORD_BITS = 64
 _NODES = 200
 _FAR = 12.0
-"""Beyond this many standard deviations a normal has no mass that float64 would notice."""
+"""Standard deviations beyond which a normal law has no mass in float64."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,11 @@ class AxisChoice:
     """Law of a random signed axis, from which a message is drawn.
 
     Args:
-        size: D.
-        num_top: k, axes that are preferred, in [1, D].
-        threshold: A 64-bit word below it picks one of the k, any other one of the 2 D - k.
-        mean_length: m: length of the expected message of a randomly rotated unit vector, along that vector.
+        size: Number D of dimensions.
+        num_top: Number k of preferred signed axes, in [1, D].
+        threshold: A 64-bit word below the threshold selects one of the k preferred axes, any other word one
+            of the 2 D - k others.
+        mean_length: Length m of the expected message along a randomly rotated unit vector.
     """
 
     size: int
@@ -49,44 +50,45 @@ class AxisChoice:
 
     @property
     def top_probability(self) -> float:
-        """Chance that one of the k is sent."""
+        """Probability that one of the k preferred axes is sent."""
         return self.threshold / 2.0**WORD_BITS
 
     @property
     def rest_probability(self) -> float:
-        """Chance that one of a given k of the 2 D - k others is sent."""
-        rest = self.num_top * ((1 << WORD_BITS) - self.threshold)  # in integers: 1 - top may round to 0
+        """Probability that one of k given axes among the 2 D - k others is sent."""
+        rest = self.num_top * ((1 << WORD_BITS) - self.threshold)  # integers, because 1 - top may round to 0
         return rest / ((2 * self.size - self.num_top) << WORD_BITS)
 
     @property
     def epsilon(self) -> float:
-        """Attained pure level, in nats. At most what was asked for."""
+        """Attained pure level in nats, at most the level that was requested."""
         rest = 2**WORD_BITS - self.threshold
         return math.log((2 * self.size - self.num_top) * self.threshold / (self.num_top * rest))
 
 
 def top_threshold(num_options: int, num_top: int, epsilon: float) -> int:
-    """floor(2^64 k e^epsilon / (k e^epsilon + K - k)) for K options, in 60 decimal digits.
+    """Return floor(2^64 k e^epsilon / (k e^epsilon + K - k)) for K options, in 60 decimal digits.
 
-    Rounding only adds privacy.
+    Rounding down only adds privacy.
     """
     with localcontext() as context:
         context.prec = 60
-        # a float is a Decimal exactly; from 1e3 on the threshold is the largest, and nothing may overflow
+        # From 1e3 on, the threshold is the largest one. The limit avoids overflow.
         weight = num_top * Decimal(min(epsilon, 1e3)).exp()
         share = weight / (weight + (num_options - num_top))
-        # below 2^64, so that a word may miss it and epsilon is finite
+        # a threshold below 2^64 keeps epsilon finite
         return min(int((share * (1 << WORD_BITS)).to_integral_value(ROUND_FLOOR)), (1 << WORD_BITS) - 1)
 
 
 def expected_top_sum(size: int, num_top: int) -> float:
-    """A_k: expected sum of the k largest |y_j| of a uniformly random unit vector in D dimensions.
+    """Return A_k, the expected sum of the k largest |y_j| of a uniformly random unit vector in D dimensions.
 
-    E sum of the k largest of D half-normals is the integral over u > 0 of E min(k, Binomial(D, 2 Q(u))); the
-    norm of a normal vector is independent of its direction, so dividing by its mean gives the sphere's.
-    Gauss-Legendre on both sides of the point where 2 D Q(u) = k, where the integrand bends.
+    The expected sum of the k largest of D half-normals is the integral over u > 0 of
+    E min(k, Binomial(D, 2 Q(u))). The norm of a normal vector is independent of its direction, so dividing by
+    the mean norm gives the expectation on the sphere. The integrand bends where 2 D Q(u) = k, so
+    Gauss-Legendre quadrature is applied on both sides of this point.
 
-    Example:
+    Examples:
         >>> round(expected_top_sum(1024, 7), 3)
         0.654
     """
@@ -106,7 +108,7 @@ def expected_top_sum(size: int, num_top: int) -> float:
 
 
 def binomial_cdf(most: int, trials: int, chance: NDArray[np.float64]) -> NDArray[np.float64]:
-    """P(Binomial(trials, chance) <= most)."""
+    """Return P(Binomial(trials, chance) <= most)."""
     if most < 0:
         return np.zeros_like(chance)
     if most >= trials:
@@ -116,16 +118,16 @@ def binomial_cdf(most: int, trials: int, chance: NDArray[np.float64]) -> NDArray
 
 @lru_cache(maxsize=256)
 def best_axis_choice(size: int, epsilon: float) -> AxisChoice:
-    """The choice with the smallest error.
+    """Return the axis choice with the smallest error.
 
     Args:
-        size: D, in [1, 2^30].
+        size: Number D of dimensions, in [1, 2^30].
         epsilon: Level of one message, > 0 and finite, in nats.
 
     Raises:
         ValueError: If a number is out of its range.
 
-    Example:
+    Examples:
         >>> choice = best_axis_choice(1024, 8.0)
         >>> choice.num_top, round(choice.mean_length, 3)
         (7, 0.085)
@@ -139,9 +141,12 @@ def best_axis_choice(size: int, epsilon: float) -> AxisChoice:
         return share / num_top - (1.0 - share) / (2 * size - num_top)
 
     def rough_length(num_top: int) -> float:
-        """Up to a constant: the k largest of many half-normals add up to about 2 D phi(u), k = 2 D Q(u)."""
+        """Approximate the mean length up to a constant factor.
+
+        The k largest of many half-normals sum to about 2 D phi(u), where k = 2 D Q(u).
+        """
         u = float(special.ndtri(1.0 - num_top / (2.0 * size)))
-        # e^709 is the last that float64 holds
+        # e^709 is the largest power that float64 holds
         odds = num_top / (2 * size - num_top) * math.exp(min(epsilon, 700.0))
         return gap(num_top, odds / (1.0 + odds)) * math.exp(-u * u / 2.0)
 
@@ -157,5 +162,5 @@ def best_axis_choice(size: int, epsilon: float) -> AxisChoice:
             low += third
         else:
             high -= third
-    near = range(max(low - 2, 1), min(high + 2, size) + 1)  # the rough length may peak beside the exact one
+    near = range(max(low - 2, 1), min(high + 2, size) + 1)  # the peaks may differ a little
     return max((choice(k) for k in near), key=lambda c: c.mean_length)

@@ -1,4 +1,4 @@
-"""Several batches as one with a dimension more, where their shapes and everything else agree."""
+"""Stacking of several batches to one batch with an additional first dimension."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Flat = tuple[list[Any], TreeSpec]
 
 
 class UnequalBatches(list[Any]):
-    """Batches that do not stack as one: padded sequences of several lengths, strings."""
+    """List of batches that can't be stacked, such as sequences of several lengths or different strings."""
 
 
 class _Fields:
-    """A dataclass as a node of torch's trees, which know it as a leaf only."""
+    """Fields of a dataclass as a node of torch's trees, which would treat the dataclass as a leaf."""
 
     def __init__(self, value: Any) -> None:
         self.kind, self.held = type(value), {name: _opened(held) for name, held in vars(value).items()}
@@ -44,11 +44,11 @@ def _opened(batch: Any) -> Any:
 
 
 def flat_batch(batch: Any) -> Flat:
-    """Leaves of a batch and its structure, from which `tree_unflatten` makes it again.
+    """Return the leaves of a batch and its structure, from which `tree_unflatten` rebuilds the batch.
 
-    Containers that torch's trees know, and dataclasses, are opened; other objects are leaves.
+    Dataclasses and the containers that torch's trees know are opened. Other objects are leaves.
 
-    Example:
+    Examples:
         >>> flat_batch({"tokens": torch.zeros(2), "paths": ["a", "b"]})[0]
         [tensor([0., 0.]), 'a', 'b']
     """
@@ -57,18 +57,20 @@ def flat_batch(batch: Any) -> Flat:
 
 
 def map_leaves(function: Callable[[Any], Any], batch: Any) -> Any:
-    """A batch of what a function makes of each leaf."""
+    """Apply a function to each leaf of a batch."""
     leaves, spec = flat_batch(batch)
     return tree_unflatten(map(function, leaves), spec)
 
 
 def map_tensors(function: Callable[[Tensor], Any], batch: Any) -> Any:
-    """A batch of what a function makes of each tensor, and of whatever else it holds as it was."""
+    """Apply a function to each tensor of a batch. Other leaves stay unchanged."""
     return map_leaves(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, batch)
 
 
 def group_stackable(batches: Sequence[Any]) -> list[list[int]]:
-    """Group batches that stack: by structure, by shapes and dtypes of tensors, and by all else they hold.
+    """Group batches that can be stacked.
+
+    These have the same structure, tensors of the same shapes and dtypes, and equal other leaves.
 
     Returns:
         Indices of the batches of each group, ascending, groups in the order of their first batch.
@@ -97,7 +99,7 @@ def _is_stackable_leaf(left: Any, right: Any) -> bool:
 
 
 def stack_batches(batches: Sequence[Any]) -> Any:
-    """Stack batches that are alike: tensors `(batches, *shape)`, what else they hold as it is."""
+    """Stack batches of one group. Tensors become `(batches, *shape)`, and other leaves stay unchanged."""
     flat = [flat_batch(batch) for batch in batches]
     columns = zip(*(leaves for leaves, _ in flat), strict=True)
     leaves = [torch.stack(column) if isinstance(column[0], Tensor) else column[0] for column in columns]
@@ -105,12 +107,12 @@ def stack_batches(batches: Sequence[Any]) -> Any:
 
 
 def stacked(batches: Sequence[Any]) -> Any:
-    """All batches as one, or `UnequalBatches`."""
+    """Return all batches stacked to one, or `UnequalBatches` if they can't be stacked."""
     return stack_batches(batches) if len(group_stackable(batches)) == 1 else UnequalBatches(batches)
 
 
 def unstack(batch: Any) -> list[Any]:
-    """The batch of each client, as `stacked` was given them."""
+    """Return the batch of each client, the inverse of `stacked`."""
     if isinstance(batch, UnequalBatches):
         return list(batch)
     number = next((len(leaf) for leaf in flat_batch(batch)[0] if isinstance(leaf, Tensor)), 0)

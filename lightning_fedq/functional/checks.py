@@ -1,4 +1,4 @@
-"""Checks that many constructors make."""
+"""Checks of arguments and fields that many constructors use."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from numbers import Integral, Real
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 _SMALLEST, _LARGEST = 1e-100, 1e100
-"""Squares and inverses of these, and products of three, are float64 numbers; squares of less vanish."""
+"""Range in which squares, inverses and products of three are float64 numbers. Smaller squares become 0."""
 
 
 def check_positive(**values: float) -> None:
-    """Refuse what is not a positive finite number, or has no square in float64.
+    """Check that values are positive finite numbers with squares in float64.
 
     Raises:
-        ValueError: If a value is not > 0 and finite, or not in [1e-100, 1e100]; the message names it.
+        ValueError: If a value is not > 0 and finite, or not in [1e-100, 1e100]. The message names the value.
     """
     for name, value in values.items():
         if not (value > 0 and math.isfinite(value)):
             raise ValueError(f"{name} must be > 0 and finite, got {value}")
         if not _SMALLEST <= value <= _LARGEST:
             raise ValueError(
-                f"{name} must be in [{_SMALLEST:g}, {_LARGEST:g}], where floats have squares, got {value}; "
-                "take another unit"
+                f"{name} must be in [{_SMALLEST:g}, {_LARGEST:g}], where floats have squares, got {value}. "
+                "Take another unit."
             )
 
 
@@ -35,7 +35,10 @@ _WORDS = {float: "a number", int: "an integer", bool: "True or False", str: "a t
 
 @cache
 def _hints(kind: type) -> dict[str, tuple[tuple[Any, ...], str | None]]:
-    """Alternatives of every field's annotation and its words, but for classes where it can't be read."""
+    """Return the alternative types of every field's annotation, and its words if it is `Annotated`.
+
+    Annotations of classes that can't be resolved at run time are left out.
+    """
     found: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         try:
@@ -52,18 +55,18 @@ def _hints(kind: type) -> dict[str, tuple[tuple[Any, ...], str | None]]:
 
 
 def check_fields(instance: Any, *, named: bool = True) -> None:
-    """Hold a frozen dataclass to the kinds that its annotations name. Numbers of NumPy become Python's.
+    """Check the fields of a frozen dataclass against their annotations. NumPy numbers become Python numbers.
 
-    Numbers, integers, truth values, texts, choices (`Literal`) and tuples of them are looked at, and classes
-    where the annotation says in words what is wanted (`Annotated[kind, words]`); anything else is left alone.
+    The function checks numbers, integers, bools, strings, choices (`Literal`) and tuples of them. It checks
+    other classes only if the annotation describes them in words (`Annotated[kind, words]`).
 
     Args:
         instance: The dataclass.
-        named: Do errors name the class?
+        named: Whether errors name the class.
 
     Raises:
-        TypeError: If a value is of another kind: what was wanted, what came, the cure.
-        ValueError: If a choice is none of those that there are.
+        TypeError: If a value has another type. The message has the expected type, the value and a cure.
+        ValueError: If a value is not among the choices.
     """
     kind: type = type(instance)
     of = f" of {kind.__name__}" if named else ""
@@ -74,7 +77,7 @@ def check_fields(instance: Any, *, named: bool = True) -> None:
             continue
         if words is not None:
             got = f"the class {value.__name__} itself" if isinstance(value, type) else repr(value)
-            raise TypeError(f"{name}{of} must be {words}; got {got}")
+            raise TypeError(f"{name}{of} must be {words}, got {got}")
         words = " or ".join(_words(one) for one in alternatives)
         choices = any(get_origin(one) is Literal for one in alternatives)
         if choices and (isinstance(value, str) or len(alternatives) == 1):
@@ -98,7 +101,7 @@ def _fits(value: Any, wanted: Any, classes: bool = False) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers as Python's own, whose `repr` can be read back."""
+    """Convert NumPy numbers to Python numbers, whose `repr` can be read back."""
     if isinstance(value, tuple):
         return tuple(_plain(one) for one in value)
     if isinstance(value, Real) and type(value).__module__ != "builtins":
@@ -116,7 +119,7 @@ def _words(wanted: Any) -> str:
 
 
 def _cure(value: Any, alternatives: tuple[Any, ...]) -> str:
-    """Way to write the value instead, where it can be told."""
+    """Return a hint how to write the value instead, or an empty string."""
     if isinstance(value, list) and any(get_origin(one) is tuple for one in alternatives):
         return "; a tuple can be compared and hashed, a list can't"
     if isinstance(value, float) and value.is_integer() and int in alternatives:
@@ -127,19 +130,19 @@ def _cure(value: Any, alternatives: tuple[Any, ...]) -> str:
 
 
 def from_plain(kind: Any, value: Any, place: str = "it") -> Any:
-    """Read a value of a type back from what JSON has for it, whoever wrote that.
+    """Convert a value from JSON to a type, and check it. The JSON may come from an untrusted source.
 
     Args:
-        kind: A frozen dataclass, whose fields are all wanted, others are left out; a tuple, a dictionary by
-            text, a choice, an optional one, or a number ("inf" is one), an integer, a truth value, a text
-            that can be printed.
-        value: What `json.loads` gives.
+        kind: Type of the result. It is a frozen dataclass, a tuple, a dictionary with string keys, a
+            `Literal`, an optional type, float ("inf" is allowed), int, bool, or a printable string. All
+            fields of a dataclass must be in the JSON. Other entries are ignored.
+        value: Result of `json.loads`.
         place: Name of the value, for errors.
 
     Raises:
-        ValueError: If it is of another kind: which value, and what came.
+        ValueError: If the value does not fit the type. The message has its name and the value.
 
-    Example:
+    Examples:
         >>> from_plain(tuple[tuple[int, float], ...], [[1, 2], [3, "inf"]])
         ((1, 2.0), (3, inf))
     """

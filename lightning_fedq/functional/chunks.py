@@ -1,7 +1,7 @@
-"""Long arrays a chunk at a time: what is drawn comes in order, what is computed may run in several threads.
+"""Processing of long arrays in chunks: random draws in order, computation in several threads.
 
-Kernels here let go of the interpreter's lock, so that threads are enough. Every chunk's result depends on
-that chunk alone, and chunks are cut the same way whatever the number of threads: neither shows in a result.
+Threads are enough, because the compiled loops release the interpreter's lock. A chunk's result depends only
+on this chunk, and chunks do not depend on the number of threads. So results do not depend on it, either.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 
 CHUNK = 1 << 14
-"""Coordinates per chunk: a chunk's random words and arrays stay in the processor's cache."""
+"""Coordinates per chunk, so that a chunk's random words and arrays stay in the processor's cache."""
 
 Drawn = TypeVar("Drawn")
 Result = TypeVar("Result")
@@ -26,13 +26,13 @@ def in_chunks(
     """Draw for one chunk after the other and work on them, in as many threads as torch uses.
 
     Args:
-        count: Coordinates in all, >= 0.
-        draw: Given a chunk's length; called in the caller's thread, in the chunks' order.
-        work: Given a chunk's place and what was drawn for it; may touch its own place only.
+        count: Number of all coordinates, >= 0.
+        draw: Function of a chunk's length. It is called in the caller's thread, in the order of the chunks.
+        work: Function of a chunk's slice and its draw. It may change only this slice of shared arrays.
         size: Size of a chunk, >= 1.
 
     Returns:
-        What `work` returned, in the chunks' order.
+        Results of `work`, in the order of the chunks.
     """
     parts = [slice(start, min(start + size, count)) for start in range(0, count, size)]
     threads = min(torch.get_num_threads(), len(parts) // 2)
@@ -42,7 +42,7 @@ def in_chunks(
     pending: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(threads) as pool:
         for part in parts:
-            if len(pending) >= 3 * threads:  # memory: what is drawn waits for its work
+            if len(pending) >= 3 * threads:  # limits the memory of draws that wait for their work
                 results.append(pending.popleft().result())
             pending.append(pool.submit(work, part, draw(part.stop - part.start)))
         results += [future.result() for future in pending]

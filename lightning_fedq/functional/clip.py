@@ -1,4 +1,4 @@
-"""Clipping whole vectors so that the bound holds for what comes out, not just nearly."""
+"""Clipping of vectors with a norm bound that holds exactly for the result, in spite of rounding."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 _SUMS = 256
-"""Side by side: so many that the compiler makes a loop of vectors of them."""
+"""Number of parallel partial sums, enough for the compiler to vectorise the loop."""
 
 
 def unit_ball_factors(rows: Tensor, clip_norm: float, order: int) -> tuple[Tensor, Tensor]:
-    """Factors that bring rows into the unit ball of a norm, and which rows are shortened for it.
+    """Return factors that scale rows into the unit ball of a norm, and which rows exceed `clip_norm`.
 
-    Rows inside `clip_norm` are divided by it; longer ones by their own norm. Norms are taken in float64
-    and rounded up by more than summation and multiplication can lose, so that the product, truncated
-    toward zero on any grid, provably has norm <= 1.
+    A factor is 1 / `clip_norm` for rows inside the bound, and 1 / norm for longer rows. Norms are computed in
+    float64 and rounded up by more than the rounding errors of summation and multiplication. So the product,
+    truncated toward zero on any grid, provably has norm <= 1.
 
     Args:
-        rows: `(n, dim)` finite floats.
-        clip_norm: Bound, > 0, in units of the rows.
-        order: 1 or 2.
+        rows: Finite floats, `(n, dim)`.
+        clip_norm: Clipping bound > 0, in units of the rows.
+        order: Order of the norm, 1 or 2.
 
     Returns:
-        `(n,)` float64 factors and `(n,)` bool, true where a row was longer than the bound.
+        Factors, `(n,)` float64, and whether each row was longer than the bound, `(n,)` bool.
     """
     if rows.dtype in (torch.float32, torch.float64):
         norms = torch.from_numpy(_norms(rows.detach().contiguous().numpy(), order))
@@ -40,9 +40,10 @@ def unit_ball_factors(rows: Tensor, clip_norm: float, order: int) -> tuple[Tenso
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _norms(rows: NDArray[np.floating], order: int) -> NDArray[np.float64]:
-    """l1 or l2 norms of `(n, dim)` rows.
+    """Return the l1 or l2 norms of `(n, dim)` rows.
 
-    In float64, in many sums: all terms are positive, so any order errs by (dim + 1) 2^-53 of a sum at most.
+    They are computed in float64, in many partial sums. All terms are positive, so the relative error of a sum
+    is at most (dim + 1) 2^-53 for any order of summation.
     """
     norms, sums = np.empty(rows.shape[0]), np.empty(_SUMS)
     whole = rows.shape[1] // _SUMS * _SUMS
@@ -61,10 +62,10 @@ def _norms(rows: NDArray[np.floating], order: int) -> NDArray[np.float64]:
 
 
 def unit_ball_factor(values: NDArray[np.float32], clip_norm: float) -> tuple[float, bool]:
-    """Clipping factor of `unit_ball_factors` for one row and the l2 norm, in one pass over it.
+    """Return the clipping factor of `unit_ball_factors` for one row and the l2 norm.
 
     Args:
-        values: `(dim,)` finite, its squares too.
+        values: Finite values with finite squares, `(dim,)`.
         clip_norm: Bound, > 0, in units of the values.
 
     Returns:
@@ -76,17 +77,18 @@ def unit_ball_factor(values: NDArray[np.float32], clip_norm: float) -> tuple[flo
 
 
 def float32_range(row: NDArray[np.float32]) -> tuple[NDArray[np.float32], float]:
-    """One row times a power of two, which rounds nothing, so that sums of squares stay within float32.
+    """Scale one row by a power of two, without rounding, so that sums of squares stay within float32.
 
-    What float32 can't hold becomes its largest number, and NaN zero: whatever a row was, its norm is clipped.
+    Infinite values become the largest float32 number, and NaN becomes 0. So the norm of any row can be
+    clipped.
 
     Args:
-        row: `(1, dim)`.
+        row: Row of values, `(1, dim)`.
 
     Returns:
-        The row, and the power of two.
+        The scaled row, and the power of two.
 
-    Example:
+    Examples:
         >>> float32_range(np.float32([[3e30, -1e30]]))[0].round(3)
         array([[ 0.592, -0.197]], dtype=float32)
     """

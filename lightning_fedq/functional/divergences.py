@@ -24,9 +24,9 @@ PmfPair = tuple[Pmf, Pmf]
 
 
 def randomized_response_pair(low: float, high: float) -> PmfPair:
-    """Laws of one bit at the two extreme inputs. The reverse order is its mirror image.
+    """Return the laws of one randomised bit at the two extreme inputs.
 
-    Example:
+    Examples:
         >>> randomized_response_pair(0.25, 0.75)
         ((0.75, 0.25), (0.25, 0.75))
     """
@@ -34,12 +34,12 @@ def randomized_response_pair(low: float, high: float) -> PmfPair:
 
 
 def erasure_pair(mass: float) -> PmfPair:
-    """The pair that shows everything with probability `mass` and nothing otherwise.
+    """Return the pair of laws that reveals the input with probability `mass` and nothing otherwise.
 
-    It dominates every view of a threshold coin with t <= mass: the words do not depend on the input, and
-    the bit changes only where the word falls between two thresholds (monotone coupling).
+    It dominates every adversary's view of a threshold coin with t <= mass. The words do not depend on the
+    input, and the bit changes only if the word is between the two thresholds (monotone coupling).
 
-    Example:
+    Examples:
         >>> erasure_pair(0.25)
         ((0.75, 0.25, 0.0), (0.75, 0.0, 0.25))
     """
@@ -47,15 +47,15 @@ def erasure_pair(mass: float) -> PmfPair:
 
 
 def hockey_stick(p: Array, q: Array, epsilons: Array) -> Array:
-    """H_eps(P || Q) = sum (P - e^eps Q)_+ at every epsilon, exact for the pmfs given.
+    """Return the hockey-stick divergence H_eps(P || Q) = sum (P - e^eps Q)_+ at every epsilon.
 
-    Summed as P (1 - e^(eps - loss)) from the largest loss down, without a difference of large sums, so that
-    the error is relative to the divergence: a billion copies of a loss of 1e-4 need that.
+    The sum of P (1 - e^(eps - loss)) runs from the largest loss down and contains no difference of large
+    sums. So the error is relative to the divergence, as a billion copies of a loss of 1e-4 require.
 
     Args:
-        p: `(k,)` pmf.
-        q: `(k,)` pmf on the same outcomes; where it is 0 and p is not, the loss is infinite.
-        epsilons: `(m,)` finite real numbers in ascending order, in nats.
+        p: Pmf P, `(k,)`.
+        q: Pmf Q on the same outcomes, `(k,)`. The loss is infinite where q is 0 and p is not.
+        epsilons: Finite real numbers in ascending order, in nats, `(m,)`.
 
     Returns:
         `(m,)` float64 in [0, 1].
@@ -74,12 +74,15 @@ def hockey_stick(p: Array, q: Array, epsilons: Array) -> Array:
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]
 def _descend(masses: Array, losses: Array, epsilons: Array, curve: Array) -> None:
-    """curve[k] = sum over losses > epsilons[k] of masses (1 - e^(epsilon - loss)). All ascending."""
+    """Write curve[k] = sum over losses > epsilons[k] of masses (1 - e^(epsilon - loss)).
+
+    `losses` and `epsilons` are ascending.
+    """
     mass, value, place = 0.0, 0.0, len(losses) - 1
     for k in range(len(epsilons) - 1, -1, -1):
         if k + 1 < len(epsilons):
             shrink = -np.expm1(epsilons[k] - epsilons[k + 1])
-            # mass - value = sum of masses e^(epsilon - loss): one factor for all
+            # mass - value is the sum of masses e^(epsilon - loss), whose terms all change by one factor
             value += shrink * (mass - value)
         while place >= 0 and losses[place] > epsilons[k]:
             value -= masses[place] * np.expm1(epsilons[k] - losses[place])
@@ -89,12 +92,12 @@ def _descend(masses: Array, losses: Array, epsilons: Array, curve: Array) -> Non
 
 
 def randomized_response_delta(epsilon_bit: float, count: int, epsilon: float) -> float:
-    """Exact delta of `count` randomised responses of level `epsilon_bit` each, at `epsilon`.
+    """Return the exact delta, at `epsilon`, of `count` randomised responses of level `epsilon_bit` each.
 
-    The total loss is (2 X - count) epsilon_bit, X ~ Binomial(count, high); the worst outcomes are those
-    with X >= k0 = floor((epsilon / epsilon_bit + count) / 2) + 1.
+    The total privacy loss is (2 X - count) epsilon_bit with X ~ Binomial(count, high). It exceeds epsilon if
+    X >= k0 = floor((epsilon / epsilon_bit + count) / 2) + 1.
 
-    Example:
+    Examples:
         >>> round(randomized_response_delta(0.1, 100, 4.0), 6)
         3.4e-05
     """
@@ -104,23 +107,23 @@ def randomized_response_delta(epsilon_bit: float, count: int, epsilon: float) ->
     if upper == -math.inf:
         return 0.0
     gap = epsilon + lower - upper
-    # e^upper - e^(epsilon + lower), no difference of near numbers
+    # e^upper - e^(epsilon + lower), without a difference of nearly equal numbers
     return max(-math.exp(upper) * math.expm1(gap), 0.0) if gap < 0.0 else 0.0
 
 
 @lru_cache(maxsize=1024)
 def _log_tail(k: int, count: int, probability: float) -> float:
-    """ln P(X > k), X ~ Binomial(count, probability). A bisection ends in many steps of one k."""
+    """Return ln P(X > k), X ~ Binomial(count, probability). Cached, as a bisection repeats the same k."""
     return float(scipy.stats.binom.logsf(k, count, probability))
 
 
 @lru_cache(maxsize=1024)
 def randomized_response_epsilon(epsilon_bit: float, count: int, delta: float) -> float:
-    """Smallest epsilon >= 0 at which `count` randomised responses are (epsilon, delta)-DP, rounded up.
+    """Return the smallest epsilon >= 0 at which `count` randomised responses are (epsilon, delta)-DP.
 
-    Exact composition by bisection, to 1e-12 relative.
+    The composition is exact. Bisection stops at a relative error of 1e-12 and rounds up.
 
-    Example:
+    Examples:
         >>> round(randomized_response_epsilon(0.1, 100, 1e-5), 3)
         4.307
     """
@@ -137,9 +140,9 @@ def randomized_response_epsilon(epsilon_bit: float, count: int, delta: float) ->
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:
-    """delta of mu-Gaussian DP at epsilon: Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu).
+    """Return the delta of mu-Gaussian DP at epsilon: Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu).
 
-    Example:
+    Examples:
         >>> round(gaussian_delta(1.0, 1.0), 4)
         0.1269
     """
@@ -149,15 +152,15 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Smallest epsilon >= 0 at which mu-Gaussian DP is (epsilon, delta)-DP, by bisection, rounded up.
+    """Return the smallest epsilon >= 0 at which mu-Gaussian DP is (epsilon, delta)-DP, rounded up.
 
-    Example:
+    Examples:
         >>> round(gaussian_epsilon(1.0, 1e-5), 3)
         4.377
     """
     if gaussian_delta(mu, 0.0) <= delta:
         return 0.0
-    # Phi(-z) <= e^(-z^2 / 2): at z = sqrt(-2 ln delta) delta is reached
+    # Phi(-z) <= e^(-z^2 / 2), so z = sqrt(-2 ln delta) gives at most delta
     low, high = 0.0, mu * mu / 2.0 + mu * (math.sqrt(-2.0 * math.log(delta)) + 1.0)
     while high - low > 1e-12 * high:
         middle = 0.5 * (low + high)
@@ -169,9 +172,9 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:
-    """Largest mu whose Gaussian DP reaches `epsilon` at `delta`, rounded down.
+    """Return the largest mu for which mu-Gaussian DP is (epsilon, delta)-DP, rounded down.
 
-    Example:
+    Examples:
         >>> round(gaussian_mu(4.377, 1e-5), 3)
         1.0
     """
@@ -183,9 +186,12 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
 
 
 def gaussian_curve(x: Array, mu: float | Array) -> Array:
-    """Hockey-stick divergence of N(mu, 1) from N(0, 1) at every x >= -30 (float64, any shape)."""
+    """Return the hockey-stick divergence of N(mu, 1) from N(0, 1) at every epsilon x >= -30.
+
+    x is a float64 array of any shape.
+    """
     far = -0.5 * mu - x / mu
-    found: Array = scipy.special.ndtr(0.5 * mu - x / mu) - np.exp(
+    curve: Array = scipy.special.ndtr(0.5 * mu - x / mu) - np.exp(
         np.minimum(x, 700.0) + scipy.special.log_ndtr(far)
     )
-    return found
+    return curve

@@ -20,12 +20,12 @@ def flatten(tensors: Sequence[Tensor]) -> Tensor:
     Raises:
         ValueError: If there is no tensor.
 
-    Example:
+    Examples:
         >>> flatten([torch.ones(2, 2), torch.zeros(1)])
         tensor([1., 1., 1., 1., 0.])
     """
     if not tensors:
-        raise ValueError("flatten needs at least one tensor, got none; has the model trainable parameters?")
+        raise ValueError("flatten needs at least one tensor, got none. Has the model trainable parameters?")
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
@@ -42,7 +42,7 @@ def unflatten(vector: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
     Raises:
         ValueError: If the sizes do not sum to `dim`.
 
-    Example:
+    Examples:
         >>> [part.shape for part in unflatten(torch.arange(5.0), [torch.Size([2, 2]), torch.Size([1])])]
         [torch.Size([2, 2]), torch.Size([1])]
     """
@@ -67,13 +67,13 @@ def copy_into(vector: Tensor, tensors: Sequence[Tensor]) -> None:
 def rearrange(
     vector: Tensor, segments: Sequence[int], origins: Sequence[int | None], new: Sequence[Tensor]
 ) -> Tensor:
-    """A flat vector whose segments have changed: what stays keeps its values, what joins has new ones.
+    """Return a flat vector with other segments. Old segments keep their values, new segments get new values.
 
     Args:
-        vector: `(dim,)`, the old one.
-        segments: Its segments' lengths, which sum to `dim`.
-        origins: For each new segment the old one's index, or None where there is none.
-        new: A vector for each new segment, which is taken where there is no old one.
+        vector: Old vector, `(dim,)`.
+        segments: Lengths of the old segments, which sum to `dim`.
+        origins: Index of the old segment for each segment of the result, or None for a new segment.
+        new: One vector for each segment of the result. It is used if the segment has no old one.
 
     Returns:
         `(new_dim,)`, of the dtype and device of `vector`.

@@ -1,9 +1,9 @@
-"""Walsh-Hadamard transform of a vector, in O(D log D): orthonormal once divided by sqrt(D), its own inverse.
+"""Walsh-Hadamard transform of a vector in O(D log D), which is orthonormal after division by sqrt(D).
 
-Orders D are powers of two and, from 1,280 on, 12, 20 and 28 times a power of two: at most a quarter is
-padded, where powers of two alone pad up to all of it. The matrix is H kron K, H of Walsh and Hadamard, K
-symmetric of order 1, 12, 20 or 28 (Paley's second construction). Bounds and claims use nothing of it but
-entries +-1 and orthogonal rows.
+Orders D are powers of two and, from 1,280 on, also 12, 20 and 28 times a power of two. So padding adds at
+most a quarter, while powers of two alone may double the vector. The matrix is the Kronecker product of a
+Walsh-Hadamard matrix H and a symmetric matrix K of order 1, 12, 20 or 28 (Paley's second construction). The
+transform is its own inverse. Bounds and privacy claims use only that entries are +-1 and rows are orthogonal.
 
 References:
     Paley, On orthogonal matrices, Journal of Mathematics and Physics, 1933
@@ -18,27 +18,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[Any]
-"""Of float32 or float64, contiguous."""
+"""Contiguous array of float32 or float64."""
 
 _BLOCK = 1 << 12
-"""Coordinates whose first 12 stages are done while they are in a first-level cache."""
+"""Number of coordinates that fit a first-level cache for their first 12 stages."""
 _NEAREST = 40 << 10
-"""Bytes of values whose product with K, and first stages, are done in that cache."""
+"""Bytes of values that fit a first-level cache for the product with K and the first stages."""
 NEAR = 1 << 16
-"""Coordinates whose first 16 stages are done while they are in a second-level cache."""
+"""Number of coordinates that fit a second-level cache for their first 16 stages."""
 
 
 _MIXED = 1 << 10
-"""Up to here orders are powers of two."""
+"""Size up to which all orders are powers of two."""
 
 
 def padded_size(dim: int) -> int:
-    """Smallest order of a transform >= dim.
+    """Return the smallest order of a transform >= dim.
 
     Raises:
         ValueError: If dim < 1.
 
-    Example:
+    Examples:
         >>> padded_size(1000), padded_size(1025), padded_size(11_200_000)
         (1024, 1280, 12582912)
     """
@@ -141,9 +141,9 @@ def _stage(x: Floats, half: int) -> None:
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def stages(x: Floats, done: int) -> None:
-    """All stages at distances of `done` and more, in as few passes of up to three as there can be.
+    """Apply all stages at distances of `done` and more, in few passes of up to three stages each.
 
-    A constant is handed over as np.int64(...): a literal would be a type of its own, and compiled anew.
+    Pass constants as np.int64(...), because numba would compile the function again for a literal.
     """
     while done < x.size:
         left = x.size // done

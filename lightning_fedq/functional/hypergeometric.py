@@ -1,4 +1,4 @@
-"""Marked items among those that are drawn without replacement: how many there are, and how many at most."""
+"""Hypergeometric law: the number of marked items among items that are drawn without replacement."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from scipy import special
 
 
 def num_marked(fraction: float, items: int) -> int:
-    """Marked ones of so many items: the fraction, rounded down, and at least one where it is above 0.
+    """Return the number of marked items: the fraction of all, rounded down, but at least 1 if it is above 0.
 
-    Example:
+    Examples:
         >>> num_marked(0.1, 25)
         2
     """
@@ -22,26 +22,26 @@ def num_marked(fraction: float, items: int) -> int:
 
 
 def hypergeometric_quantile(items: int, marked: int, drawn: int, chance: float) -> int:
-    """Marked ones among the drawn, which are exceeded with probability `chance` at most (hypergeometric).
+    """Return the number of marked items among the drawn that is exceeded with probability <= `chance`.
 
-    Example:
+    Examples:
         >>> hypergeometric_quantile(1000, 20, 100, 1e-6)
         10
     """
     counts = np.arange(min(marked, drawn), 0, -1)
-    # by log-chances: scipy's quantile takes 1 - chance, and 1e-16 and less is lost in that
+    # in log-probabilities, because scipy's quantile takes 1 - chance, which loses 1e-16 and less
     beyond = np.logaddexp2.accumulate(log2_hypergeometric(items, marked, drawn, counts))
     return len(counts) - int((beyond <= math.log2(chance)).sum())
 
 
 def log2_choose(n: ArrayLike, k: ArrayLike) -> NDArray[np.float64]:
-    """log2 of n over k, -inf outside of 0 <= k <= n. n >= 0."""
+    """Return log2 of the binomial coefficient of n >= 0 over k, or -inf outside of 0 <= k <= n."""
     n, k = np.asarray(n, float), np.asarray(k, float)
     ways = special.gammaln(n + 1) - special.gammaln(k + 1) - special.gammaln(n - k + 1)
     return np.asarray(ways / math.log(2))
 
 
 def log2_hypergeometric(items: int, marked: ArrayLike, drawn: int, counts: ArrayLike) -> NDArray[np.float64]:
-    """log2 of the chance that so many of the drawn are marked (hypergeometric)."""
+    """Return log2 of the probability that exactly `counts` of the drawn items are marked."""
     rest = log2_choose(items - np.asarray(marked), drawn - np.asarray(counts))
     return log2_choose(marked, counts) + rest - log2_choose(items, drawn)

@@ -1,6 +1,6 @@
-"""Decoded sums of integers, in one pass: base + slope (multiple * sum - shift) with one line a segment.
+"""Decoding of integer sums in one pass: base + slope (multiple * sum - shift), with constants per segment.
 
-All integers are exact.
+Integer arithmetic is exact.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ def _rows(symbols: Tensor) -> tuple[NDArray[np.integer], NDArray[Any]]:
 
 
 def sum_of_rows(symbols: Tensor) -> Tensor:
-    """Add up messages: `(dim,)` float64.
+    """Return the sum of messages, `(dim,)` float64.
 
     Args:
-        symbols: `(n, dim)` integers, one message a row, or their sum `(dim,)`; sums are below 2^53.
+        symbols: Integers, one message a row, `(n, dim)`, or their sum, `(dim,)`. Sums are below 2^53.
 
-    Example:
+    Examples:
         >>> sum_of_rows(torch.tensor([[1, 0], [1, 1]]))
         tensor([2., 1.], dtype=torch.float64)
     """

@@ -1,4 +1,4 @@
-"""Private quantisers of a few levels in compiled passes: coins of a matrix, Laplace noise with a dither."""
+"""Compiled private quantisers with few levels: draws from a probability matrix, dithered Laplace noise."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ def draw_outputs(
     edges: NDArray[np.uint32],
     outputs: NDArray[np.uint8],
 ) -> None:
-    """Round to a knot at random, and draw an output from the knot's law.
+    """Round each value at random to a knot, and draw an output from the knot's law.
 
-    Knots are evenly spaced on [-1, 1]. P(up) = ceil(fraction 2^32) / 2^32, the fraction of the way from one
-    to the next: the grid's own coin, private only because the outputs' are.
+    Knots are evenly spaced on [-1, 1]. A value is rounded up with P(up) = ceil(fraction 2^32) / 2^32, where
+    fraction is its relative position between two knots. This rounding gives no privacy, the draw of the
+    output does.
 
     Args:
-        units: `(n,)` in [-1, 1].
-        up: `(n,)` uniform words, for the grid.
-        words: `(n,)` uniform words, for the outputs.
-        edges: `(knots, outputs - 1)`: chances over 2^32, summed, of the outputs up to each one.
-        outputs: `(n,)`, overwritten.
+        units: Values in [-1, 1], `(n,)`.
+        up: Uniform 32-bit words for the rounding, `(n,)`.
+        words: Uniform 32-bit words for the outputs, `(n,)`.
+        edges: Cumulative probabilities of the outputs of each knot, times 2^32, `(knots, outputs - 1)`.
+        outputs: Numbers of the outputs, `(n,)`, overwritten.
     """
     flat, last, size = edges.reshape(-1), edges.shape[0] - 2, edges.shape[1]
     half = 0.5 * (edges.shape[0] - 1)
@@ -71,17 +72,18 @@ def noisy_levels(
 ) -> None:
     """Add Laplace noise, then quantise with a subtractive dither.
 
-    The noise is the quantile of the top 52 bits of a word. It is first taken from a table; where that might
-    not give the same level, and in tails below 2^-11, it is computed.
+    The noise is the quantile of the top 52 bits of a word. It is first read from a table. If the table's
+    error could change the level, or the tail is below 2^-11, the quantile is computed instead.
 
     Args:
-        units: `(n,)` in [-1, 1].
-        private: `(n,)` uniform words, for the noise.
-        shared: `(n,)` uniform words, for the dither.
+        units: Values in [-1, 1], `(n,)`.
+        private: Uniform 64-bit words for the noise, `(n,)`.
+        shared: Uniform 64-bit words for the dither, `(n,)`.
         scale: Mean absolute value of the noise.
         step: Distance of two levels.
-        table: Laplace quantiles.
-        out: `(n,)`, overwritten.
+        levels: Number of levels.
+        table: Table of Laplace quantiles.
+        out: Numbers of the levels, `(n,)`, overwritten.
     """
     middle, last, tolerance = levels / 2.0, np.float64(levels - 1), TABLE_ERROR * (1.0 + scale / step)
     tails, dithers, places = np.empty(_BLOCK), np.empty(_BLOCK), np.empty(_BLOCK)
@@ -109,12 +111,12 @@ def noisy_levels(
 def sum_of_outputs(
     rows: NDArray[np.unsignedinteger], values: NDArray[np.float64], total: NDArray[np.float64]
 ) -> None:
-    """Add up what the symbols of messages stand for, row after row.
+    """Add the values of the symbols of messages to a running sum, row after row.
 
     Args:
-        rows: `(n, dim)`.
+        rows: Symbols of the messages, `(n, dim)`.
         values: Value of each symbol.
-        total: `(dim,)`, to which they are added.
+        total: Running sum, `(dim,)`, changed in place.
     """
     for start in range(0, total.size, 2048):
         part = total[start : start + 2048]

@@ -1,18 +1,18 @@
 """Public random rotation of a vector: two sign flips and two Walsh-Hadamard transforms, in O(D log D).
 
-R = H D2 B D1 / c on a vector padded with zeros to an order D (`hadamard`), D1 and D2 random signs, H the
-matrix of +-1, B = H up to 65,536 coordinates, c the number that makes R orthonormal. A rotated coordinate is
-a sum of what B D1 made of the vector, with random signs: its variance is |x|^2 / D for any vector. Two rounds
-are enough for it to be close to Gaussian, too; one round leaves sparse vectors on few values (Ailon and
-Chazelle's HD is such a round). Every coordinate is at most |x| sqrt(2 ln(2 D / beta) / D) with probability
-1 - beta, so a quantiser with one range for all coordinates wastes little of it.
+R = H D2 B D1 / c acts on a vector that is padded with zeros to an order D (`hadamard`). D1 and D2 are random
+signs, and H is the Hadamard matrix of +-1. B = H up to 65,536 coordinates, and c makes R orthonormal. A
+rotated coordinate is a randomly signed sum of the coordinates of B D1 x, so its variance is |x|^2 / D for any
+x. After two rounds its law is close to Gaussian. One round (HD of Ailon and Chazelle) leaves sparse vectors
+on few values. With probability 1 - beta every coordinate is at most |x| sqrt(2 ln(2 D / beta) / D). So a
+quantiser can use one range for all coordinates and wastes little of it.
 
-Beyond 65,536 coordinates B has blocks of up to 65,536 on its diagonal: a sum of that many signs is Gaussian
-enough, and a block stays in a cache for all that is done to it. Where only a part of the rotated coordinates
-is kept, B = H at any size: a subspace must not see some pairs of coordinates more than others.
+Beyond 65,536 coordinates B has blocks of up to 65,536 on its diagonal. A sum of so many signs is close enough
+to Gaussian, and a block stays in a cache for all its steps. If only a part of the rotated coordinates is
+kept, B = H at any size, because the kept subspace must treat all pairs of coordinates equally.
 
-In the precision of the rows, additions in a fixed order (`hadamard.transform`). A norm, which has to hold
-exactly, is enforced on the result by whoever needs it; the rotation itself may err in the last digits.
+The computation has the precision of the rows and adds in a fixed order (`hadamard.transform`). The rotation
+may err in the last digits. A caller that needs an exact bound on the norm enforces it on the result.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Octets = NDArray[np.uint64]
 def sign_words(size: int) -> int:
     """Number of uniform 32-bit words that give the signs of a rotation of `size` coordinates.
 
-    Example:
+    Examples:
         >>> sign_words(1280)
         80
     """
@@ -48,14 +48,15 @@ def sign_words(size: int) -> int:
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _spread(packed: Bytes, flags: Octets) -> None:
-    """Bit k of the packed bytes to the top of byte k of the flags, eight at a time.
+    """Move bit k of the packed bytes to the top bit of byte k of the flags, eight bits at a time.
 
-    A byte times 0x0101... is eight copies. Of copy j bit j is left, and the addition carries it to the top.
+    A byte times 0x0101... gives eight copies. The mask keeps bit j of copy j, and the addition carries it to
+    the top.
     """
     copies, pick = np.uint64(0x0101010101010101), np.uint64(0x8040201008040201)
     carry, top = np.uint64(0x7F7F7F7F7F7F7F7F), np.uint64(0x8080808080808080)
     for i in range(flags.size):
-        # a byte is one bit or none, so that + 0x7f never carries into the next byte
+        # each byte has at most one bit, so + 0x7f never carries into the next byte
         flags[i] = (((np.uint64(packed[i]) * copies) & pick) + carry) & top
 
 
@@ -66,7 +67,7 @@ def _flip(block: Floats, packed: Bytes, flags: Octets, factor: float) -> None:
     Args:
         block: The floats.
         packed: Bytes of little-endian words.
-        flags: Scratch, an octet for eight floats at least.
+        flags: Scratch memory, at least one octet for eight floats.
     """
     _spread(packed, flags[: (block.size + 7) // 8])
     bits, scale = flags.view(np.uint8), block.dtype.type(factor)
@@ -84,7 +85,7 @@ def _rotate(row: Floats, first: Bytes, second: Bytes, out: Floats) -> None:
         out: `(D,)`, overwritten.
     """
     step = near_size(out.size)
-    # columns of H are sqrt(D) long, those of a block sqrt(step)
+    # columns of H have norm sqrt(D), columns of a block sqrt(step)
     scale = 1.0 / np.sqrt(step * out.size)
     flags = np.empty((step + 7) // 8, np.uint64)
     for start in range(0, out.size, step):
@@ -120,7 +121,7 @@ def _rotate_and_keep(row: Floats, first: Bytes, second: Bytes, values: Floats, o
             near_stages(block)
     stages(values, step)
     out[:] = 0.0
-    for start in range(0, size, step):  # the first rows of H repeat: fold what they see alike
+    for start in range(0, size, step):  # the first rows of H are periodic, so fold the periods
         block = values[start : start + step]
         _flip(block, second[start // 8 :], flags, scale)
         if kept >= step:
@@ -133,12 +134,13 @@ def _rotate_and_keep(row: Floats, first: Bytes, second: Bytes, values: Floats, o
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _rotate_back(values: Floats, first: Bytes, second: Bytes, whole: bool) -> None:
-    """Both flips and the first transform in reverse, in place.
+    """Reverse both flips and the first transform, in place.
 
     Args:
-        values: `(D,)`, transformed back by H.
+        values: Coordinates after the reversed second transform, `(D,)`.
         first: Bytes of the first flip.
-        whole: Is B of blocks?
+        second: Bytes of the second flip.
+        whole: Whether all coordinates were kept, so that B has blocks.
     """
     size = values.size
     step = near_size(size)
@@ -155,10 +157,10 @@ def _rotate_back(values: Floats, first: Bytes, second: Bytes, whole: bool) -> No
 
 
 def _signs(size: int, words: Words) -> tuple[Bytes, Bytes]:
-    """The bytes of the first and of the second flip.
+    """Return the bytes of the first and of the second flip.
 
     Raises:
-        ValueError: If their number doesn't fit.
+        ValueError: If the number of words does not fit the size.
     """
     if words.shape != (sign_words(size),):
         raise ValueError(f"{size} coordinates need {sign_words(size)} words of signs, got {words.shape}")
@@ -170,9 +172,9 @@ def rotate(rows: Floats, words: Words, keep: int | None = None) -> Floats:
     """Pad rows with zeros to an order and rotate them.
 
     Args:
-        rows: `(n, dim)` float32 or float64; sums of D^(3/2) of them must be finite.
-        words: `(sign_words(D),)` uniform words, the same for everybody who adds up or rotates back.
-        keep: First coordinates to return, D over a power of two; None is all D.
+        rows: Vectors, `(n, dim)` float32 or float64. Sums of D^(3/2) values must be finite.
+        words: Uniform words, `(sign_words(D),)`, equal for all parties that add or rotate back.
+        keep: Number of first coordinates to return, D divided by a power of two. None returns all D.
 
     Returns:
         `(n, keep)` of the type of the rows.
@@ -180,7 +182,7 @@ def rotate(rows: Floats, words: Words, keep: int | None = None) -> Floats:
     Raises:
         ValueError: If the number of words or `keep` doesn't fit.
 
-    Example:
+    Examples:
         >>> words = np.arange(sign_words(4), dtype=np.uint32)
         >>> rows = np.array([[3.0, 4.0, 0.0]])
         >>> np.linalg.norm(rotate(rows, words)).round(6)
@@ -201,7 +203,7 @@ def rotate(rows: Floats, words: Words, keep: int | None = None) -> Floats:
 
 
 def rotate_back(values: Floats, words: Words, dim: int) -> Floats:
-    """Transpose of `rotate`. Its inverse if all coordinates are there.
+    """Apply the transpose of `rotate`, which is its inverse if all coordinates were kept.
 
     Args:
         values: `(keep,)` rotated coordinates, float32 or float64.

@@ -15,21 +15,22 @@ def round_to_levels(
     words: NDArray[np.uint64],
     levels: NDArray[np.int32],
 ) -> None:
-    """Round |value| factor up with the chance of its fraction, else down, and give it the value's sign.
+    """Round |value| * factor randomly to an integer without bias, and give it the value's sign.
 
-    The uniform of a word is an odd multiple of 2^-53 in (0, 1), as `Stream.uniforms` has it.
+    It is rounded up with the probability of its fraction. The uniform of a word is an odd multiple of 2^-53
+    in (0, 1), as in `Stream.uniforms`.
 
     Args:
-        values: `(n,)`.
-        factor: Levels in one unit of the values.
-        largest: Levels beyond this one become it, as the product may round to a little more.
-        words: `(n,)` uniform words.
-        levels: `(n,)`, overwritten.
+        values: Values, `(n,)`.
+        factor: Number of levels in one unit of the values.
+        largest: Largest level. The product may exceed it by rounding and is then set to it.
+        words: Uniform 64-bit words, `(n,)`.
+        levels: Levels, `(n,)`, overwritten.
     """
     for j in range(values.size):
         units = min(abs(values[j]) * factor, largest)
         floor = np.floor(units)
-        # the difference is exact, and 0 is never below it: a level stays one
+        # the difference is exact, and a uniform is never below 0, so an exact level stays unchanged
         up = np.float64(words[j] >> np.uint64(12)) * 2.0**-52 + 2.0**-53 < units - floor
         level = np.int64(floor) + up
         levels[j] = -level if values[j] < 0.0 else level
@@ -43,14 +44,14 @@ def pick_levels(
     levels: NDArray[np.float64],
     picked: NDArray[np.int32],
 ) -> None:
-    """Give each value the number of the cell in which value factor lies, and multiply it by the cell's level.
+    """Find the cell of each value * factor, and multiply the value by the level of its cell.
 
     Args:
-        values: `(n,)`, overwritten.
-        factor: Units in one of the values.
-        edges: Inner edges in rising order; one belongs to the cell below it.
+        values: Values, `(n,)`, overwritten by the products.
+        factor: Number of units of the edges in one unit of the values.
+        edges: Inner edges of the cells in ascending order. An edge belongs to the cell below it.
         levels: Level of each cell.
-        picked: `(n,)`, overwritten.
+        picked: Numbers of the cells, `(n,)`, overwritten.
     """
     for j in range(values.size):
         units, cell = values[j] * factor, 0
@@ -64,7 +65,7 @@ def pick_levels(
 def levels_at_scale(
     picked: NDArray[np.integer], levels: NDArray[np.float64], scale: float, out: NDArray[np.float64]
 ) -> None:
-    """Write the picked levels, scaled, `(n,)`."""
+    """Write scale * levels[picked] to `out`, `(n,)`."""
     scaled = scale * levels
     for j in range(picked.size):
         out[j] = scaled[picked[j]]

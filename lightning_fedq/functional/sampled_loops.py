@@ -1,6 +1,6 @@
-"""The compiled loops of mechanisms that send some coordinates only: who sends what, rounding, and noise.
+"""Compiled loops of mechanisms that send only some coordinates: selection, rounding and noise.
 
-They equal what NumPy makes of the same expressions, bit for bit.
+Their results equal those of the same NumPy expressions bit for bit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Values that are the same in a whole segment, and updates in their units, for compiled passes over rows."""
+"""Values that are constant in each segment, and updates in units of each segment, for compiled loops."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def segment_lines(segments: Sequence[int], *values: Tensor) -> NDArray[np.float64]:
-    """Where each segment ends, and its values, as compiled passes take them: `(1 + len(values), segments)`.
+    """Return the end and the values of each segment for compiled loops, `(1 + len(values), segments)`.
 
     Args:
         segments: Their lengths.
@@ -32,17 +32,17 @@ def normalise_segments(
     divide: bool,
     units: NDArray[np.float64],
 ) -> int:
-    """Distances from the centre in units of each segment, cut off at +-1, for a stretch of a row.
+    """Write the distances from the centre in units of each segment, clipped to +-1, for a stretch of a row.
 
     Args:
         values: `(dim,)`.
         first: First coordinate of the stretch.
         lines: `(3, segments)`: ends, centres, and units (`divide`) or their inverses.
-        divide: By the unit, rather than multiply by its inverse.
+        divide: Whether to divide by the unit instead of multiplying by its inverse.
         units: `(n,)`, overwritten.
 
     Returns:
-        How many were beyond +-1.
+        Number of values beyond +-1.
     """
     outside, start, end = 0, first, first + units.size
     for segment in range(lines.shape[1]):
@@ -68,16 +68,16 @@ def normalise_segments(
 def saturate(
     rows: NDArray[np.float32], lines: NDArray[np.float64], zero_is_positive: bool, out: NDArray[np.float32]
 ) -> int:
-    """Move every value two radii away from its centre, on the side where it lies. The centre stays.
+    """Move every value to two radii from the centre, on its side. A value at the centre stays.
 
     Args:
         rows: `(n, dim)`.
         lines: `(3, segments)`: ends, centres, radii.
-        zero_is_positive: Is the centre on the right side?
+        zero_is_positive: Whether a value at the centre moves to the right instead.
         out: `(n, dim)`, overwritten.
 
     Returns:
-        How many were farther from the centre than a radius.
+        Number of values that were farther from the centre than a radius.
     """
     outside = 0
     for i in range(rows.shape[0]):
@@ -96,9 +96,9 @@ def saturate(
 
 
 def num_kept(share: float, dim: int) -> int:
-    """Coordinates that are sent: a share of them, one at least.
+    """Return the number of coordinates that are sent: a share of all, at least one.
 
-    Example:
+    Examples:
         >>> num_kept(0.01, 7850)
         78
     """

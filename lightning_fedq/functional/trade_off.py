@@ -1,8 +1,9 @@
 """Leakage of an update, in the measure of Zhang, Chen, Yang (2022/23).
 
-Leakage is sqrt(JS(belief, prior)), JS the Jensen-Shannon divergence in nats, belief and prior an attacker's
-probabilities over a list of candidates; it lies in [0, sqrt(ln 2)]. xi is the largest |log(belief / prior)|,
-C2 = (exp(2 xi) - 1) / 2. None of this is differential privacy: it is about one attacker's average belief.
+Leakage is sqrt(JS(belief, prior)), where JS is the Jensen-Shannon divergence in nats. Belief and prior are an
+attacker's probabilities over a list of candidates. Leakage is in [0, sqrt(ln 2)]. xi is the largest
+|log(belief / prior)|, and C2 = (exp(2 xi) - 1) / 2. These measures are not differential privacy, because they
+describe the average belief of one attacker.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ LARGEST_LEAKAGE = math.sqrt(math.log(2.0))
 
 
 def jensen_shannon(p: Sequence[float], q: Sequence[float]) -> float:
-    """Jensen-Shannon divergence of two probability mass functions, in nats, at most ln 2.
+    """Return the Jensen-Shannon divergence of two probability mass functions, in nats, at most ln 2.
 
     >>> round(jensen_shannon([0.9, 0.1], [0.5, 0.5]), 9)
     0.101749225
@@ -30,12 +31,12 @@ def jensen_shannon(p: Sequence[float], q: Sequence[float]) -> float:
 
 
 def recovery_leakage(hit_rate: float, num_candidates: int) -> float:
-    """sqrt(JS) between the prior and the belief of an attack that finds the truth with some frequency.
+    """Return the leakage of an attack that finds the truth with a known frequency.
 
-    A hit puts all belief on the truth, a miss leaves the uniform prior. It rises with the hit rate.
+    A hit puts all belief on the truth, and a miss leaves the uniform prior. Leakage rises with the hit rate.
 
     Args:
-        hit_rate: In [0, 1].
+        hit_rate: Frequency of hits, in [0, 1].
         num_candidates: Length of the attacker's list, >= 2.
 
     Raises:
@@ -47,7 +48,7 @@ def recovery_leakage(hit_rate: float, num_candidates: int) -> float:
     if not 0.0 <= hit_rate <= 1.0:
         raise ValueError(f"hit_rate must be in [0, 1], got {hit_rate}")
     if num_candidates < 2:
-        raise ValueError(f"num_candidates must be >= 2, got {num_candidates}; add candidates to the list")
+        raise ValueError(f"num_candidates must be >= 2, got {num_candidates}. Add candidates to the list.")
     n = num_candidates
     other = (1.0 - hit_rate) / n
     belief = [hit_rate + other] + [other] * (n - 1)
@@ -55,9 +56,11 @@ def recovery_leakage(hit_rate: float, num_candidates: int) -> float:
 
 
 def log_ratio(hit_rate: float, num_candidates: int) -> float:
-    """xi: the largest |log(belief / prior)| of the belief of `recovery_leakage`. Infinite at hit rate 1.
+    """Return xi, the largest |log(belief / prior)| of the attack of `recovery_leakage`.
 
-    Example:
+    It is infinite at hit rate 1.
+
+    Examples:
         >>> round(log_ratio(0.5, 10), 3)
         1.705
     """
@@ -68,12 +71,12 @@ def log_ratio(hit_rate: float, num_candidates: int) -> float:
 
 
 def clopper_pearson(hits: int, attempts: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Exact two-sided limits of a probability of which `hits` of `attempts` are known.
+    """Return the exact two-sided confidence limits of a probability, given `hits` in `attempts`.
 
     Raises:
-        ValueError: If the counts or the confidence make no sense.
+        ValueError: If the counts or the confidence are out of range.
 
-    Example:
+    Examples:
         >>> tuple(round(end, 3) for end in clopper_pearson(9, 10))
         (0.555, 0.997)
     """
@@ -88,9 +91,9 @@ def clopper_pearson(hits: int, attempts: int, confidence: float = 0.95) -> tuple
 
 
 def leakage_factor(xi: float) -> float:
-    """C2 = (exp(2 xi) - 1) / 2, infinite where it leaves the floats.
+    """Return C2 = (exp(2 xi) - 1) / 2, or infinity if it exceeds float64.
 
-    Example:
+    Examples:
         >>> round(leakage_factor(0.5), 3)
         0.859
     """

@@ -1,1 +1,1 @@
-"""Who knows which bits: streams of random words, keys, key agreement."""
+"""Keys, key agreement and random streams, by the parties that know them."""

@@ -1,11 +1,12 @@
 """AES-256-CTR keystreams of many keys in one compiled pass, by the CPU's own AES instructions.
 
-OpenSSL gives the same bytes and is what runs where a CPU has no such instructions: through Python it takes
-2.7 us to begin with a key, of which a round of 1,000 small clients has 1,500, and its counter mode uses an
-eighth of what vectors of four blocks do.
+OpenSSL gives the same bytes, and is used on CPUs without such instructions. Through Python, it takes 2.7 us
+to begin with a key, and a round of 1,000 small clients has 1,500 keys. Its counter mode uses an eighth of the
+capacity that vectors of four blocks use.
 
 References:
-    FIPS 197, Advanced Encryption Standard, 5.2 (key expansion); NIST SP 800-38A, 6.5 (counter mode).
+    FIPS 197, Advanced Encryption Standard, 5.2 (key expansion).
+    NIST SP 800-38A, 6.5 (counter mode).
 """
 
 from functools import cache
@@ -23,9 +24,9 @@ from numpy.typing import NDArray
 _SAID = get_host_cpu_features() if config.CPU_FEATURES is None else config.CPU_FEATURES
 _FEATURES = set() if config.DISABLE_JIT else set(_SAID.split(","))
 LANES = 0 if "+aes" not in _FEATURES else 4 if {"+vaes", "+avx512f"} <= _FEATURES else 1
-"""Blocks of 16 bytes in a vector of this CPU; 0 where it has no AES instructions of x86."""
+"""Number of 16-byte blocks in a vector of this CPU, or 0 if it has no x86 AES instructions."""
 _VECTORS = 8
-"""Vectors that are encrypted side by side, so that none waits for another."""
+"""Number of vectors that are encrypted side by side, so that no instruction waits for another."""
 _STEP = 16 * _VECTORS * LANES
 _ROUNDS = 14
 _ZEROS = memoryview(bytes(1 << 16))
@@ -33,11 +34,12 @@ _I32, _I64 = ir.IntType(32), ir.IntType(64)
 
 
 def _vector(lanes: int) -> ir.VectorType:
+    """Return the LLVM type of a vector of `lanes` blocks."""
     return ir.VectorType(_I64, 2 * lanes)
 
 
 def _aes(builder: Any, name: str, lanes: int) -> Any:
-    """The instruction `aesenc`, or `aesenclast`, on so many blocks."""
+    """Return LLVM's `aesenc` or `aesenclast` for vectors of `lanes` blocks."""
     kind, width = _vector(lanes), {1: "", 4: ".512"}[lanes]
     called = ir.FunctionType(kind, [kind, kind])
     return cgutils.get_or_insert_function(builder.module, called, f"llvm.x86.aesni.{name}{width}")
@@ -45,7 +47,7 @@ def _aes(builder: Any, name: str, lanes: int) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _substituted(typing_context: Any, word: Any) -> Any:
-    """The S-box on each byte of a word: the last round on four copies, whose shift of rows does nothing."""
+    """Apply the S-box to each byte of a word, by an AES last round on four copies of it."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         words = ir.VectorType(_I32, 4)
@@ -53,15 +55,15 @@ def _substituted(typing_context: Any, word: Any) -> Any:
         for place in range(4):
             state = builder.insert_element(state, args[0], _I32(place))
         zero = ir.Constant(_vector(1), [0, 0])
-        found = builder.call(_aes(builder, "aesenclast", 1), [builder.bitcast(state, _vector(1)), zero])
-        return builder.extract_element(builder.bitcast(found, words), _I32(0))
+        result = builder.call(_aes(builder, "aesenclast", 1), [builder.bitcast(state, _vector(1)), zero])
+        return builder.extract_element(builder.bitcast(result, words), _I32(0))
 
     return numba.uint32(numba.uint32), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _encrypt(typing_context: Any, schedule: Any, first: Any, out: Any, at: Any) -> Any:
-    """Write the blocks of `_STEP` bytes of counters, from the first one on, to a place of `out`."""
+    """Encrypt the counters of `_STEP` bytes, and write the blocks to a place in `out`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind, one = _vector(LANES), _vector(1)
@@ -80,10 +82,10 @@ def _encrypt(typing_context: Any, schedule: Any, first: Any, out: Any, at: Any) 
         )
         states = []
         for vector in range(_VECTORS):
-            # the lower half alone: a stream never reaches 2^64 blocks
+            # adds to the lower half only, because a stream never reaches 2^64 blocks
             added = [half * (vector * LANES + lane) for lane in range(LANES) for half in (0, 1)]
             counters = builder.add(first, ir.Constant(kind, added))
-            # counters are big-endian; xor is the first round key's
+            # counters are big-endian, and the first round key is added by xor
             states.append(builder.xor(builder.call(reverse, [counters]), keys[0]))
         for key in keys[1:-1]:
             states = [builder.call(_aes(builder, "aesenc", LANES), [state, key]) for state in states]
@@ -98,6 +100,7 @@ def _encrypt(typing_context: Any, schedule: Any, first: Any, out: Any, at: Any) 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _fill(keys: NDArray[np.uint32], starts: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
+    """Fill each row of `out` with its keystream. Arguments are those of `keystreams`."""
     schedule, block, size = np.empty(4 * (_ROUNDS + 1), np.uint32), np.empty(_STEP, np.uint8), out.shape[1]
     for row in range(len(keys)):
         constant = np.uint32(1)
@@ -106,16 +109,16 @@ def _fill(keys: NDArray[np.uint32], starts: NDArray[np.int64], out: NDArray[np.u
                 schedule[i] = keys[row, i]
                 continue
             word = schedule[i - 1]
-            if i % 4 == 0:  # for i % 8 == 4, too, as FIPS 197 has it for keys of 8 words
+            if i % 4 == 0:  # also for i % 8 == 4, as FIPS 197 says for keys of 8 words
                 word = _substituted(word)
             if i % 8 == 0:
-                # RotWord of a little-endian word; the S-box goes byte by byte, so it may come first
+                # RotWord of a little-endian word. The S-box works byte by byte, so it may come first.
                 word = ((word >> np.uint32(8)) | (word << np.uint32(24))) ^ constant
-                constant <<= np.uint32(1)  # 7 constants, up to 64: no reduction in GF(2^8)
+                constant <<= np.uint32(1)  # there are 7 constants, up to 64, so GF(2^8) needs no reduction
             schedule[i] = schedule[i - 8] ^ word
         stream, done, at = out[row], 0, starts[row]
         while done < size:
-            skip = at % 16  # a stream may go on in the middle of a block
+            skip = at % 16  # a stream may continue in the middle of a block
             part = min(_STEP - skip, size - done)
             if part == _STEP:
                 _encrypt(schedule, np.uint64(at // 16), stream, done)
@@ -129,7 +132,7 @@ def _fill(keys: NDArray[np.uint32], starts: NDArray[np.int64], out: NDArray[np.u
 def keystreams_by_openssl(
     keys: NDArray[np.uint32], starts: NDArray[np.int64], out: NDArray[np.uint8]
 ) -> None:
-    """Do what `keystreams` does, wherever OpenSSL runs."""
+    """Do the same as `keystreams` by OpenSSL, on any CPU."""
     for key, start, row in zip(keys, starts.tolist(), out, strict=True):
         counter, skip = modes.CTR((start // 16).to_bytes(16, "big")), start % 16
         update = Cipher(algorithms.AES256(key.tobytes()), counter).encryptor().update_into
@@ -142,22 +145,24 @@ def keystreams_by_openssl(
 
 @cache
 def _compiled() -> bool:
-    """Has this CPU the instructions? Tried against OpenSSL, once a process: clients on others draw the same.
+    """Return whether this CPU has AES instructions, after a test against OpenSSL once a process.
+
+    Clients on other CPUs must draw the same bytes.
 
     Raises:
-        RuntimeError: If it gives other bytes.
+        RuntimeError: If the instructions give other bytes than OpenSSL.
     """
     if not LANES:
         return False
-    # inside a block, so that parts of a step are tried, too
+    # starts inside a block, so that parts of a step are also tested
     keys, starts = np.arange(8, dtype=np.uint32)[None], np.array([3])
-    found, wanted = np.empty((2, 1, 2 * _STEP), np.uint8)
-    _fill(keys, starts, found)
+    compiled, wanted = np.empty((2, 1, 2 * _STEP), np.uint8)
+    _fill(keys, starts, compiled)
     keystreams_by_openssl(keys, starts, wanted)
-    if not np.array_equal(found, wanted):
+    if not np.array_equal(compiled, wanted):
         raise RuntimeError(
-            "AES by this CPU's instructions is not AES by OpenSSL, so that clients would not draw what the "
-            "server does; start Python with NUMBA_CPU_FEATURES=+sse2, which leaves it to OpenSSL"
+            "AES by this CPU's instructions differs from AES by OpenSSL. Start Python with "
+            "NUMBA_CPU_FEATURES=+sse2, which uses OpenSSL only."
         )
     return True
 
@@ -166,9 +171,9 @@ def keystreams(keys: NDArray[np.uint32], starts: NDArray[np.int64], out: NDArray
     """Fill each row of an array with its keystream, whose counter begins at 0 (SP 800-38A, 6.5).
 
     Args:
-        keys: `(n, 8)`, 32 bytes a row.
-        starts: `(n,)`, the byte of the keystream at which a row begins.
-        out: `(n, size)`, overwritten.
+        keys: `(n, 8)` uint32, one key of 32 bytes a row.
+        starts: `(n,)` position in bytes of the keystream at which each row begins.
+        out: `(n, size)` uint8 array that is overwritten.
 
     Raises:
         RuntimeError: If this CPU's instructions give other bytes than OpenSSL.

@@ -1,12 +1,12 @@
-"""Keys of one party of a secure federation: a server with none of its clients', a client with its own.
+"""Keys of one party of a secure federation: of the server, or of one client.
 
-A simulation derives all keys from one root (`keys.randomness.RootKeys`); here each is derived by those who
-are meant to have it. A client sends its public key once, 32 bytes, and the server relays it to those who
-share a pair with it. Asking a party for a key that it must not know raises `NotHeldError`.
+A simulation derives all keys from one root (`keys.randomness.RootKeys`). Here, only the parties that may know
+a key can derive it. Each client sends its public key once, 32 bytes, and the server relays it to the clients
+that share a pair with it. A request for a key that the party must not know raises `NotHeldError`.
 
-The server relays public keys, so it could put itself between two clients, and would then know what they
-share. With a directory of identities (Ed25519) from elsewhere, a client accepts a peer's key with that peer's
-signature only.
+The server relays public keys, so it could place itself between two clients and learn their shared bits. With
+a directory of identities (Ed25519) from another source, a client accepts a peer's key only with that peer's
+signature.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ from lightning_fedq.keys.randomness import (
 )
 
 _NONCE = bytes(12)
-"""Every AES-GCM key seals one message (again and again the same), so the nonce may be constant."""
+"""Nonce of AES-GCM, which may be constant because every key seals one message only."""
 
 
 class NotHeldError(PermissionError):
-    """Somebody asks a party for a key that it does not hold, and must not."""
+    """Error of a request for a key that a party does not hold and must not hold."""
 
 
 class KeyVerificationError(ValueError):
-    """A public key, or what was sealed for its owner, that does not verify: another's, or tampered with."""
+    """Error of a public key, or of data sealed for its owner, that does not verify."""
 
 
 @dataclass(frozen=True)
 class ServerSecrets:
-    """Secrets that a server draws once for a federation, and keeps to itself.
+    """Secrets of a server, drawn once for a federation.
 
     Args:
-        secret: Its X25519 private key, 32 bytes.
-        federation: Key that everybody knows, 32 bytes; it names the federation.
-        members: Key that goes to each client, 32 bytes.
+        secret: X25519 private key of the server, 32 bytes.
+        federation: Public key that names the federation, 32 bytes.
+        members: Key that the server sends to each client, 32 bytes.
     """
 
     secret: bytes = field(repr=False)
@@ -62,46 +62,47 @@ class ServerSecrets:
 
     @classmethod
     def draw(cls) -> ServerSecrets:
-        """From the operating system."""
+        """Draw new secrets from the operating system."""
         return cls(os.urandom(32), os.urandom(32), os.urandom(32))
 
     @property
     def public_key(self) -> bytes:
-        """Its X25519 public key."""
+        """X25519 public key of the server, 32 bytes."""
         return X25519PrivateKey.from_private_bytes(self.secret).public_key().public_bytes_raw()
 
 
 def registration_proof(own: bytes, other: bytes, federation: bytes, client_key: bytes, nonce: bytes) -> bytes:
-    """Proof, 32 bytes, that a client holds the private half of its public key, made by either side.
+    """Return a proof, 32 bytes, that a client holds the private half of its public key.
 
-    A client's public key is known to its partners, so whoever sends it need not be the client. The proof is
-    from the key agreement with the server, and nobody else can make it. It answers the server's nonce, so
-    that a recorded one is of no use.
+    Each side can compute the proof, from its key agreement with the other side. No third party can. It is
+    needed because a client's partners know its public key and could send it. The server's nonce makes a
+    recorded proof useless.
 
     Args:
-        own: This side's X25519 private key.
-        other: The other side's public key.
-        federation: Key that names the federation, 32 bytes, as for `ServerSecrets`.
-        client_key: The client's public key.
+        own: X25519 private key of this side.
+        other: X25519 public key of the other side.
+        federation: Public key that names the federation, 32 bytes.
+        client_key: Public key of the client.
         nonce: Nonce that the server drew for this registration.
 
     Raises:
-        ValueError: If the other's key is not 32 bytes, or of low order.
+        ValueError: If the other side's key is not 32 bytes, or of low order.
     """
     key, info = X25519PrivateKey.from_private_bytes(own), pack_fields("registration", client_key, nonce)
     return agree(key, X25519PublicKey.from_public_bytes(other), federation, info)
 
 
 class HeldServerKeys(ServerKeys):
-    """Keys of the server of a secure federation: its own key pair and everybody's public keys.
+    """Keys of the server in a secure federation: its own key pair and all clients' public keys.
 
     Args:
-        roster: Public key of each client.
-        entropy: Source of the key of its own noise, which is another one in every process, so that a folder
-            that is set back does not bring it back.
+        secrets: Secrets of the server.
+        roster: Public key of each client, by number.
+        entropy: Source of the key of the server's own noise. Each process draws a new key, so that a folder
+            that is reset does not repeat the noise.
 
     Raises:
-        ValueError: If two clients have one key, or a key is not 32 bytes.
+        ValueError: If two clients have the same key, or a key is not 32 bytes.
     """
 
     mode = "secure"
@@ -115,7 +116,7 @@ class HeldServerKeys(ServerKeys):
         entropy: Callable[[int], bytes] = os.urandom,
     ) -> None:
         if len(set(roster.values())) != len(roster) or any(len(key) != 32 for key in roster.values()):
-            raise ValueError("every client needs a public key of its own, 32 bytes")
+            raise ValueError("Every client needs a separate public key of 32 bytes")
         self._secrets, self.roster = secrets, dict(roster)
         self._secret = X25519PrivateKey.from_private_bytes(secrets.secret)
         self.salt = roster_digest(self.roster)
@@ -139,16 +140,16 @@ class HeldServerKeys(ServerKeys):
         return self._own_key
 
     def sealed_members(self, client: int) -> bytes:
-        """The members' key for one client's eyes, 48 bytes."""
+        """Return the members' key, encrypted for one client, 48 bytes."""
         return AESGCM(_seal_key(self.client(client))).encrypt(_NONCE, self.members(), b"")
 
 
 @dataclass(frozen=True)
 class ClientSecrets:
-    """Secrets that a client draws once for a federation, and never sends.
+    """Secrets of a client, drawn once for a federation and never sent.
 
     Args:
-        secret: Its X25519 private key, 32 bytes.
+        secret: X25519 private key of the client, 32 bytes.
         seed: Secret seed of 32 bytes.
     """
 
@@ -157,47 +158,50 @@ class ClientSecrets:
 
     @classmethod
     def draw(cls) -> ClientSecrets:
-        """From the operating system."""
+        """Draw new secrets from the operating system."""
         return cls(os.urandom(32), os.urandom(32))
 
     def derived(self, purpose: str) -> bytes:
-        """Secret of 32 bytes that is the same in every round, and nobody else's."""
+        """Return a secret of 32 bytes that only this client knows and that is the same in every round."""
         return hkdf_expand(self.seed, pack_fields(purpose))
 
     @property
     def public_key(self) -> bytes:
-        """Its X25519 public key, which is all that it uploads before the first round."""
+        """X25519 public key of the client, 32 bytes, its only upload before the first round."""
         return X25519PrivateKey.from_private_bytes(self.secret).public_key().public_bytes_raw()
 
 
 @dataclass(frozen=True)
 class Identities:
-    """Signing key of a client, and everybody's verification keys, from elsewhere than the server.
+    """Signing key of a client, and all clients' verification keys, from a source outside the server.
 
     Args:
-        own: Signs this client's key for a federation.
-        directory: Verification key of each client, by number; its own is among them.
+        own: Signing key for this client's key in a federation.
+        directory: Verification key of each client, by number, including this client's.
     """
 
     own: Ed25519PrivateKey
     directory: Mapping[int, Ed25519PublicKey]
 
     def check_number(self, client: int) -> None:
-        """Refuse a number that is somebody else's.
+        """Refuse a number that the directory does not give to this client.
+
+        Args:
+            client: Number that the server assigns to this client.
 
         Raises:
-            KeyVerificationError: If the directory has another key for it, or none.
+            KeyVerificationError: If the directory has another key for the number, or none.
         """
         known = self.directory.get(client)
         if known is None or known.public_bytes_raw() != self.own.public_key().public_bytes_raw():
             raise KeyVerificationError(
-                f"the server takes this client for number {client}, which the directory gives to "
+                f"The server calls this client number {client}, which the directory gives to "
                 f"{'nobody' if known is None else 'another identity'}"
             )
 
 
 def sign_key(identity: Ed25519PrivateKey, federation: bytes, public_key: bytes) -> bytes:
-    """Signature of a client's identity under its key for one federation."""
+    """Return the signature of a client's identity for its public key in one federation."""
     return identity.sign(_statement(federation, public_key))
 
 
@@ -208,48 +212,60 @@ def verify_key(
     public_key: bytes,
     signature: bytes,
 ) -> None:
-    """Check that a public key is the one that a client has signed.
+    """Check that a client's identity has signed a public key.
+
+    Args:
+        directory: Verification key of each client, by number.
+        client: Number of the client.
+        federation: Public key that names the federation, 32 bytes.
+        public_key: Public key of the client.
+        signature: Signature of the client's identity.
 
     Raises:
-        KeyVerificationError: If the directory has no such client, or its signature does not verify.
+        KeyVerificationError: If the directory has no such client, or the signature does not verify.
     """
     if client not in directory:
-        raise KeyVerificationError(f"the directory holds no identity of client {client}")
+        raise KeyVerificationError(f"The directory has no identity of client {client}")
     try:
         directory[client].verify(signature, _statement(federation, public_key))
     except InvalidSignature as error:
         raise KeyVerificationError(
-            f"the public key of client {client} is not signed by its identity: the server relays another "
-            "one, or the directory is out of date"
+            f"The public key of client {client} is not signed by its identity. The server relays another "
+            "key, or the directory is out of date."
         ) from error
 
 
 def _statement(federation: bytes, public_key: bytes) -> bytes:
+    """Return the bytes that a client's identity signs."""
     return pack_fields("fedq client key", federation, public_key)
 
 
 def _seal_key(client_key: bytes) -> bytes:
+    """Return the AES-GCM key that seals the members' key for one client."""
     return hkdf_expand(client_key, pack_fields("seal members"))
 
 
 class HeldClientKeys(OneOwner, Keys):
-    """Keys of one client of a secure federation: its own secrets, and public keys of those it meets.
+    """Keys of one client in a secure federation: its own secrets, and the public keys of its peers.
 
-    Nobody else needs the coins of a client's own, so every object draws a key for them from the kept seed and
-    the operating system: a client whose folder is set back, and with it the log of used streams, does not
-    draw the same coins for another payload.
+    No other party needs the client's private randomised bits. So every object derives their key from the kept
+    seed and from the operating system. If the client's folder is reset, with its log of used streams, the
+    client does not draw the same bits for another payload.
 
     Args:
-        federation: Key that names the federation, 32 bytes, as for `ServerSecrets`.
-        server_key: The server's public key.
-        salt: `HeldServerKeys.salt`; with another one it has no key in common with anybody.
-        sealed_members: Sealed list of members, as `HeldServerKeys.sealed_members` made it.
-        peers: Public keys of the clients that share a group with it, their signatures verified (`verify_key`)
-            where the server is not trusted to relay them.
-        entropy: Source of what is mixed into the key of its own coins.
+        client: Number of the client.
+        secrets: Secrets of the client.
+        federation: Public key that names the federation, 32 bytes.
+        server_key: Public key of the server.
+        salt: `HeldServerKeys.salt`. With another salt, the client has no key in common with any party.
+        sealed_members: Sealed members' key, from `HeldServerKeys.sealed_members`.
+        peers: Public keys of the clients that share a group with this one, by number. Verify their signatures
+            first (`verify_key`) if the server is not trusted to relay them.
+        entropy: Source of the random bytes in the key of the client's private bits.
 
     Raises:
-        KeyVerificationError: If the sealed key does not open: another server, roster, or number.
+        KeyVerificationError: If the sealed key does not open, because it is of another server, roster or
+            number.
     """
 
     mode = "secure"
@@ -277,8 +293,8 @@ class HeldClientKeys(OneOwner, Keys):
             self._members = AESGCM(_seal_key(self._own)).decrypt(_NONCE, sealed_members, b"")
         except InvalidTag as error:
             raise KeyVerificationError(
-                f"what the server sealed for client {client} does not open with its key: it has another "
-                "public key of this client, or is another server"
+                f"Data that the server sealed for client {client} do not open with its key. The server has "
+                "another key of this client, or is another server."
             ) from error
 
     def public(self) -> bytes:
@@ -292,23 +308,25 @@ class HeldClientKeys(OneOwner, Keys):
         return self._own
 
     def server(self) -> bytes:
-        raise NotHeldError(f"client {self.number} does not hold the key of the server's own noise")
+        raise NotHeldError(f"Client {self.number} does not hold the key of the server's own noise")
 
     def peer(self, group: tuple[int, ...]) -> bytes:
         members = self._sorted_members(group)
         if len(members) != 2:
-            raise NotHeldError(f"keys are agreed in pairs, and the group {members} is none")
+            raise NotHeldError(f"Keys are agreed in pairs, got the group {members}")
         return self._pair_key(next(member for member in members if member != self.number))
 
     def _sorted_members(self, group: Sequence[int]) -> tuple[int, ...]:
+        """Return the sorted group, which must have this client."""
         members = tuple(sorted(group))
         if self.number not in members:
-            raise NotHeldError(f"client {self.number} is not in the group {members}")
+            raise NotHeldError(f"Client {self.number} is not in the group {members}")
         return members
 
     def _pair_key(self, other: int) -> bytes:
+        """Return the key that this client shares with another one."""
         if other not in self._peers:
-            raise NotHeldError(f"client {self.number} has no public key of client {other}")
+            raise NotHeldError(f"Client {self.number} has no public key of client {other}")
         key = X25519PublicKey.from_public_bytes(self._peers[other])
         info = group_info(self._federation, sorted((self.number, other)))
         return agree(self._secret, key, self._salt, info)
@@ -318,5 +336,6 @@ class HeldClientKeys(OneOwner, Keys):
         return self._private
 
     def _check_owner(self, client: int) -> None:
+        """Refuse requests for another client's key."""
         if client != self.number:
-            raise NotHeldError(f"client {self.number} does not hold the key of client {client}")
+            raise NotHeldError(f"Client {self.number} does not hold the key of client {client}")

@@ -1,17 +1,18 @@
-"""Who knows which bits: keys, key agreement and the streams drawn from them.
+"""Keys, key agreement, and the random streams that are drawn from them.
 
-A stream is addressed by `(federation, round, attempt, purpose, who)`, never by a position in a
-global generator, and the address goes through HKDF-SHA256 (RFC 5869) with every field
-length-prefixed. One key is one AES-256-CTR keystream from counter 0, used once. A message is drawn
-as a whole, so an address needs no layer index: the layers of one message share no bits.
+The address of a stream is `(federation, round, attempt, purpose, who)`, never a position in a global
+generator. HKDF-SHA256 (RFC 5869) maps the address to a key, with every field length-prefixed. Each key gives
+one AES-256-CTR keystream from counter 0, which is used once. A message is drawn as a whole, so an address has
+no layer index. The layers of one message share no bits.
 
-Two sources of keys, and the report says which:
+There are two sources of keys, and the report names the one in use:
 
-* `RootKeys` (*secure*): everything follows from 32 bytes of the operating system, as all keys of a simulation
-  lie in one program anyway. Real clients agree on theirs by X25519 (`party_keys`). Nothing is reproducible.
-* `SeededKeys` (*reproducible*): everything follows from one integer. For experiments; not private.
+* `RootKeys` (*secure*): all keys follow from 32 bytes of the operating system, since all parties of a
+  simulation are in one program. Real clients agree on keys by X25519 (`party_keys`). Nothing is reproducible.
+* `SeededKeys` (*reproducible*): all keys follow from one integer. They are for experiments and not private.
 
-What the server may hold is `PublicRandomness`; `ClientRandomness` adds what it must not.
+`PublicRandomness` has the streams that a server may know. `ClientRandomness` adds streams that it must not
+know.
 """
 
 from __future__ import annotations
@@ -37,37 +38,40 @@ _LENGTH = struct.Struct(">I").pack
 _INNER_PAD, _OUTER_PAD = (bytes(byte ^ pad for byte in range(256)) for pad in (0x36, 0x5C))
 _KEPT_KEYS, _KEY_BYTES = 1 << 14, 32
 PUBLIC_KEY_BYTES = 32
-"""Length of one client's public key, the whole set-up traffic of a pair."""
+"""Length of one client's public key, which is the whole set-up traffic of a pair."""
 
 
 def hkdf_extract(salt: bytes, key_material: bytes) -> bytes:
-    """HKDF-Extract with SHA-256: 32 bytes of uniform key from shared key material (RFC 5869, 2.2).
+    """Return 32 bytes of uniform key from shared key material, by HKDF-Extract with SHA-256 (RFC 5869, 2.2).
 
-    Example:
+    Examples:
         >>> len(hkdf_extract(b"", b"key material"))
         32
     """
-    return hmac.digest(salt or bytes(32), key_material, "sha256")  # no salt is 32 zeros
+    return hmac.digest(salt or bytes(32), key_material, "sha256")  # RFC 5869 takes 32 zeros for an empty salt
 
 
 def hkdf_expand(key: bytes, info: bytes) -> bytes:
-    """HKDF-Expand with SHA-256 to 32 bytes, which is a single HMAC (RFC 5869, 2.3).
+    """Return 32 bytes for a key and a context, by HKDF-Expand with SHA-256 (RFC 5869, 2.3).
 
-    The HMAC's two hashes are written out (RFC 2104): faster on short messages. A key has at most 64 bytes.
+    For 32 bytes this is a single HMAC. Its two hashes are written out (RFC 2104), which is faster for short
+    messages. A key must have at most 64 bytes.
     """
     block = key.ljust(64, b"\0")
-    # 1 counts the blocks of output, of which there is one
+    # 1 is the number of the only output block
     inner = hashlib.sha256(block.translate(_INNER_PAD) + info + b"\x01").digest()
     return hashlib.sha256(block.translate(_OUTER_PAD) + inner).digest()
 
 
 def pack_fields(*fields: bytes | str | int) -> bytes:
-    """Join fields unambiguously: every one is preceded by its length, integers are 8 bytes big-endian.
+    """Join fields so that no two lists of fields give the same bytes.
+
+    Each field is preceded by its length. An integer takes 8 bytes, big-endian.
 
     Raises:
-        ValueError: If an integer does not fit 64 unsigned bits.
+        ValueError: If an integer is not in [0, 2^64).
 
-    Example:
+    Examples:
         >>> pack_fields("mask", 7) != pack_fields("mask7")
         True
     """
@@ -76,12 +80,14 @@ def pack_fields(*fields: bytes | str | int) -> bytes:
 
 @lru_cache(maxsize=_KEPT_KEYS)
 def _integer_field(value: int) -> bytes:
+    """Return the length and the 8 bytes of an integer field."""
     if not 0 <= value < 2**64:
-        raise ValueError(f"an address field must be in [0, 2^64), got {value}")
+        raise ValueError(f"An address field must be in [0, 2^64), got {value}")
     return _INTEGER_FIELD(8, value)  # its length in bytes, then the value
 
 
 def _bytes_field(value: bytes | str) -> bytes:
+    """Return the length and the bytes of a field."""
     raw = value.encode() if isinstance(value, str) else value
     return _LENGTH(len(raw)) + raw
 
@@ -91,16 +97,18 @@ _PEER, _GROUP = pack_fields("peer"), pack_fields("group")
 
 @lru_cache(maxsize=_KEPT_KEYS)
 def _client_field(client: int) -> bytes:
+    """Return the packed fields that name a client."""
     return pack_fields("client", client)
 
 
 @lru_cache(maxsize=_KEPT_KEYS)
 def _members_fields(group: tuple[int, ...]) -> bytes:
-    return pack_fields(*sorted(group))  # one key a group, in whatever order its members are named
+    """Return the packed fields that name the members of a group, in ascending order."""
+    return pack_fields(*sorted(group))  # sorted, so that a group has one key for any order of its members
 
 
 class Stream:
-    """One AES-256-CTR keystream under one key, read once from its start.
+    """AES-256-CTR keystream of one key, which is read once from its start.
 
     Args:
         key: 32 bytes, never used for another stream.
@@ -108,16 +116,16 @@ class Stream:
 
     def __init__(self, key: bytes) -> None:
         if len(key) != _KEY_BYTES:
-            raise ValueError(f"a stream's key has {_KEY_BYTES} bytes, got {len(key)}")
+            raise ValueError(f"A stream's key must have {_KEY_BYTES} bytes, got {len(key)}")
         self._key, self._read = key, 0
 
     def __reduce__(self) -> NoReturn:
-        """Refuse to be copied or pickled.
+        """Refuse to be copied or pickled, because two payloads would share the stream.
 
         Raises:
             TypeError: Always.
         """
-        raise TypeError("a stream can't be copied or pickled: two payloads would share it")
+        raise TypeError("A stream can't be copied or pickled, because two payloads would share it")
 
     def fill(self, out: NDArray[Any]) -> None:
         """Overwrite a contiguous array with the next bytes of the stream."""
@@ -143,9 +151,13 @@ class Stream:
     def uniform_below(self, bound: int, count: int) -> NDArray[np.uint32]:
         """Return `count` integers, exactly uniform on {0, ..., bound - 1}.
 
-        Words at or above the largest multiple of `bound` are skipped, so the law has no modulo
-        bias. What is read is the shortest part of the stream that holds `count` accepted words:
-        it depends on the stream alone, never on data, and two calls read what one call would.
+        Words at or above the largest multiple of `bound` are skipped, so there is no modulo bias. The method
+        reads the shortest part of the stream with `count` accepted words. This part depends on the stream
+        alone, never on data, and two calls read what one call would.
+
+        Args:
+            bound: Number of possible values, 1 to 2^32.
+            count: Number of integers.
 
         Raises:
             ValueError: If bound is not in [1, 2^32].
@@ -155,10 +167,10 @@ class Stream:
         words = self.words(count)
         if bound == 2**32:
             return words
-        if limit := 2**32 // bound * bound % 2**32:  # 0 where bound divides 2^32: no word is skipped
+        if limit := 2**32 // bound * bound % 2**32:  # 0 if bound divides 2^32, so no word is skipped
             words = words[words < limit]
             while missing := count - len(words):
-                # as many as are missing: none beyond the last accepted word is read
+                # read only as many as are missing, so none beyond the last accepted word
                 more = self.words(missing)
                 words = np.concatenate([words, more[more < limit]])
         return words % np.uint32(bound)
@@ -166,7 +178,7 @@ class Stream:
     def uniforms(self, count: int) -> NDArray[np.float64]:
         """Return float64 uniforms on the open interval (0, 1): the 2^52 odd multiples of 2^-53, all exact.
 
-        Not for coins: a coin is an integer compared with an integer threshold.
+        Do not use them for randomised bits, which compare an integer with an integer threshold.
         """
         return (self.words64(count) >> np.uint64(12)).astype(np.float64) * 2.0**-52 + 2.0**-53
 
@@ -175,10 +187,14 @@ class Stream:
         return self.choice(count, count)
 
     def choice(self, bound: int, count: int) -> list[int]:
-        """Draw `count` of {0, ..., bound - 1} without replacement, every sequence equally likely.
+        """Draw `count` of {0, ..., bound - 1} without replacement, with all sequences equally likely.
 
-        They are the first in the order of one 64-bit word each. Where words tie, all are extended by a
-        further one until none do, so the law is exact.
+        Each number gets a 64-bit word, and the numbers with the smallest words are returned in their order.
+        While any words tie, all numbers get a further word, so the distribution is exact.
+
+        Args:
+            bound: Number of possible values.
+            count: Number of values to draw.
 
         Raises:
             ValueError: If count is not in [0, bound].
@@ -187,18 +203,18 @@ class Stream:
             raise ValueError(f"count must be in [0, bound = {bound}], got {count}")
         words = [self.words64(bound)]
         order = np.argsort(words[0], kind="stable")
-        # equal ones are neighbours once they are sorted
+        # equal words are neighbours after sorting
         while np.logical_and.reduce([word[order[1:]] == word[order[:-1]] for word in words]).any():
             words.append(self.words64(bound))
-            order = np.lexsort(words[::-1])  # the last key of lexsort counts most
+            order = np.lexsort(words[::-1])  # the last key of lexsort is its primary key
         drawn: list[int] = order[:count].tolist()
         return drawn
 
 
 def fill_rows(streams: Sequence[Stream], rows: NDArray[Any]) -> None:
-    """Overwrite each row of a contiguous array with the next bytes of a stream of its own, in one pass."""
-    twice = len(set(streams)) < len(streams)  # one of them goes on from row to row
-    if twice or any(type(stream).fill is not Stream.fill for stream in streams):
+    """Overwrite each row of a contiguous array with the next bytes of its own stream, in one pass."""
+    has_repeats = len(set(streams)) < len(streams)  # a repeated stream continues from row to row
+    if has_repeats or any(type(stream).fill is not Stream.fill for stream in streams):
         for stream, row in zip(streams, rows, strict=True):
             stream.fill(row)
         return
@@ -210,70 +226,76 @@ def fill_rows(streams: Sequence[Stream], rows: NDArray[Any]) -> None:
 
 
 class ServerKeys(ABC):
-    """Root keys that a server may hold, 32 bytes each: everybody's, the members', one with each client.
+    """Root keys that a server may hold, 32 bytes each: the public key, the members' and one per client.
 
     An owner without one of them raises `NotHeldError`.
     """
 
     mode: ClassVar[Literal["secure", "reproducible"]]
     setup_bits_per_client: int
-    """Bits that each client uploads once, before the first round."""
+    """Number of bits that each client uploads once, before the first round."""
 
     @abstractmethod
     def public(self) -> bytes:
-        """Key that everybody knows. It also names the federation."""
+        """Return the key that every party knows. It also names the federation."""
 
     @abstractmethod
     def members(self) -> bytes:
-        """Key that the server and all clients know, and nobody outside the federation."""
+        """Return the key that the server and all clients know, but no outsider."""
 
     @abstractmethod
     def client(self, client: int) -> bytes:
-        """Key that one client shares with the server."""
+        """Return the key that one client shares with the server."""
 
     @abstractmethod
     def server(self) -> bytes:
-        """Key that nobody but the server knows, and no other object: its own noise comes from it."""
+        """Return the key of the server's own noise, which only this object of the server knows."""
 
 
 class Keys(ServerKeys):
-    """Root keys of one federation, each 32 bytes and known to somebody else."""
+    """All root keys of one federation, 32 bytes each, including those that the server must not know."""
 
     @abstractmethod
     def peer(self, group: tuple[int, ...]) -> bytes:
-        """Key that the two clients of a group share and the server does not know."""
+        """Return the key that the two clients of a group share, and that the server does not know."""
 
     @abstractmethod
     def private(self, client: int) -> bytes:
-        """Key that nobody but the client knows."""
+        """Return the key that only the client knows."""
 
 
 class OneOwner:
-    """Keys that can't be copied or pickled: two owners would draw the same secret coins for two payloads."""
+    """Base of keys that can't be copied or pickled.
+
+    Two owners of the same keys would draw the same secret bits for two payloads.
+    """
 
     def __copy__(self) -> NoReturn:
-        """Refuse.
+        """Refuse to be copied.
 
         Raises:
-            TypeError: Always, with the cure.
+            TypeError: Always. The message has the cure.
         """
         raise TypeError(
-            "secure keys can't be copied or pickled: both owners would draw the same secret "
-            "coins; make a new Federated (or RoundEngine), which draws keys of its own, or use a seed, which "
-            "protects nothing"
+            "Secure keys can't be copied or pickled, because both owners would draw the same bits. Make a "
+            "new Federated (or RoundEngine), or use a seed, which protects nothing."
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
-        """Refuse. See `__copy__`."""
+        """Refuse to be copied (see `__copy__`)."""
         self.__copy__()
 
     def __reduce__(self) -> NoReturn:
-        """Refuse. See `__copy__`."""
+        """Refuse to be pickled (see `__copy__`)."""
         self.__copy__()
 
 
 class _DerivedKeys(Keys):
-    """Keys that all follow from one root, 32 bytes."""
+    """Keys that all follow from one root.
+
+    Args:
+        root: Root key of 32 bytes.
+    """
 
     setup_bits_per_client = 8 * PUBLIC_KEY_BYTES
 
@@ -304,7 +326,7 @@ class _DerivedKeys(Keys):
 
 
 class SeededKeys(_DerivedKeys):
-    """Reproducible keys: every key follows from one integer, so nothing here is private.
+    """Reproducible keys, which all follow from one integer, so that nothing is private.
 
     Args:
         seed: Any integer >= 0.
@@ -316,19 +338,20 @@ class SeededKeys(_DerivedKeys):
         if seed < 0:
             raise ValueError(f"seed must be >= 0, got {seed}")
         self.seed = seed
-        # as text: a seed may be longer than an integer field's 64 bits
+        # as text, because a seed may be longer than the 64 bits of an integer field
         super().__init__(hkdf_extract(_PROTOCOL, pack_fields("reproducible", hex(seed))))
 
 
 class RootKeys(OneOwner, _DerivedKeys):
-    """Keys of all parties of a simulation: all follow from 32 bytes of the operating system.
+    """Keys of all parties in a simulation, which follow from 32 bytes of the operating system.
 
-    They can't be copied or pickled: two owners would draw the same secret coins for different payloads.
+    They can't be copied or pickled, because two owners would draw the same secret bits for two payloads.
 
     Args:
-        root: Drawn by one process, and told to the others, which own disjoint clients. None is drawn here.
+        root: Root that one process draws and sends to the others, which simulate disjoint clients. None draws
+            a new root.
 
-    Example:
+    Examples:
         >>> RootKeys().public() == RootKeys().public()
         False
     """
@@ -340,63 +363,62 @@ class RootKeys(OneOwner, _DerivedKeys):
 
 
 def agree(own: X25519PrivateKey, other: X25519PublicKey, salt: bytes, info: bytes) -> bytes:
-    """Derive the key that two parties share, from one X25519 exchange.
+    """Return the key that two parties share, from one X25519 exchange.
 
     Args:
-        own: This party's private key.
-        other: The other party's public key, authenticated by the caller.
+        own: Private key of this party.
+        other: Public key of the other party, authenticated by the caller.
         salt: Binds the key to the federation and its roster.
-        info: Binds it to the two parties; both must pass the same.
+        info: Binds the key to the two parties. Both must pass the same bytes.
 
     Raises:
-        ValueError: If the shared secret is all zeros, which a public key of low order forces, or the key is
-            written in a second way, in which it passes for another one.
+        ValueError: If the shared secret is all zeros, which a public key of low order forces. Also if the
+            public key is not in its unique encoding, so that it could pass for another key.
     """
     if int.from_bytes(other.public_bytes_raw(), "little") >= 2**255 - 19:
-        raise ValueError(
-            "the peer's public key is not below 2^255 - 19, as X25519 writes it; refuse this peer"
-        )
+        raise ValueError("The peer's public key must be below 2^255 - 19. Refuse this peer.")
     try:
         secret = own.exchange(other)
     except ValueError as error:
-        raise ValueError("the peer's public key has low order; refuse this peer") from error
-    if not any(secret):  # for a backend that returns zeros and does not raise
-        raise ValueError("the peer's public key has low order; refuse this peer")
+        raise ValueError("The peer's public key has low order. Refuse this peer.") from error
+    if not any(secret):  # some backends return zeros and do not raise
+        raise ValueError("The peer's public key has low order. Refuse this peer.")
     return hkdf_expand(hkdf_extract(salt, secret), info)
 
 
 def roster_digest(roster: Mapping[int, bytes]) -> bytes:
-    """Salt of every key of a federation: the hash of its clients' numbers and public keys."""
+    """Return the salt of every key of a federation: the hash of its clients' numbers and public keys."""
     digest = hashlib.sha256()
     for client, key in sorted(roster.items()):
-        digest.update(pack_fields(client, key))  # with lengths: no two rosters have the same bytes
+        digest.update(pack_fields(client, key))  # fields have lengths, so no two rosters have the same bytes
     return hashlib.sha256(_PROTOCOL + digest.digest()).digest()
 
 
 def server_info(federation: bytes, client: int) -> bytes:
-    """Context string of the key between a client and the server, beside the salt."""
+    """Return the context string of the key between a client and the server, used with the salt."""
     return pack_fields("client", federation, client)
 
 
 def group_info(federation: bytes, members: Sequence[int]) -> bytes:
-    """Context string of the key of a pair, in ascending order."""
+    """Return the context string of the key of a pair, whose members are in ascending order."""
     return pack_fields("peer", federation, *members)
 
 
 def private_key(seed: bytes, federation: bytes) -> bytes:
-    """Key that nobody but a client knows, from its own seed."""
+    """Return the key that only a client knows, from its own seed."""
     return hkdf_expand(seed, pack_fields("private", federation))
 
 
 class PublicRandomness:
-    """The streams of one round that the server may know: everybody's, and each client's with it.
+    """Streams of one round that the server may know: the public ones, and one with each client.
 
     Args:
-        keys: What a server may hold.
+        keys: Keys that a server may hold.
+        round: Index of the round, from 0.
         attempt: Number of earlier attempts at this round.
 
     Attributes:
-        federation: 16 bytes that name it.
+        federation: 16 bytes that name the federation.
     """
 
     def __init__(self, keys: ServerKeys, round: int, attempt: int = 0) -> None:
@@ -407,36 +429,45 @@ class PublicRandomness:
         self._prefixes: dict[str, bytes] = {}
 
     def _stream(self, key: bytes, purpose: str, who: bytes) -> Stream:
+        """Return the stream of an address under a key.
+
+        Args:
+            key: Root key, 32 bytes.
+            purpose: Use of the stream, such as "dither".
+            who: Packed fields that name the parties.
+        """
         if (prefix := self._prefixes.get(purpose)) is None:
             prefix = self._prefixes[purpose] = self._address + pack_fields(purpose)
         return Stream(hkdf_expand(key, prefix + who))
 
     def public(self, purpose: str) -> Stream:
-        """Stream that everybody knows."""
+        """Return the stream that every party knows."""
         return self._stream(self._public_key, purpose, pack_fields("everybody"))
 
     def members(self, purpose: str) -> Stream:
-        """Stream that the server and all clients know, and nobody outside."""
+        """Return the stream that the server and all clients know, but no outsider."""
         return self._stream(self._members_key, purpose, pack_fields("members"))
 
     def shared_with_server(self, client: int, purpose: str) -> Stream:
-        """Stream that one client shares with the server (a dither, say)."""
+        """Return the stream that one client shares with the server, for example for a dither."""
         return self._stream(self._client_key(client), purpose, _client_field(client))
 
     def server(self, purpose: str) -> Stream:
-        """Stream that nobody but the server knows: the noise of a trusted one."""
+        """Return the stream that only the server knows, for the noise of a trusted server."""
         return self._stream(self._keys.server(), purpose, pack_fields("server"))
 
     def for_round(self, round: int, attempt: int = 0) -> PublicRandomness:
-        """The server's streams of another round, under the same keys."""
+        """Return the server's streams of another round, under the same keys."""
         return PublicRandomness(self._keys, round, attempt)
 
 
 class ClientRandomness(PublicRandomness):
-    """Random streams of the clients of one stack: the public ones, their peers' and their own.
+    """Streams of the clients in one stack: public streams, those of peers, and private ones.
 
     Args:
-        clients: The clients of the stack, in the order of its rows.
+        keys: Keys of the clients.
+        clients: Clients of the stack (clients that train in one step), in the order of its rows.
+        round: Index of the round, from 0.
         attempt: Number of earlier attempts at this round.
     """
 
@@ -447,13 +478,13 @@ class ClientRandomness(PublicRandomness):
         self._peer_key, self._private_key = keys.peer, keys.private
 
     def peer(self, group: tuple[int, ...], purpose: str) -> Stream:
-        """Stream that the two clients of a group share, hidden from the server."""
+        """Return the stream that the two clients of a group share, hidden from the server."""
         return self._stream(self._peer_key(group), purpose, _GROUP + _members_fields(group))
 
     def private(self, client: int, purpose: str) -> Stream:
-        """Stream that nobody but the client knows."""
+        """Return the stream that only the client knows."""
         return self._stream(self._private_key(client), purpose, _client_field(client))
 
     def for_round(self, round: int, attempt: int = 0) -> ClientRandomness:
-        """The clients' streams of another round, under the same keys."""
+        """Return the clients' streams of another round, under the same keys."""
         return ClientRandomness(self._client_keys, self.clients, round, attempt)

@@ -1,6 +1,6 @@
-"""Privacy as an attacker measures it: what a mechanism really sends, matched and counted.
+"""Empirical leakage: attacks on the messages that a mechanism really sends, and their hit rates.
 
-These are lower bounds: what these attacks fail to find, a better one may. None of it is differential privacy.
+The results are lower bounds, because a better attack may find more. They are not differential privacy.
 """
 
 from lightning_fedq.leakage.budget import LeakageBudget

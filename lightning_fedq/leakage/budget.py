@@ -1,22 +1,23 @@
-"""`LeakageBudget`: the controller of the near-optimal-utility paper: noise and batches, round by round.
+"""`LeakageBudget`: callback of near-optimal utility that sets noise and batch sampling of each round.
 
-Before a round it takes the gradients of a few samples of a client, finds the noise that keeps the measured
-leakage of one step within the mechanism's budget (`leakage.control`), and solves for the probability with
-which each sample joins a batch (`leakage.batch_sampling`). Both are applied: the round's mechanism
-has the noise, and every local batch is a Poisson sample of its client's data (an empty one is no step).
+Before a round, it computes the gradients of a few samples of a client. It finds the noise that keeps the
+measured leakage of one step within the mechanism's budget (`leakage.control`). It then solves for the
+probability with which each sample joins a batch (`leakage.batch_sampling`). Both are applied: the mechanism
+of the round has the noise, and every local batch is a Poisson sample of the client's data (an empty batch is
+no step).
 
-Where it departs from the paper's Algorithm 1 and why:
+Departures from the paper's Algorithm 1, with reasons:
 
-* Noise by what an attack recovers, not by Lemma 6.8, which leaves every image recoverable.
-* One std a round, the largest that a client of its cohort needs: a sum has one grid, and a std of each
-  client's own would tell the server about that client's data.
-* A round of several steps varies as much as all of them, so each step has to bring its share of C6 TV.
-* C6 bounds a squared distance to the optimum that nobody knows in a run. Unless `max_squared_distance` is
-  given, the mean squared length of one step stands for it. The probability is a heuristic in any case: no
-  sampling buys back utility.
+* The noise depends on what an attack recovers, not on Lemma 6.8, which leaves every image recoverable.
+* Every round has one std, the largest that a client of its cohort needs. A sum has one grid, and a different
+  std per client would reveal facts about that client's data to the server.
+* A round of several steps varies as much as all of them, so each step has to contribute its share of C6 TV.
+* C6 bounds a squared distance to the optimum, which is unknown in a run. Unless `max_squared_distance` is
+  given, the mean squared length of one step replaces it. The probability is a heuristic in any case, because
+  no sampling restores utility.
 
-A measurement is used for `every_n_rounds` rounds; clients take turns. None of this is differential privacy,
-and what was chosen by looking at data is itself a release.
+A measurement is used for `every_n_rounds` rounds, and clients are measured in turns. None of this is
+differential privacy. Settings that were chosen by looking at data are themselves a release.
 """
 
 import time
@@ -50,12 +51,13 @@ class ClientSetting(NamedTuple):
     """Measured leakage of one client, and the noise and sampling that follow.
 
     Args:
-        std: Noise std that the client needs.
+        round: Round of the measurement.
+        std: Standard deviation of the noise that the client needs.
         leakage: Upper confidence limit of its leakage at that std.
-        unprotected: C1, its leakage without noise.
-        tv: Distance between its distorted and its undistorted update, in the Gaussian model.
-        probability: Chance with which a sample joins a batch.
-        feasible: Do batches of this probability vary as much as they should?
+        unprotected: Leakage without noise, C1.
+        tv: Total variation distance between its noisy and its noiseless update, in the Gaussian model.
+        probability: Probability with which a sample joins a batch.
+        feasible: Whether batches of this probability vary as much as they should.
     """
 
     round: int
@@ -71,26 +73,27 @@ class LeakageBudget(pl.Callback):
     """Leakage budget that sets noise and batch sampling of `NearOptimalUtility`.
 
     Logs `leak/noise_std`, `leak/limit` (largest upper limit of the cohort), `leak/unprotected`, `leak/tv`,
-    `leak/sampling_probability`, `leak/sampling_feasible` (means over the cohort) and
-    `leak/budget_seconds`. The clients train one at a time.
+    `leak/sampling_probability`, `leak/sampling_feasible` (means over the cohort) and `leak/budget_seconds`.
+    The clients train one at a time.
 
     Args:
-        probe: Samples of a client whose gradients are looked at, the attacker's candidates, >= 4.
-        attempts: Attempts of each measured attack, >= 1.
-        every_n_rounds: A client is measured anew after so many rounds, >= 1.
-        max_squared_distance: C6, bound on the squared distance of a client's parameters to the optimum,
-            > 0; None takes the mean squared length of one step in its place.
-        on_infeasible: What happens where no probability gives batches enough variance: "warn" takes the one
-            that comes closest, "raise" stops.
+        probe: Number of samples of a client whose gradients are computed, >= 4. They are the attacker's
+            candidates.
+        attempts: Number of attempts of each measured attack, >= 1.
+        every_n_rounds: Number of rounds after which a client is measured again, >= 1.
+        max_squared_distance: Bound C6 on the squared distance of a client's parameters to the optimum, > 0.
+            None uses the mean squared length of one step instead.
+        on_infeasible: Action where no probability gives batches enough variance. "warn" uses the best one,
+            "raise" stops the run.
 
     Attributes:
-        settings: Settings of every client that was measured, by client.
-        seconds: Time spent so far.
+        settings: Setting of every client that was measured, by client.
+        seconds: Time spent so far, in seconds.
 
     Raises:
         ValueError: If a setting is out of its range.
 
-    Example:
+    Examples:
         >>> callbacks = [LeakageBudget(probe=16)]  # behind Federated(NearOptimalUtility(...))
     """
 
@@ -100,7 +103,7 @@ class LeakageBudget(pl.Callback):
 
     only_simulated = True
     follows_clients: ClassVar[bool] = True
-    """Does it write what follows from the drawn clients' data? Secret cohorts refuse it."""
+    """Whether the callback writes values that follow from drawn clients' data. Secret cohorts refuse it."""
 
     def __init__(
         self,
@@ -131,7 +134,11 @@ class LeakageBudget(pl.Callback):
         self._metrics: dict[str, float] = {}
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Take over the batches of the federation."""
+        """Take over the batches of the federation.
+
+        Raises:
+            ValueError: If the mechanism's noise can't follow from a leakage budget.
+        """
         if stage != "fit":
             return
         self._federated = find_federated(trainer, "LeakageBudget")
@@ -143,14 +150,19 @@ class LeakageBudget(pl.Callback):
     # ---- the batch rule -----------------------------------------------------------------------------
 
     def begin(self, work: LocalWork) -> None:
-        """Set the noise of a training's clients from their own data."""
-        # what a checkpoint has measured stays measured
-        small = [client for client, held in enumerate(work.client_indices) if len(held) < _LEAST_SAMPLES]
+        """Check the clients' data, and keep the measurements of a loaded checkpoint only.
+
+        Raises:
+            ValueError: If a client has fewer than 4 samples.
+        """
+        # the attacker of a measurement needs several candidates
+        small = [
+            client for client, indices in enumerate(work.client_indices) if len(indices) < _LEAST_SAMPLES
+        ]
         if small:
             raise ValueError(
-                f"LeakageBudget needs {_LEAST_SAMPLES} samples of each client to tell apart, clients "
-                f"{small[:10]} hold fewer; use fewer clients, or a partition with a larger least, such as "
-                "Dirichlet(alpha, least=...)"
+                f"LeakageBudget needs {_LEAST_SAMPLES} samples of each client, but clients {small[:10]} have "
+                "fewer. Use fewer clients, or a partition with a larger minimum: Dirichlet(alpha, least=...)."
             )
         self._work = work
         if not self._loaded:
@@ -158,11 +170,11 @@ class LeakageBudget(pl.Callback):
         self._loaded = False
 
     def keys(self, client: int, steps: int) -> tuple[bytes, ...]:
-        """No secrets: draws follow from the seed."""
+        """Return no keys, because the draws follow from the seed."""
         return ()
 
     def draw(self, round: int, attempt: int, clients: Sequence[int]) -> list[tuple[Tensor, ...]]:
-        """Decide for the round, then flip a coin for every sample and step."""
+        """Set noise and sampling for the round, then draw the batches of all steps of each client."""
         plan = self._federated.planner.plan(round, self._mechanism)
         start = time.perf_counter()
         if round != self._round:
@@ -175,15 +187,16 @@ class LeakageBudget(pl.Callback):
         return [self._sample(plan, client) for client in clients]
 
     def _sample(self, plan: RoundPlan, client: int) -> tuple[Tensor, ...]:
-        held, steps = self._work.client_indices[client], len(self._work.sizes[client])
+        """Return the batches of one client, one tensor of sample indices per step."""
+        indices, steps = self._work.client_indices[client], len(self._work.sizes[client])
         generator = torch.Generator().manual_seed(plan.stream_seed("poisson batches", client))
-        coins = torch.rand(steps, len(held), generator=generator, dtype=torch.float64)
-        return tuple(held[row] for row in coins < self.settings[client].probability)
+        draws = torch.rand(steps, len(indices), generator=generator, dtype=torch.float64)
+        return tuple(indices[row] for row in draws < self.settings[client].probability)
 
     # ---- the decision -------------------------------------------------------------------------------
 
     def _measure(self, plan: RoundPlan, clients: Sequence[int]) -> None:
-        """Measure who is due, then choose their probabilities under the round's noise."""
+        """Measure the clients that are due, then choose their probabilities under the round's noise."""
         moments: dict[int, GradientMoments] = {}
         rate = self._trainer.optimizers[0].param_groups[0]["lr"]
         for client in clients:
@@ -199,26 +212,29 @@ class LeakageBudget(pl.Callback):
             level = noise_for_budget(
                 rate * gradients, mechanism.clip_norm, mechanism.leakage_budget, self.attempts, generator
             )
-            # the first time as if clients had been measured one after the other, so that they take turns
+            # the first measurement counts as if it had been earlier, by another number of rounds for each
+            # client, so that later measurements are spread over the rounds
             when = plan.round if old is not None else plan.round - client % self.every_n_rounds
             probability = min(self._work.batch_size / len(self._work.client_indices[client]), 1.0)
             probability = probability if old is None else old.probability
             self.settings[client] = ClientSetting(when, *level, 0.0, probability, True)
         self._std = max((self.settings[client].std for client in clients), default=self._mechanism.noise_std)
-        for client, own in moments.items():
-            self._choose_probability(plan.round, client, own, rate)
+        for client, client_moments in moments.items():
+            self._choose_probability(plan.round, client, client_moments, rate)
 
     def _gradients(self, plan: RoundPlan, client: int) -> Tensor:
-        """`(probe, dim)` gradients of the user's own training step at the global model, one a sample.
+        """Return `(probe, dim)` gradients of the user's training step at the global model, one per sample.
 
         Raises:
             ValueError: If the training step can't be mapped over samples.
         """
-        module, held = self._module, self._work.client_indices[client]
+        module, indices = self._module, self._work.client_indices[client]
         seed = plan.stream_seed("probe", client)
-        chosen = torch.randperm(len(held), generator=torch.Generator().manual_seed(seed))[: self.probe]
+        chosen = torch.randperm(len(indices), generator=torch.Generator().manual_seed(seed))[: self.probe]
         trainer = self._trainer
-        batch: Any = trainer.precision_plugin.convert_input(self._federated.fit.fetch(held[chosen][:, None]))
+        batch: Any = trainer.precision_plugin.convert_input(
+            self._federated.fit.fetch(indices[chosen][:, None])
+        )
         batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
         step = StackedStep(module, self._federated.fit.vector.names)
         parameters = dict(module.named_parameters())
@@ -229,44 +245,51 @@ class LeakageBudget(pl.Callback):
             with torch.random.fork_rng(self._devices()):
                 seed_everywhere(seed)
                 with trainer.precision_plugin.train_step_context():
-                    _, found, _ = step(weights, batch, *further_arguments(module), common=True)
+                    _, gradients, _ = step(weights, batch, *further_arguments(module), common=True)
         except (RuntimeError, TypeError, ValueError) as error:
             raise ValueError(
-                "LeakageBudget needs the gradient of every sample, and training_step can't be mapped over "
-                f"samples: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+                "LeakageBudget needs per-sample gradients, but training_step can't be mapped over samples: "
+                f"{str(error).splitlines()[0] if str(error) else type(error).__name__}"
             ) from error
         finally:
             for part in training:
                 part.training = False
-        return torch.cat([part.reshape(len(part), -1) for part in found], dim=1).detach()
+        return torch.cat([part.reshape(len(part), -1) for part in gradients], dim=1).detach()
 
     def _devices(self) -> list[int]:
         device = self._trainer.strategy.root_device
         return [device.index or 0] if device.type == "cuda" else []
 
     def _choose_probability(self, round: int, client: int, moments: GradientMoments, rate: float) -> None:
+        """Set one client's sampling probability and total variation distance, under the round's noise.
+
+        Raises:
+            ValueError: If no probability is feasible and `on_infeasible` is "raise".
+        """
         setting, steps = self.settings[client], len(self._work.sizes[client])
         engine = self._federated.engine
         assert engine is not None
         dim = engine.weights.numel()
         spread = steps * update_variance(moments, setting.probability, rate)
-        # batches that never vary: any noise is at distance 1
+        # without variance of the batches, any noise is at distance 1
         tv = isotropic_tv(dim, dim * self._std**2 / spread) if spread > 0.0 else 1.0
         c6 = self.max_squared_distance
         if c6 is None:
             c6 = rate**2 * moments.sum_squares / moments.num_samples
-        found = solve_probability(moments, c6 * tv / steps, rate)
-        if not found.feasible:
-            message = f"round {round + 1}, client {client}: {found.reason}"
+        solution = solve_probability(moments, c6 * tv / steps, rate)
+        if not solution.feasible:
+            message = f"round {round + 1}, client {client}: {solution.reason}"
             if self.on_infeasible == "raise":
                 raise ValueError(message)
             if not self._warned:
-                rank_zero_warn(f"LeakageBudget takes the sampling probability that comes closest. {message}")
+                rank_zero_warn(f"LeakageBudget uses the best sampling probability. {message}")
                 self._warned = True
-        self.settings[client] = setting._replace(tv=tv, probability=found.value, feasible=found.feasible)
+        self.settings[client] = setting._replace(
+            tv=tv, probability=solution.value, feasible=solution.feasible
+        )
 
     def _apply(self, clients: Sequence[int]) -> None:
-        """Give the round its noise."""
+        """Set the noise of the round's mechanism, and the metrics of the round."""
         cohort = [self.settings[client] for client in clients]
         engine = self._federated.engine
         assert engine is not None
@@ -287,22 +310,22 @@ class LeakageBudget(pl.Callback):
     # ---- Lightning ----------------------------------------------------------------------------------
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Log what the round was given."""
+        """Log noise, leakage and sampling of the round."""
         if not trainer.barebones:
             for name, value in self._metrics.items():
                 log_figure(pl_module, f"leak/{name}", float(value))
 
     def unprotected_outputs(self, trainer: pl.Trainer) -> str:
-        """Notice of what measurements and checkpoints are made from."""
-        return "What is measured on the clients' own data to set their noise: `leak/*`, and in checkpoints."
+        """Return a sentence for the report on measurements that are logged without noise."""
+        return "Measurements on the clients' own data that set their noise: `leak/*`, and in checkpoints."
 
     def state_dict(self) -> dict[str, Any]:
-        """The settings of every client, and for which round they were chosen."""
+        """Return the settings of every client, and the round for which they were chosen."""
         settings = {str(client): list(setting) for client, setting in self.settings.items()}
         return {"round": self._round, "std": self._std, "settings": settings}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on with what was measured. A round that begins anew gets the same noise and batches."""
+        """Continue with the stored measurements. A round that restarts gets the same noise and batches."""
         self._round, self._std, self._loaded = state_dict["round"], state_dict["std"], True
         self.settings = {
             int(client): ClientSetting(*values) for client, values in state_dict["settings"].items()

@@ -1,15 +1,15 @@
-"""Noise that keeps an attacker's belief within a leakage budget, quickly enough for every round.
+"""Noise that keeps an attacker's belief within a leakage budget, fast enough for every round.
 
-The attacker is `Matching` at its best: a client takes one step on one sample, and the attacker, who knows the
-model and a list of candidates with the sample on it, names the candidate whose gradient has the largest
-cosine with what it sees. Only the noise's projections on the candidates' directions matter to it, so an
-attempt costs a few numbers whatever the size of the model. For each attempt there is one noise level beyond
-which it fails; the allowed number of hits is an order statistic of these levels, and its Clopper-Pearson
-limit holds for the level that is chosen by it (the hit rate beyond the k-th largest of n levels is
-Beta(k, n - k + 1) distributed). No search, and no confidence to share out over probes.
+The attacker is `Matching` in its best case: a client takes one step on one sample. The attacker knows the
+model and a list of candidates with the sample on it, and names the candidate whose gradient has the largest
+cosine with the observed update. Only the projections of the noise on the candidates' directions matter, so an
+attempt is cheap for any size of the model. In each attempt there is one noise level beyond which it fails.
+The level for the allowed number of hits is an order statistic of these levels. Its Clopper-Pearson limit also
+holds for the level that is chosen by it, because the hit rate beyond the k-th largest of n levels is Beta(k,
+n - k + 1) distributed. So there is no search, and no confidence to divide over probes.
 
-`calibrate` (`reproductions/leakage/calibration.py`) measures the same by sending messages; here ideal
-Gaussian noise stands in place of the mechanism's grid. It is about this attack and these candidates, and not
+`calibrate` (`reproductions/leakage/calibration.py`) measures the same by sending messages. Here, ideal
+Gaussian noise replaces the mechanism's grid. The result is about this attack and these candidates, and is not
 differential privacy.
 """
 
@@ -27,16 +27,16 @@ from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.mechanisms.near_optimal_utility import NearOptimalUtility
 
 LEAST_NOISE = 1e-5
-"""Smallest noise std, in clipping norms: a budget that needs none gets this."""
+"""Smallest noise std, in units of the clipping norm, also where the budget needs no noise."""
 
 
 class NoiseLevel(NamedTuple):
     """Noise that one client needs.
 
     Args:
-        std: Noise std in every coordinate, in units of the update.
+        std: Standard deviation of the noise in every coordinate, in units of the update.
         leakage: Upper confidence limit of the leakage at `std`.
-        unprotected: C1, the leakage without noise.
+        unprotected: Leakage without noise, C1.
     """
 
     std: float
@@ -45,19 +45,20 @@ class NoiseLevel(NamedTuple):
 
 
 def failing_levels(updates: Tensor, attempts: int, generator: torch.Generator) -> Tensor:
-    """The noise std beyond which each of some attempts fails.
+    """Return the noise std beyond which each of some attempts fails.
 
-    An attempt hits at std s if the victim i has the largest of |u_i| cos_ij + s x_j, x the noise's
-    projections on the candidates' unit vectors: s must stay below |u_i| (1 - cos_ij) / (x_j - x_i) for all j
-    with x_j > x_i.
+    An attempt hits at std s if the victim i has the largest of |u_i| cos_ij + s x_j, where x are the noise's
+    projections on the candidates' unit vectors. So s must stay below |u_i| (1 - cos_ij) / (x_j - x_i) for all
+    j with x_j > x_i.
 
     Args:
-        updates: `(candidates, dim)` of one step on one sample each, clipped as the mechanism clips them.
-        attempts: >= 1.
+        updates: `(candidates, dim)` updates of one step on one sample each, clipped as the mechanism clips
+            them.
+        attempts: Number of attempts, >= 1.
         generator: Random generator on the CPU.
 
     Returns:
-        `(attempts,)` float64, in units of the update; infinite where noise alone names the victim.
+        `(attempts,)` float64 levels, in units of the update. Infinite where noise alone points to the victim.
     """
     gram = (updates.double() @ updates.double().T).cpu()
     norms = gram.diag().clamp(min=1e-300).sqrt()
@@ -74,10 +75,17 @@ def failing_levels(updates: Tensor, attempts: int, generator: torch.Generator) -
 
 @lru_cache(maxsize=256)
 def allowed_hits(attempts: int, num_candidates: int, budget: float, confidence: float) -> int:
-    """The most hits whose upper limit is within the budget.
+    """Return the largest number of hits whose upper confidence limit is within the budget.
+
+    Args:
+        attempts: Number of attempts, >= 1.
+        num_candidates: Number of candidates, >= 2.
+        budget: Leakage budget tau, in (0, sqrt(ln 2)).
+        confidence: Confidence of the one-sided limit.
 
     Raises:
-        ValueError: If so few attempts can't show so little leakage, or a guess leaks more.
+        ValueError: If even zero hits in so many attempts can't show the budget, or a guess already exceeds
+            it.
     """
 
     def within(hits: int) -> bool:
@@ -86,13 +94,13 @@ def allowed_hits(attempts: int, num_candidates: int, budget: float, confidence: 
     guess = recovery_leakage(1.0 / num_candidates, num_candidates)
     if guess >= budget:
         raise ValueError(
-            f"a leakage budget of {budget:g} is below {guess:.3f}, what guessing among {num_candidates} "
-            "candidates scores under any noise; use a larger budget or more candidates"
+            f"leakage budget {budget:g} is below {guess:.3f}, the leakage of a guess among {num_candidates} "
+            "candidates. Use a larger budget or more candidates."
         )
     if not within(0):
         raise ValueError(
-            f"a leakage budget of {budget:g} can't be shown with {attempts} attempts: even without a hit the "
-            "leakage may be larger; use more attempts or a larger budget"
+            f"leakage budget {budget:g} can't be shown with {attempts} attempts, even without a hit. "
+            "Use more attempts or a larger budget."
         )
     if within(attempts):
         return attempts
@@ -104,6 +112,7 @@ def allowed_hits(attempts: int, num_candidates: int, budget: float, confidence: 
 
 
 def _upper(hits: int, attempts: int, confidence: float) -> float:
+    """Return the upper Clopper-Pearson limit of a hit rate."""
     return 1.0 if hits == attempts else float(beta.ppf(confidence, hits + 1, attempts - hits))
 
 
@@ -115,13 +124,13 @@ def noise_for_budget(
     generator: torch.Generator,
     confidence: float = 0.95,
 ) -> NoiseLevel:
-    """The smallest noise whose measured leakage is within the budget, by its upper confidence limit.
+    """Return the smallest noise whose measured leakage is within the budget, by its upper confidence limit.
 
     Args:
-        updates: `(candidates, dim)` of one step on one sample each.
+        updates: `(candidates, dim)` updates of one step on one sample each, not clipped.
         clip_norm: Norm to which the mechanism clips updates.
-        budget: tau, in (0, sqrt(ln 2)).
-        attempts: >= 1.
+        budget: Leakage budget tau, in (0, sqrt(ln 2)).
+        attempts: Number of attempts, >= 1.
         generator: Random generator on the CPU.
         confidence: Confidence of the one-sided limit.
 
@@ -129,7 +138,7 @@ def noise_for_budget(
         ValueError: If an update is not finite, so few attempts can't show the budget, or no noise meets it.
     """
     if not bool(torch.isfinite(updates).all()):
-        raise ValueError("the gradients of the probe must be finite; lower the learning rate")
+        raise ValueError("the gradients of the probe must be finite. Lower the learning rate.")
     count = len(updates)
     hits = allowed_hits(attempts, count, budget, confidence)
     lengths = updates.norm(dim=1, keepdim=True)
@@ -139,8 +148,8 @@ def noise_for_budget(
     level = levels[hits].item() if hits < attempts else 0.0
     if math.isinf(level):
         raise ValueError(
-            f"no noise brings the leakage among {count} candidates under {budget:g}: "
-            "guesses alone hit too often; use a larger budget, more candidates or more attempts"
+            f"No noise brings the leakage among {count} candidates below {budget:g}. "
+            "Use a larger budget, more candidates or more attempts."
         )
     if level < LEAST_NOISE * clip_norm:
         level = LEAST_NOISE * clip_norm
@@ -153,21 +162,21 @@ def check_controllable(mechanism: Mechanism) -> NearOptimalUtility:
     """Return the mechanism if its noise may follow from a leakage budget.
 
     Raises:
-        ValueError: If it has no budget, or claims that its calibration saw public data only.
+        ValueError: If it has no leakage budget, or states that its calibration used public data only.
     """
     if not isinstance(mechanism, NearOptimalUtility):
         raise ValueError(
-            f"LeakageBudget sets the noise of NearOptimalUtility, got {type(mechanism).__name__}; "
-            "use that mechanism, or leave LeakageBudget out"
+            f"LeakageBudget sets the noise of NearOptimalUtility, got {type(mechanism).__name__}. "
+            "Use that mechanism, or leave LeakageBudget out."
         )
     if mechanism.public_calibration:
         raise ValueError(
-            "LeakageBudget chooses the noise by looking at the clients' data, and public_calibration=True "
-            "says that nobody did; set it to false"
+            "LeakageBudget looks at the clients' data, but public_calibration=True says that nobody does. "
+            "Set it to false."
         )
     return mechanism
 
 
 def with_noise(mechanism: NearOptimalUtility, level: NoiseLevel) -> NearOptimalUtility:
-    """The same mechanism with another noise."""
+    """Return the same mechanism with another noise level."""
     return replace(mechanism, noise_std=level.std, measured_leakage=level.leakage)

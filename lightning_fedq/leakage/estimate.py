@@ -1,7 +1,8 @@
-"""Leakage estimate sqrt(JS) from how often an attack found the truth, with exact confidence limits.
+"""Leakage estimate sqrt(JS) from the hit rate of an attack, with exact confidence limits.
 
-Appendix Q of the near-optimal-utility paper, repaired: with the square root, without the spurious 1 / |D|,
-and with failed attempts counted as no news instead of assumed away. A wrong candidate is a failure too.
+This is appendix Q of the near-optimal-utility paper with three repairs: it has the square root, it lacks the
+spurious factor 1 / |D|, and failed attempts count as no information instead of being ignored. A wrong
+candidate is a failure as well.
 """
 
 from dataclasses import dataclass
@@ -11,16 +12,16 @@ from lightning_fedq.functional.trade_off import clopper_pearson, leakage_factor,
 
 @dataclass(frozen=True)
 class LeakageEstimate:
-    """Counts of one attack against one view, and what follows from them.
+    """Counts of one attack on one adversary's view, and the leakage that follows from them.
 
     Args:
-        hits: Attempts that found the truth.
-        attempts: All attempts, >= 1.
+        hits: Number of attempts that found the truth.
+        attempts: Number of all attempts, >= 1.
         num_candidates: Length of the attacker's list, >= 2.
         confidence: Confidence of the two-sided limits.
 
     Raises:
-        ValueError: If the counts make no sense.
+        ValueError: If a count is out of its range.
     """
 
     hits: int
@@ -33,7 +34,7 @@ class LeakageEstimate:
 
     @property
     def hit_rate(self) -> float:
-        """Share of attempts that found the truth: the recovery rate."""
+        """Fraction of attempts that found the truth (recovery rate)."""
         return self.hits / self.attempts
 
     @property
@@ -54,10 +55,10 @@ class LeakageEstimate:
 
     @property
     def xi(self) -> float:
-        """Largest |log(belief / prior)|, the hit rate smoothed by half a hit and half a miss."""
+        """Largest |log(belief / prior)|, with the hit rate smoothed by half a hit and half a miss."""
         return log_ratio((self.hits + 0.5) / (self.attempts + 1.0), self.num_candidates)
 
     @property
     def c2(self) -> float:
-        """The paper's factor C2 of `xi`. So large that its bounds are often vacuous."""
+        """The paper's factor C2 of `xi`. It is so large that its bounds are often vacuous."""
         return leakage_factor(self.xi)

@@ -1,9 +1,10 @@
-"""Gradients of a model for an attacker: of a batch, of single samples, as a function of the inputs.
+"""Gradients of a model for an attacker: of a batch, of single samples, or as a function of the inputs.
 
-Several local steps on one batch look like one step along the sum of their gradients, which is what a client's
-update says over its learning rate; here it is a function of the inputs as any gradient is.
+Several local steps on one batch look like one step along the sum of their gradients, which is the client's
+update divided by its learning rate. These functions compute this sum, also as a differentiable function of
+the inputs.
 
-No function here touches `.grad`, a buffer or a global random generator.
+No function here changes `.grad`, a buffer or a global random generator.
 """
 
 from collections.abc import Callable
@@ -14,21 +15,21 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""Mean loss of scores `(batch, classes)` and labels `(batch,)`."""
+"""Function that returns the mean loss of scores `(batch, classes)` and labels `(batch,)`."""
 
 
 def trainable(model: nn.Module) -> list[Tensor]:
-    """The parameters that a client's update is about, in the model's order."""
+    """Return the parameters that are part of a client's update, in the model's order."""
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 @dataclass(frozen=True)
 class LocalSteps:
-    """Local training on one batch: some steps of plain gradient descent on its mean loss.
+    """Local training on one batch: steps of plain gradient descent on its mean loss.
 
     Args:
-        learning_rate: > 0.
-        count: Steps, >= 1; all on the same batch.
+        learning_rate: Learning rate, > 0.
+        count: Number of steps, >= 1, all on the same batch.
 
     Raises:
         ValueError: If a number is out of its range.
@@ -47,7 +48,15 @@ class LocalSteps:
 def batch_gradient(
     model: nn.Module, loss: Loss, inputs: Tensor, labels: Tensor, steps: LocalSteps | None = None
 ) -> Tensor:
-    """Sum of the gradients of a batch's steps, flat `(dim,)`, detached. None is one step."""
+    """Return the sum of the gradients of a batch's local steps, `(dim,)`, detached.
+
+    Args:
+        model: Model at the start of the steps.
+        loss: Mean loss of scores and labels.
+        inputs: `(batch, ...)` inputs.
+        labels: `(batch,)` labels.
+        steps: Local steps. None is one step.
+    """
     with torch.enable_grad():
         parts = _gradients(model, loss, inputs, labels, steps, differentiable=False)
     return torch.cat([part.detach().reshape(-1) for part in parts])
@@ -56,15 +65,21 @@ def batch_gradient(
 def sample_gradients(
     model: nn.Module, loss: Loss, inputs: Tensor, labels: Tensor, steps: LocalSteps | None = None
 ) -> Tensor:
-    """The same for each sample on its own, `(batch, dim)`: one backward pass a sample and step."""
+    """Return the sums of gradients of `batch_gradient` for each sample separately, `(batch, dim)`.
+
+    It takes one backward pass per sample and step.
+    """
     rows = zip(torch.split(inputs, 1), torch.split(labels, 1), strict=True)
-    return torch.stack([batch_gradient(model, loss, one, label, steps) for one, label in rows])
+    return torch.stack([batch_gradient(model, loss, sample, label, steps) for sample, label in rows])
 
 
 def differentiable_gradient(
     model: nn.Module, loss: Loss, inputs: Tensor, labels: Tensor, steps: LocalSteps | None = None
 ) -> list[Tensor]:
-    """The same of one batch as a function of `inputs` (and of soft labels), one tensor a parameter."""
+    """Return the sum of gradients of `batch_gradient` as a function of `inputs`, one tensor per parameter.
+
+    It is also differentiable in soft labels.
+    """
     return _gradients(model, loss, inputs, labels, steps, differentiable=True)
 
 
@@ -76,7 +91,10 @@ def _gradients(
     steps: LocalSteps | None,
     differentiable: bool,
 ) -> list[Tensor]:
-    """Unrolled gradient descent. Its first step is taken by the model itself."""
+    """Return the sum of the gradients of unrolled gradient descent, one tensor per parameter.
+
+    The first step uses the model itself, and later steps use changed weights.
+    """
 
     def compute_gradients(scores: Tensor, weights: list[Tensor]) -> list[Tensor]:
         value = loss(scores, labels)
@@ -94,7 +112,7 @@ def _gradients(
         pairs = zip(weights, slopes, strict=True)
         weights = [weight - steps.learning_rate * slope for weight, slope in pairs]
         if not differentiable:
-            # earlier steps' graphs are freed
+            # detach the weights, so that the graphs of earlier steps are freed
             weights = [weight.detach().requires_grad_() for weight in weights]
         slopes = compute_gradients(
             functional_call(model, dict(zip(names, weights, strict=True)), (inputs,)), weights

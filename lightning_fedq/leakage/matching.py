@@ -1,8 +1,9 @@
-"""An attacker with a list of candidates, and what every attack on a gradient is given.
+"""Attack by matching gradients with a list of candidates, and the interface of attacks on gradients.
 
-`Matching` does not reconstruct: it asks which of its candidates explains the gradient best, so it needs a
-list, and finds the truth under far more noise than attacks that search inputs. Those of the literature (DLG,
-iDLG, Inverting Gradients) are in the repository, `reproductions/leakage/inversion.py`.
+`Matching` does not reconstruct inputs. It returns the candidates that explain the gradient best, so it needs
+a list of candidates. It finds the truth under far more noise than attacks that search over inputs. Those of
+the literature (DLG, iDLG, Inverting Gradients) are in the repository, in
+`reproductions/leakage/inversion.py`.
 """
 
 from __future__ import annotations
@@ -19,29 +20,30 @@ from lightning_fedq.leakage.gradients import LocalSteps, Loss
 
 
 class OutOfTimeError(RuntimeError):
-    """An attempt was given up because its time was over. It says nothing about the leakage."""
+    """Error of an attempt that was stopped at its deadline. It says nothing about the leakage."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Gradient inversion problem: all that the attacker holds.
+    """Gradient inversion problem: everything that the attacker knows.
 
     Args:
-        model: Architecture and weights that the client started from, in evaluation mode.
-        loss: Mean loss of scores and labels; it must take soft labels for `DLG`.
+        model: Architecture and weights from which the client started, in evaluation mode.
+        loss: Mean loss of scores and labels. It must take soft labels for `DLG`.
         gradient: `(dim,)` observed gradient of the mean loss, summed over the local steps.
-        shape: Shape of the batch of inputs, `(batch, ...)`; of several clients one after the other.
-        labels: `(batch,)`, or None where the attacker does not know them.
+        shape: Shape of the batch of inputs, `(batch, ...)`. Batches of several clients follow one another.
+        labels: `(batch,)` labels, or None where the attacker does not know them.
         low: Smallest value of an input.
-        high: Largest.
-        candidates: `(n, ...)` inputs, the truth among them, with
-        candidate_labels: `(n,)` and
-        candidate_gradients: `(n, dim)`, for `Matching`, and their
-        gram: `(n, n)` inner products.
-        steps: What the client did with its batch.
-        shares: `(clients, dim)` each client's own observed gradient, where there are several; with
-        share_weight: the weight of their squared deviations from the mean, 1 being that of the mean.
-        deadline: `time.perf_counter()` at which a search gives up.
+        high: Largest value of an input.
+        candidates: `(n, ...)` inputs, the truth among them.
+        candidate_labels: `(n,)` labels of the candidates.
+        candidate_gradients: `(n, dim)` gradients of the candidates, for `Matching`.
+        gram: `(n, n)` inner products of `candidate_gradients`.
+        steps: Local steps of the client on its batch.
+        shares: `(clients, dim)` observed gradient of each client, where there are several.
+        share_weight: Weight of the squared deviations of `shares` from their mean, where the mean has weight
+            1.
+        deadline: Value of `time.perf_counter()` at which a search stops.
     """
 
     model: nn.Module
@@ -61,40 +63,41 @@ class Problem:
     deadline: float = math.inf
 
     def check_time(self) -> None:
-        """Give up when the time is over.
+        """Check that the deadline has not passed.
 
         Raises:
-            OutOfTimeError: If it is.
+            OutOfTimeError: If it has passed.
         """
         if time.perf_counter() > self.deadline:
-            raise OutOfTimeError("an attempt takes longer than its time")
+            raise OutOfTimeError("an attempt takes longer than its time limit")
 
 
 class Attack(ABC):
-    """Children are frozen dataclasses of settings."""
+    """Attack on an observed gradient. Subclasses are frozen dataclasses of settings."""
 
     @abstractmethod
     def invert(self, problem: Problem, generator: torch.Generator) -> Tensor:
-        """Return the inputs that the attacker believes in, `problem.shape`."""
+        """Return the inputs that the attacker believes in, of shape `problem.shape`."""
 
-    def check(self, problem: Problem) -> None:  # noqa: B027 (nothing to refuse unless a child says so)
-        """Refuse what can't be attacked, before any attempt.
+    def check(self, problem: Problem) -> None:  # noqa: B027 (by default, every problem is accepted)
+        """Check that the attack can handle the problem, before any attempt.
 
         Raises:
-            ValueError: With the limit, the cost or the layer.
+            ValueError: If it can't, with the limit, the cost or the layer.
         """
 
 
 @dataclass(frozen=True)
 class Matching(Attack):
-    """The candidates whose mean gradient has the largest cosine with the observed one. First gradients only.
+    """Attack that returns the candidates whose mean gradient has the largest cosine with the observed one.
 
-    Several samples are picked one by one, then each is exchanged for the best given the others. Where the
-    messages of several clients are seen, their samples are chosen together, by the squared distance to the
-    mean and to each of them: the likelihood of Gaussian errors of the variances that the mechanism declares.
+    It uses first-order gradients only. Several samples are picked one by one, then each is replaced by the
+    best candidate given the others. If messages of several clients are observed, their samples are chosen
+    jointly. The criterion is then the squared distance to the mean and to each message, which is the
+    likelihood of Gaussian errors with the variances that the mechanism declares.
 
     Args:
-        passes: How often each is exchanged; one sample needs none.
+        passes: Number of times that each sample is replaced. One sample needs none.
     """
 
     passes: int = 3
@@ -107,7 +110,9 @@ class Matching(Attack):
         chosen: list[int] = []
 
         def best() -> int:
-            """The candidate that, added to the chosen ones, points most nearly where the observation does."""
+            """Return the candidate that, added to the chosen ones, has the largest cosine with the
+            observation.
+            """
             squares = gram.diag() + 2.0 * gram[:, chosen].sum(1) + gram[chosen][:, chosen].sum()
             cosine = (inner + inner[chosen].sum()) / squares.clamp(min=1e-30).sqrt()
             cosine[chosen] = -math.inf
@@ -122,16 +127,19 @@ class Matching(Attack):
 
 
 def _match_shares(problem: Problem, shares: Tensor, passes: int) -> list[int]:
-    """Candidates of each client, one client after the other, nearest to the mean and to all shares.
+    """Return the candidates of each client that are nearest to the mean and to all shares.
 
-    With a_k the mean gradient of client k's candidates it minimises |m - mean a|^2 + w sum_k |d_k - (a_k -
-    mean a)|^2, in one candidate at a time given the others. It starts from every candidate in turn for the
-    first sample, so that two clients with one sample each are searched in full.
+    They are in the order of the clients.
+
+    Let a_k be the mean gradient of client k's candidates, m the observed mean, d_k the deviation of client
+    k's share from the shares' mean, and w the weight. The function minimises |m - mean a|^2 + w sum_k |d_k -
+    (a_k - mean a)|^2. One candidate at a time is replaced by the best one, given the others. Every candidate
+    is tried as the start of the first sample, so two clients with one sample each are searched exhaustively.
     """
     gradients, gram = problem.candidate_gradients, problem.gram
     clients, per, w = len(shares), problem.shape[0] // len(shares), problem.share_weight
     mean, away = problem.gradient.to(gradients), shares - shares.mean(0)
-    # sum_k of a_k: a quadratic form with the matrix (1 - w k) / k^2 ones + w identity in the clients
+    # the objective is a quadratic form in a_1, ..., a_k with the matrix (1 - w k) / k^2 ones + w identity
     form = torch.full((clients, clients), 1.0 / clients**2 - w / clients, dtype=torch.float64)
     form += w * torch.eye(clients, dtype=torch.float64)
     toward = (gradients @ (mean / clients + w * away).T).double() / per  # (n, clients)
@@ -139,15 +147,16 @@ def _match_shares(problem: Problem, shares: Tensor, passes: int) -> list[int]:
     owner = [slot // per for slot in range(count)]
 
     def place(chosen: list[int], slot: int) -> int:
-        """The best candidate for one slot, the others as they are. -1 marks those that are empty."""
-        own = owner[slot]
-        cost = form[own, own] * inner.diag() - 2.0 * toward[:, own]
+        """Return the best candidate for one slot, given the other slots. A slot of -1 is empty."""
+        client = owner[slot]
+        cost = form[client, client] * inner.diag() - 2.0 * toward[:, client]
         for other, candidate in enumerate(chosen):
             if other != slot and candidate >= 0:
-                cost = cost + 2.0 * form[own, owner[other]] * inner[:, candidate]
+                cost = cost + 2.0 * form[client, owner[other]] * inner[:, candidate]
         return int(cost.argmin())
 
     def total(chosen: list[int]) -> float:
+        """Return the objective of some candidates, up to a constant."""
         weights = form[owner][:, owner]
         pulled = sum(float(toward[c, k]) for c, k in zip(chosen, owner, strict=True))
         return float((weights * inner[chosen][:, chosen]).sum()) - 2.0 * pulled

@@ -1,11 +1,11 @@
-"""`LeakageMonitor`: attack small batches while a federation trains, and log what was found and what it cost.
+"""`LeakageMonitor`: callback that attacks small batches during training and logs hit rates and their cost.
 
-After a round it takes the global model, some training samples as candidates, and attacks what the mechanism
-would send about one of them. The attack draws from generators and keys of its own and touches neither
-gradients nor buffers, so the training is the same bit for bit with and without it.
+After a round, it takes the global model and some training samples as candidates, and attacks the message that
+the mechanism would send about one of them. The attack uses separate generators and keys and changes neither
+gradients nor buffers. So a training is identical in every bit with and without it.
 
-It stops in time: half of the limit goes to the candidates' gradients, as many as fit by the pace of the first
-ones; an attempt that does not end within the rest is given up and does not count.
+It keeps a time limit. Half of the limit is for the candidates' gradients, and the pace of the first ones
+decides how many fit. An attempt that does not end within the rest is stopped and does not count.
 """
 
 import time
@@ -34,23 +34,25 @@ class LeakageMonitor(pl.Callback):
     `leak/candidates` and `leak/seconds`.
 
     Args:
-        attack: Attack to run; `Matching` works on every model.
-        every_n_rounds: >= 1.
-        seconds_per_round: Time limit of one measurement, > 0; one step of a search may exceed it, no more.
-        attempts: Most attempts of one measurement, >= 1.
-        num_candidates: Most training samples that the attacker tells apart, >= 4: the first ones of the data
-            set, fewer where their gradients take too long.
-        loss: Mean loss of scores and labels; the module's `forward` must return the scores.
+        adversary: Adversary whose view is attacked.
+        attack: Attack to run. `Matching` works on every model.
+        every_n_rounds: Number of rounds between two measurements, >= 1.
+        seconds_per_round: Time limit of one measurement in seconds, > 0. It is exceeded by at most one step
+            of a search.
+        attempts: Largest number of attempts of one measurement, >= 1.
+        num_candidates: Largest number of candidates, >= 4. They are the first training samples, and fewer
+            where their gradients take too long.
+        loss: Mean loss of scores and labels. The module's `forward` must return the scores.
         seed: Seed of the attacks, which has no influence on the training.
 
     Attributes:
         results: Round and result of every measurement.
-        seconds: Time spent so far.
+        seconds: Time spent so far, in seconds.
 
     Raises:
         ValueError: If a setting is out of its range.
 
-    Example:
+    Examples:
         >>> callbacks = [LeakageMonitor(every_n_rounds=5)]  # behind Federated(...)
     """
 
@@ -58,7 +60,7 @@ class LeakageMonitor(pl.Callback):
 
     only_simulated = True
     follows_clients: ClassVar[bool] = True
-    """Does it write what follows from the drawn clients' data? Secret cohorts refuse it."""
+    """Whether the callback writes values that follow from drawn clients' data. Secret cohorts refuse it."""
 
     def __init__(
         self,
@@ -89,17 +91,21 @@ class LeakageMonitor(pl.Callback):
         self._seen_rounds, self._off = 0, False
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Find the federation, and start counting at its round."""
+        """Find the federation, and start counting at its round.
+
+        Raises:
+            ValueError: If some parameters stay with the clients.
+        """
         federated = find_federated(trainer, "LeakageMonitor")
-        if kept := list(federated.local.patterns):
+        if patterns := list(federated.local.patterns):
             raise ValueError(
-                f"LeakageMonitor attacks gradients of the whole model, and local={kept} "
-                "keeps some of it with the clients; leave one out"
+                f"LeakageMonitor attacks gradients of the whole model, but local={patterns} keeps parameters "
+                "at the clients. Leave one of them out."
             )
         self._seen_rounds, self._off = len(federated.records), False
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Attack, if the round was finished and it is its turn."""
+        """Attack the round if it was finished and a measurement is due."""
         rounds = len(find_federated(trainer, "LeakageMonitor").records)
         finished, self._seen_rounds = rounds > self._seen_rounds, rounds
         if not finished or self._off or (rounds - 1) % self.every_n_rounds:
@@ -110,7 +116,7 @@ class LeakageMonitor(pl.Callback):
         except (ValueError, RuntimeError, TypeError) as error:
             self._off = True
             self.seconds += time.perf_counter() - start
-            rank_zero_warn(f"LeakageMonitor stops measuring, the training goes on: {error}")
+            rank_zero_warn(f"LeakageMonitor stops measuring, but the training continues: {error}")
             return
         spent = time.perf_counter() - start
         self.seconds += spent
@@ -119,12 +125,13 @@ class LeakageMonitor(pl.Callback):
                 log_figure(pl_module, f"leak/{name}", float(value))
 
     def unprotected_outputs(self, trainer: pl.Trainer) -> str:
-        """Notice of what logged measurements are made from."""
-        return "How well an attack on the clients' own data does, which only a simulation knows: `leak/*`."
+        """Return a sentence for the report on measurements that are logged without noise."""
+        return "Hit rates of an attack on the clients' own data, which only a simulation knows: `leak/*`."
 
     def _measure(
         self, trainer: pl.Trainer, module: pl.LightningModule, round: int, start: float
     ) -> dict[str, float]:
+        """Attack the present model, append the result, and return the metrics."""
         inputs, labels = self._candidates(trainer, module.device)
         training = [part for part in module.modules() if part.training]
         module.eval()
@@ -159,40 +166,45 @@ class LeakageMonitor(pl.Callback):
                 part.training = True
 
     def _affordable(self, module: nn.Module, inputs: Tensor, labels: Tensor, start: float) -> int:
-        """Number of candidates whose gradients fit into what is left of half the time.
+        """Return the number of candidates whose gradients fit into the rest of half the time limit.
 
         Raises:
-            ValueError: If those of the fewest candidates do not.
+            ValueError: If the gradients of the smallest number of candidates do not fit.
         """
-        sample_gradients(module, self.loss, inputs[:1], labels[:1])  # the first one takes longer
+        sample_gradients(module, self.loss, inputs[:1], labels[:1])  # warm up, because the first call is slow
         before = time.perf_counter()
         sample_gradients(module, self.loss, inputs[:2], labels[:2])
         each = 0.5 * (time.perf_counter() - before)
         count = int((0.5 * self.seconds_per_round - (time.perf_counter() - start)) / each)
         if count < 2 * _COHORT:
             raise ValueError(
-                f"the gradient of one sample takes {each:.2g} s, so {2 * _COHORT} candidates take longer "
-                f"than half of seconds_per_round = {self.seconds_per_round:g}; allow more, or leave the "
-                "monitor out"
+                f"the gradient of one sample takes {each:.2g} s, too long for {2 * _COHORT} candidates in "
+                f"half of seconds_per_round = {self.seconds_per_round:g}. "
+                "Allow more time, or leave the monitor out."
             )
         return min(count, len(inputs))
 
     def _candidates(self, trainer: pl.Trainer, device: torch.device) -> tuple[Tensor, Tensor]:
-        loader: Any = trainer.train_dataloader  # the clients' own, which `Federated` has put there
+        """Return the inputs and the labels of the first training samples.
+
+        Raises:
+            ValueError: If there are too few samples, or they are no pairs of floats and a class.
+        """
+        loader: Any = trainer.train_dataloader  # the loader of the clients, which `Federated` has set
         dataset = loader.loader.dataset
         if len(dataset) < self.num_candidates:
             raise ValueError(
-                f"num_candidates = {self.num_candidates}, the training set has {len(dataset)} samples; "
-                "take fewer"
+                f"num_candidates = {self.num_candidates}, but the training set has {len(dataset)} samples. "
+                "Use fewer candidates."
             )
         rows = [dataset[index] for index in range(self.num_candidates)]
         if not all(isinstance(row, tuple | list) and len(row) == 2 for row in rows):
             raise ValueError(
-                "samples must be pairs of an input and a class to be attacked; leave the monitor out"
+                "LeakageMonitor needs samples that are pairs of an input and a class. Leave the monitor out."
             )
         inputs = torch.stack([torch.as_tensor(row[0]) for row in rows])
         if not inputs.is_floating_point():
             raise ValueError(
-                f"inputs must be floats to be attacked, got {inputs.dtype}; leave the monitor out"
+                f"LeakageMonitor needs inputs of floats, got {inputs.dtype}. Leave the monitor out."
             )
         return inputs.to(device), torch.tensor([int(row[1]) for row in rows]).to(device)

@@ -1,9 +1,9 @@
-"""One attack, many attempts, on what a mechanism really sends: counts, errors and pictures.
+"""Study of one attack on the messages that a mechanism really sends: counts, errors and pictures.
 
-In every attempt a few clients draw samples from the candidates, take one or a few steps of gradient descent
-on them from the same model, and send their updates through the mechanism; the attacker decodes its view and
-looks for the first sample of client 0. One step is the attacker's best case; several, all on the same batch,
-it simulates.
+In every attempt, a few clients draw samples from the candidates. They take one or a few steps of gradient
+descent on them from the same model, and send their updates through the mechanism. The attacker decodes its
+view and looks for the first sample of client 0. One step is the attacker's best case. Several steps, all on
+the same batch, are simulated by the attacker.
 """
 
 import math
@@ -26,15 +26,17 @@ from lightning_fedq.mechanisms.interface import Adversary, Mechanism, RoundConte
 
 @dataclass(frozen=True)
 class StudyResult:
-    """Result of one attack on one view of one mechanism.
+    """Result of one attack on one adversary's view of one mechanism.
 
     Args:
-        mechanism: Its parameters, in words.
-        attack: Its parameters, in words.
-        psnr: Mean over the attempts, in dB.
-        seconds: Time of all attempts together.
+        mechanism: Mechanism with its parameters, in words.
+        adversary: Adversary whose view was attacked.
+        attack: Attack with its parameters, in words.
+        estimate: Counts of the attack, and the leakage that follows.
+        psnr: Mean peak signal-to-noise ratio over the attempts, in dB.
+        seconds: Time of all attempts together, in seconds.
         truth: `(kept, ...)` originals of the first attempts.
-        found: Their reconstructions.
+        found: `(kept, ...)` reconstructions of these originals.
     """
 
     mechanism: str
@@ -49,23 +51,24 @@ class StudyResult:
 
 @dataclass(frozen=True)
 class Study:
-    """The setting of an attack: model, data, and what counts as a hit.
+    """Setting of an attack: model, data, and the definition of a hit.
 
     Args:
-        model: The global model, in evaluation mode.
+        model: Global model, in evaluation mode.
         loss: Mean loss of scores and labels.
-        inputs: `(n, ...)` candidates; the prior is uniform on them.
-        labels: `(n,)`.
+        inputs: `(n, ...)` candidates. The prior is uniform on them.
+        labels: `(n,)` labels of the candidates.
         learning_rate: Learning rate of the clients' steps, > 0.
-        batch_size: Samples of each client.
-        cohort_size: Clients of a round.
-        labels_known: Does the attacker know the labels of the samples?
-        threshold: A reconstruction counts if its squared error is below this share of the candidates'
-            variance, and the truth is the candidate nearest to it.
-        local_steps: Steps of each client on its batch, >= 1.
+        attack: Attack to run.
+        batch_size: Number of samples of each client.
+        cohort_size: Number of clients of a round.
+        labels_known: Whether the attacker knows the labels of the samples.
+        threshold: Largest squared error of a hit, as a fraction of the candidates' variance. The truth must
+            also be the candidate nearest to the reconstruction.
+        local_steps: Number of steps of each client on its batch, >= 1.
 
     Raises:
-        ValueError: If a number is out of its range, or the attack can't work here.
+        ValueError: If a number is out of its range, or the attack can't work on this problem.
     """
 
     model: nn.Module
@@ -84,14 +87,14 @@ class Study:
         needed = self.batch_size * self.cohort_size
         if self.batch_size < 1 or self.cohort_size < 1 or 2 * needed > len(self.inputs):
             raise ValueError(
-                f"{self.cohort_size} clients with {self.batch_size} samples each need at least {2 * needed} "
+                f"{self.cohort_size} clients with {self.batch_size} samples need at least {2 * needed} "
                 f"candidates, got {len(self.inputs)}"
             )
         if not self.threshold > 0:
             raise ValueError(f"threshold must be > 0, got {self.threshold}")
         _ = self.steps
         if self.model.training:
-            raise ValueError("the model must be in evaluation mode (model.eval()): dropout hides gradients")
+            raise ValueError("the model must be in evaluation mode (model.eval()), got training mode")
         first = torch.arange(self.batch_size)
         self.attack.check(self._problem(self.gradients[first].mean(0), self.labels[first]))
 
@@ -117,16 +120,16 @@ class Study:
 
     @property
     def largest_norm(self) -> float:
-        """Largest l2 norm of an update: a clipping norm that clips nothing."""
+        """Largest l2 norm of an update of one candidate, which is a clipping norm that clips nothing."""
         return self.learning_rate * float(self.gradients.norm(dim=1).max())
 
     @property
     def moments(self) -> GradientMoments:
-        """Moments of the gradients, for a client that holds all candidates."""
+        """Moments of the gradients, for a client that has all candidates."""
         return GradientMoments.from_gradients(self.gradients, len(self.gradients))
 
     def context(self, mechanism: Mechanism, round: int = 0) -> RoundContext:
-        """A round of clients 0, 1, ... whose range just holds every candidate's update."""
+        """Return a round of clients 0, 1, ... with the smallest range that holds every candidate's update."""
         groups, start = [], 0
         for size in mechanism.group_sizes(self.cohort_size):
             groups.append(tuple(range(start, start + size)))
@@ -152,29 +155,32 @@ class Study:
         """Attack `attempts` rounds, or as many as fit into `seconds`.
 
         Args:
-            attempts: >= 1.
-            generator: Chooses the clients' samples and the searches' starts.
-            keys: Source of the mechanism's coins; None draws a seed from the generator.
-            seconds: Time limit. An attempt that does not end within it is given up and does not count.
+            mechanism: Mechanism that encodes the updates.
+            adversary: Adversary whose view is attacked.
+            attempts: Largest number of attempts, >= 1.
+            generator: Random generator for the clients' samples and the starts of searches.
+            keys: Source of the mechanism's randomness. None draws a seed from the generator.
+            seconds: Time limit in seconds. An attempt that does not end within it is stopped and does not
+                count.
             confidence: Confidence of the estimate's limits.
-            kept: How many originals and reconstructions to keep.
+            kept: Number of originals and reconstructions to keep.
 
         Raises:
-            ValueError: If attempts is not >= 1, not one attempt ends in time, or there are too few
-                candidates for the view.
+            ValueError: If `attempts` is below 1, no attempt ends in time, or there are too few candidates for
+                the view.
         """
         if attempts < 1:
             raise ValueError(f"attempts must be >= 1, got {attempts}")
         if keys is None:
             keys = SeededKeys(int(torch.randint(2**62, (1,), generator=generator)))
-        # a generator of its own for the searches: one seed then gives every attack the same samples
+        # searches have a separate generator, so that with one seed every attack gets the same samples
         starts = torch.Generator().manual_seed(int(torch.randint(2**62, (1,), generator=generator)))
         context = self.context(mechanism)
         variance = self.inputs.flatten(1).double().var(0, correction=0).mean().item()
         start, hits, noises, truths, founds, rows = time.perf_counter(), 0, [], [], [], 1
         for attempt in range(attempts):
             if attempt and time.perf_counter() - start > seconds * attempt / (attempt + 1):
-                break  # one more of average length would not fit
+                break  # another attempt of average length would exceed the time limit
             chosen = torch.randperm(len(self.inputs), generator=generator)
             chosen = chosen[: self.batch_size * self.cohort_size].reshape(self.cohort_size, -1)
             updates = self._updates(chosen)
@@ -193,8 +199,10 @@ class Study:
                 truths.append(truth)
                 founds.append(found)
         if not noises:
-            raise ValueError(f"one attempt takes longer than {seconds:.3g} s; allow more, or use Matching")
-        # several samples in one view: a guess finds the truth that much more often
+            raise ValueError(
+                f"one attempt takes longer than {seconds:.3g} s. Allow more time, or use Matching."
+            )
+        # a view with several samples gives a guess several chances, so there are effectively fewer candidates
         estimate = LeakageEstimate(hits, len(noises), max(len(self.inputs) // rows, 2), confidence)
         return StudyResult(
             repr(mechanism),
@@ -212,16 +220,17 @@ class Study:
         return (self.inputs.max() - self.inputs.min()).item()
 
     def _updates(self, chosen: Tensor) -> Tensor:
-        """`(clients, dim)` updates of clients that hold the candidates `chosen`, `(clients, batch)`."""
+        """Return `(clients, dim)` updates of clients with the candidates `chosen`, `(clients, batch)`."""
         if self.local_steps == 1 or self.batch_size == 1:
             return -self.learning_rate * self.gradients[chosen].mean(1)
         rows = [
-            batch_gradient(self.model, self.loss, self.inputs[own], self.labels[own], self.steps)
-            for own in chosen
+            batch_gradient(self.model, self.loss, self.inputs[indices], self.labels[indices], self.steps)
+            for indices in chosen
         ]
         return -self.learning_rate * torch.stack(rows)
 
     def _problem(self, gradient: Tensor, labels: Tensor) -> Problem:
+        """Return the problem of an attacker that observes this gradient of samples with these labels."""
         return Problem(
             self.model,
             self.loss,
@@ -240,9 +249,10 @@ class Study:
     def _attack(
         self, seen: Observation, chosen: Tensor, generator: torch.Generator, deadline: float
     ) -> Tensor:
-        """Invert what is seen. Of the rows in their best order return that of client 0's first sample.
+        """Attack an observation, and return the reconstruction of client 0's first sample.
 
-        Where each message is seen, the attacker says whose a row is; within a batch there is no order.
+        If only a mean is observed, rows have no order, and the best order is used. If each message is
+        observed, the attacker knows the client of a row, and only the order within a batch is free.
         """
         indices = chosen[list(seen.clients)].reshape(-1)
         gradient = (-seen.update / self.learning_rate).to(self.gradients)

@@ -1,9 +1,9 @@
-"""An adversary's reading of the messages that a mechanism really sent.
+"""Adversary's views: what each adversary can decode from the messages that a mechanism really sent.
 
-Every view ends in an estimate of a mean of some clients' updates, by the mechanism's own decoder. Where the
-adversary is not the server it is still given the public randomness that decoding takes, which can only help
-it. A group (a CorBin pair) is attacked as one: its members' errors cancel in its sum, which therefore says
-more about both than one uplink does about one. The server also has each message of the group, hence `shares`.
+Every view ends in an estimate of a mean of some clients' updates, by the mechanism's own decoder. Adversaries
+other than the server also get the public randomness that decoding needs, which can only help them. A group (a
+CorBin pair) is attacked as a whole. Its members' errors cancel in its sum, so the sum reveals more about both
+than one uplink message reveals about one. The server also has each message of the group, hence `shares`.
 """
 
 from dataclasses import dataclass
@@ -17,15 +17,15 @@ from lightning_fedq.mechanisms.interface import Adversary, Mechanism, RoundConte
 
 @dataclass(frozen=True)
 class Observation:
-    """An estimate of a mean update.
+    """Estimate of a mean update, as one adversary sees it.
 
     Args:
         update: `(dim,)` mean over `clients`, in units of the update.
         clients: Clients whose updates are in the view, the victim among them.
-        shares: `(clients, dim)` what each of them sent, decoded on its own; None where only the sum is seen,
-            or where there is one client.
-        share_weight: Weight of the shares' squared deviations from their mean, where that of the mean is 1:
-            the ratio of the precisions that the mechanism declares.
+        shares: `(clients, dim)` message of each client, decoded separately. None where only the sum is
+            observed, or there is one client.
+        share_weight: Weight of the squared deviations of `shares` from their mean, where the mean has weight
+            1. It is the ratio of the precisions that the mechanism declares.
     """
 
     update: Tensor
@@ -42,16 +42,20 @@ def observe(
     adversary: Adversary,
     victim: int,
 ) -> Observation:
-    """Encode a round and decode what one adversary sees of it.
+    """Encode a round, and decode the part of it that one adversary observes.
 
-    An eavesdropper decodes the victim's message. The server decodes the victim's group, together and one by
-    one. With the partners on its side it takes their updates out again. Behind secure aggregation, and from
-    the released model, only the sum of the cohort is seen; a curious client takes its own update out of that.
+    An eavesdropper decodes the victim's message. The server decodes the victim's group, jointly and message
+    by message. With the victim's partners, the server also subtracts their updates. Behind secure
+    aggregation, and from the released model, only the sum of the cohort is observed. A curious client
+    subtracts its own update from that sum.
 
     Args:
-        updates: `(cohort, dim)`, rows in the order of `context.cohort`.
-        keys: Source of all coins.
-        victim: Client that the adversary is after.
+        mechanism: Mechanism that encodes the updates.
+        updates: `(cohort, dim)` updates, in the order of `context.cohort`.
+        context: Round of the updates.
+        keys: Source of all randomness.
+        adversary: Adversary whose view is returned.
+        victim: Client that the adversary attacks.
 
     Raises:
         ValueError: If the victim is not in the cohort.
@@ -79,7 +83,10 @@ def observe(
 
 
 def _share_weight(mechanism: Mechanism, context: RoundContext, clients: tuple[int, ...]) -> float:
-    """v (k - 1) / (k (u - v)), v the variance of the mean of k clients and u of one. 1 / k if unknown."""
+    """Return v (k - 1) / (k (u - v)), or 1 / k if it is unknown.
+
+    v is the variance of the mean of k clients, and u that of one client.
+    """
     sizes, k = torch.tensor(context.segments, dtype=torch.float64), len(clients)
     found = [mechanism.noise_variance(context, some) for some in (clients, clients[:1])]
     if found[0] is None or found[1] is None:
@@ -91,7 +98,7 @@ def _share_weight(mechanism: Mechanism, context: RoundContext, clients: tuple[in
 def _sees(
     adversary: Adversary, cohort: tuple[int, ...], group: tuple[int, ...], victim: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The clients whose messages are summed, and those whose updates the adversary knows."""
+    """Return the clients whose messages are summed, and the clients whose updates the adversary knows."""
     others = tuple(client for client in group if client != victim)
     if adversary is Adversary.EAVESDROPPER:
         return (victim,), ()

@@ -1,7 +1,7 @@
-"""One paper, or one idea, per file. A class is imported when it is first used.
+"""Mechanisms, one paper or one idea per file. A class is imported at its first use.
 
-`make tables` writes the names from the files of this folder: lists in code, and no search at import, so that
-type checkers, editors and packers see what programs see.
+`make tables` writes the names from the files of this folder. They are lists in code, not a search at import,
+so that type checkers, editors and packagers see the same names as programs.
 """
 
 from typing import TYPE_CHECKING
@@ -75,5 +75,5 @@ __all__ = [
 ]
 # end
 
-if not TYPE_CHECKING:  # a type checker knows the names from above, and a wrong one is an error to it
+if not TYPE_CHECKING:  # a type checker reads the imports above, so it reports wrong names
     __getattr__, __dir__ = lazily(__name__)

@@ -1,22 +1,23 @@
-"""Adaptive clipping: the clip follows a quantile of the norms of updates, and the bit for it is paid for.
+"""Adaptive clipping: the clip follows a quantile of the updates' norms, and the budget pays for the bits.
 
 Source: Andrew, Thakkar, McMahan, Ramaswamy, Differentially Private Learning with Adaptive Clipping, NeurIPS
-2021. A client says whether its update was shorter than the round's clip C; the noisy share of such clients
-moves the clip: C <- C exp(-rate (share - quantile)). The rate is 1 until the share first crosses the
-quantile: a first clip that is ten times too large is right after 5 rounds, with a rate of 0.2 after 26.
+2021. A client reports with one bit whether its update was shorter than the round's clip C. The noisy share of
+such clients moves the clip: C <- C exp(-rate (share - quantile)). The rate is 1 until the share first crosses
+the quantile. A first clip that is ten times too large is then right after 5 rounds, with a rate of 0.2 after
+26.
 
-Departures: the bit b is no second release with noise and account of its own. It is one more coordinate of the
-vector that the mechanism hides already: v = (x, k C (2b - 1)) with k^2 = f / (1 - f), whose norm is at most
-C sqrt(1 + k^2), and the mechanism is run on v at that norm. So the claim is the mechanism's own, for one
-coordinate more, whatever b is: the mechanism clips v itself. The bit takes the share f of the noise budget,
-and the error of the model grows by 1 / (1 - f). The original's count noise of n / 20 would take 43 % of the
+Departure from the paper: the bit b is no second release with separate noise and a separate charge. It is one
+more coordinate of the vector that the mechanism hides already: v = (x, k C (2b - 1)) with k^2 = f / (1 - f).
+The norm of v is at most C sqrt(1 + k^2), and the mechanism encodes v at that norm. The mechanism clips v
+itself, so its claim holds for any b, with one coordinate more. The bit takes the share f of the noise budget,
+and the error of the model grows by 1 / (1 - f). The paper's count noise of n / 20 would take 43 % of the
 budget of 30 rounds at epsilon 8 with 100 clients.
 
-The account does not depend on the path of the clip. A client divides by C sqrt(1 + k^2) before it encodes and
-the server multiplies after it has decoded and rounded, so the mechanism only ever sees vectors of norm at
-most its own `clip_norm`, with one noise; factor and rate are public, being made of sums that were released
-before, and rounds compose adaptively. A server that announces any other clip, or one to each client, changes
-what clients send, never what is claimed.
+The charge does not depend on the path of the clip. A client divides by C sqrt(1 + k^2) before it encodes, and
+the server multiplies after it has decoded and rounded. The mechanism therefore only sees vectors of norm at
+most its own `clip_norm`, with constant noise. The factor and the rate are public, because they follow from
+earlier releases, and rounds compose adaptively. A server that announces another clip, or a different clip to
+each client, changes the messages of clients, but not the claims.
 """
 
 import math
@@ -40,16 +41,16 @@ _UNSEEN, _CROSSED = 2.0, 0.0
 
 @dataclass(frozen=True)
 class QuantileRule(RangeRule):
-    """Rule of the clip: it is the radius of every segment, and moves by the share that came back.
+    """Rule of the clip: it is the radius of every segment, and the released share of short updates moves it.
 
-    The center of a range says on which side of the quantile shares have been: 1 above, -1 below, 0 on both,
-    2 before the first. So it goes wherever ranges go, into checkpoints too, and is as public as they are.
+    The centre of a range stores on which side of the quantile shares have been: 1 above, -1 below, 0 on both,
+    2 before the first round. It is stored with the ranges, also in checkpoints, and is as public as they are.
 
     Args:
         initial: Clip of the first round, > 0, in units of the update.
-        quantile: Share of updates that shall be shorter than the clip.
-        rate: Step of its logarithm, once shares have been on both sides; before, it is 1.
-        weight: k, the bit's size in units of the clip.
+        quantile: Target share of updates that are shorter than the clip.
+        rate: Step of the clip's logarithm, once shares have been on both sides. Before, the step is 1.
+        weight: Size k of the bit's coordinate, in units of the clip.
         floor: Smallest clip.
         ceiling: Largest clip.
     """
@@ -73,7 +74,7 @@ class QuantileRule(RangeRule):
         noise_variance: Tensor | None,
         segments: Sequence[int],
     ) -> Ranges:
-        # behind the update, `mean` has the mean of the clients' bits
+        # the last coordinate of `mean` is the mean of the clients' bits
         clip, before = ranges.radius.min().item(), ranges.center.min().item()
         over = self.share(clip, mean[-1].item()) - self.quantile
         side = math.copysign(1.0, over) if before in (_UNSEEN, math.copysign(1.0, over)) else _CROSSED
@@ -81,12 +82,13 @@ class QuantileRule(RangeRule):
         return self._ranges(min(max(moved, self.floor), self.ceiling), side, segments)
 
     def share(self, clip: float, last: float) -> float:
-        """Share of updates that were shorter than the clip, as released: noisy, held to [0, 1].
+        """Return the released share of updates that were shorter than the clip: noisy, clamped to [0, 1].
 
         Args:
+            clip: Clip of the round, in units of the update.
             last: Mean of the last coordinate, in units of the update.
         """
-        # the mean of k C (2b - 1), solved for that of b
+        # `last` is the mean of k C (2b - 1), solved for the mean of b
         return min(max((last / (self.weight * clip) + 1.0) / 2.0, 0.0), 1.0)
 
     def _ranges(self, clip: float, side: float, segments: Sequence[int]) -> Ranges:
@@ -95,39 +97,51 @@ class QuantileRule(RangeRule):
 
 
 def _of_the_mechanism(name: str) -> Any:
-    """The property `name` of the mechanism inside."""
-    return property(attrgetter(f"mechanism.{name}"), doc=f"The mechanism's own `{name}`.")
+    """Return a property that reads the property `name` of the wrapped mechanism."""
+    return property(attrgetter(f"mechanism.{name}"), doc=f"Property `{name}` of the wrapped mechanism.")
 
 
 @dataclass(frozen=True)
 class AdaptiveClip(Mechanism):
     """Wrapper of an l2-clipping mechanism whose norm follows a quantile of the update norms.
 
+    Take it if you do not know the updates' norms before the run. Wrap a mechanism that clips the l2 norm.
+
     Args:
-        mechanism: What hides the clipped update; its `clip_norm` is the clip of the first round. Better too
-            small than too large: noise grows with it.
-        quantile: Share of updates that shall be shorter than the clip, in (0, 1). The source takes 0.5; where
-            noise is most of the error less is better, see the guide.
+        mechanism: Mechanism that hides the clipped update. Its `clip_norm` is the clip of the first round.
+            Choose it rather too small than too large, because noise grows with it.
+        quantile: Target share of updates that are shorter than the clip, in (0, 1). The source takes 0.5. If
+            noise is most of the error, a smaller value is better, see the guide.
         rate: Step of the clip's logarithm, in (0, 1]: at most rate (1 - quantile) down and rate quantile up.
             It is 1 until the share of a round first crosses the quantile.
-        share: Share f of the noise budget that the clients' bits take, in (0, 0.5]: 0.02 costs 2 % of the
-            error. With few clients or a small epsilon the clip wanders less with more.
+        share: Share f of the noise budget that the clients' bits take, in (0, 0.5]. 0.02 costs 2 % of the
+            error. With few clients or a small epsilon, a larger share makes the clip steadier.
         floor: Smallest clip, > 0.
-        ceiling: Largest clip; at most 1e12 times the floor.
+        ceiling: Largest clip, at most 1e12 times the floor.
 
     Raises:
-        TypeError: If `mechanism` is none that clips in l2.
+        TypeError: If `mechanism` does not clip in l2.
         ValueError: If a value is out of its range.
 
-    Example:
+    The claims are those of the wrapped mechanism, against the same adversaries, for one coordinate more.
+
+    A message has the wrapped mechanism's bits for one coordinate more.
+
+    References:
+        Andrew, Thakkar, McMahan, Ramaswamy, Differentially Private Learning with Adaptive Clipping, NeurIPS
+        2021
+
+    Examples:
         >>> from lightning_fedq import AdaptiveClip, GaussianNoise
         >>> AdaptiveClip(GaussianNoise(clip_norm=0.1, noise_multiplier=4.0)).longest_update(10)
         0.1
     """
 
     widest: ClassVar[float] = 1e12
-    """Largest ceiling over floor. This module has to know ClassVar: jsonargparse reads the annotations of
-    `Mechanism` with the names that are here, and else takes `mechanism` for anything."""
+    """Largest ratio of ceiling to floor.
+
+    Keep the import of ClassVar in this module. jsonargparse resolves the annotations of `Mechanism` with this
+    module's names, and without it accepts any value for `mechanism`."""
 
     mechanism: Mechanism
     quantile: float = 0.2
@@ -141,9 +155,8 @@ class AdaptiveClip(Mechanism):
             raise TypeError(f"mechanism of AdaptiveClip must be a mechanism, got {self.mechanism!r}")
         if not self.mechanism.clips_norm:
             raise TypeError(
-                "AdaptiveClip moves the l2 norm that a mechanism clips to and that its claims are about, and "
-                f"{type(self.mechanism).__name__} has none; take GaussianNoise, RotatedCoins, "
-                "DistributedDiscreteGaussian, or another one with such a clip_norm"
+                f"AdaptiveClip needs a mechanism that clips in l2, got {type(self.mechanism).__name__}. "
+                "Take GaussianNoise, RotatedCoins, DistributedDiscreteGaussian, or another such one."
             )
         check_positive(rate=self.rate, share=self.share, floor=self.floor, ceiling=self.ceiling)
         if not 0.0 < self.quantile < 1.0:
@@ -152,44 +165,45 @@ class AdaptiveClip(Mechanism):
             raise ValueError(f"rate must be in (0, 1] and share in (0, 0.5], got {self.rate}, {self.share}")
         if not self.floor <= self._unit <= self.ceiling <= self.widest * self.floor:
             raise ValueError(
-                f"the first clip, the mechanism's clip_norm = {self._unit}, must lie between floor and "
-                f"ceiling, and these at most {self.widest:g} apart; got {self.floor} and {self.ceiling}"
+                f"clip_norm = {self._unit} must be between floor and ceiling, whose ratio must be at most "
+                f"{self.widest:g}, got {self.floor} and {self.ceiling}"
             )
 
     @property
     def _unit(self) -> float:
-        """Norm to which the mechanism clips, and which stands for the round's longest vector."""
+        """Clip of the wrapped mechanism, which stands for the round's longest vector."""
         return float(self.mechanism.clip_norm)  # type: ignore[attr-defined]
 
     @property
     def _weight(self) -> float:
-        """k: the bit is this many clips large."""
+        """Size k of the bit's coordinate, in units of the clip."""
         return math.sqrt(self.share / (1.0 - self.share))
 
     @property
     def range_rule(self) -> QuantileRule:
         return QuantileRule(self._unit, self.quantile, self.rate, self._weight, self.floor, self.ceiling)
 
-    # ---- the mechanism's round: one coordinate more, and the unit that it clips to ----------------------
+    # ---- the wrapped mechanism's round: one coordinate more, in its own unit ----------------------------
 
     def core(self, context: RoundContext) -> tuple[Mechanism, RoundContext, float]:
-        # the mechanism, and the round of update and bit
+        # the wrapped mechanism decodes a round of update and bit
         return self.mechanism, self._round(context), self._scale(context)
 
     def _round(self, context: RoundContext) -> RoundContext:
+        """Return the round as the wrapped mechanism sees it, with a segment of one coordinate for the bit."""
         ones = torch.ones(len(context.segments) + 1, dtype=torch.float64)
         return replace(context, segments=(*context.segments, 1), center=0.0 * ones, radius=ones)
 
     def clip(self, context: RoundContext) -> float:
-        """Norm to which updates of this round are clipped, in their units."""
+        """Return the norm to which updates of this round are clipped, in units of the update."""
         return context.radius.min().item()
 
     def _scale(self, context: RoundContext) -> float:
-        """C sqrt(1 + k^2) for the mechanism's `clip_norm`."""
+        """Return the unit of the wrapped mechanism's sum: C sqrt(1 + k^2) over its `clip_norm`."""
         return self.clip(context) * math.hypot(1.0, self._weight) / self._unit
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        # update and bit are one vector, which the mechanism clips again
+        # update and bit are one vector, which the wrapped mechanism clips again
         rows = update.detach().reshape(len(rand.clients), context.dim).float()
         stretch = math.hypot(1.0, self._weight)
         factors, clipped = unit_ball_factors(rows, self.clip(context), 2)
@@ -204,11 +218,11 @@ class AdaptiveClip(Mechanism):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        # the server has the bits' sum from the `core`, behind the update's
+        # the server reads the bits' sum, the last coordinate, through `core`
         total = self.mechanism.decode(symbols, clients, self._round(context), rand)
         return total[:-1] * self._scale(context)
 
-    # ---- what the mechanism says of that round ----------------------------------------------------------
+    # ---- methods of the wrapped mechanism, for its round ------------------------------------------------
 
     homomorphic = _of_the_mechanism("homomorphic")
     fixed_cohort = _of_the_mechanism("fixed_cohort")
@@ -247,7 +261,7 @@ class AdaptiveClip(Mechanism):
         return self.mechanism.group_sizes(num_clients)
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        """The mechanism's, for one coordinate more. They hold for every clip, see the module."""
+        """Return the wrapped mechanism's claims for one coordinate more, which hold for every clip."""
         paid = f"clip: public, moved by released counts that take {self.share:g} of this noise budget"
         return tuple(
             replace(claim, assumptions=(*claim.assumptions, paid))
@@ -255,51 +269,51 @@ class AdaptiveClip(Mechanism):
         )
 
     def grid(self, context: RoundContext) -> float | None:
-        """The mechanism's, in units of the update."""
+        """Return the wrapped mechanism's grid, in units of the update."""
         grid = self.mechanism.grid(self._round(context))
         return None if grid is None else grid * self._scale(context)
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor | None:
-        """The mechanism's, in units of the update."""
-        found = self.mechanism.noise_variance(self._round(context), clients)
-        return None if found is None else found[:-1] * self._scale(context) ** 2
+        """Return the wrapped mechanism's bound, in squared units of the update."""
+        variance = self.mechanism.noise_variance(self._round(context), clients)
+        return None if variance is None else variance[:-1] * self._scale(context) ** 2
 
     def mean_error(self, context: RoundContext, num_clients: int, homogeneity: float) -> float | None:
-        """The mechanism's in units of the update, that of the bit included."""
+        """Return the wrapped mechanism's error in squared units of the update, with the bit's error."""
         error = self.mechanism.mean_error(self._round(context), num_clients, homogeneity)
         return None if error is None else error * self._scale(context) ** 2
 
     def longest_update(self, dim: int) -> float:
-        """The first clip."""
+        """Return the first clip."""
         return self._unit
 
     # ---- a target, tables, audits -----------------------------------------------------------------------
 
     def with_level(self, level: float, context: RoundContext, max_dropped: int) -> Mechanism:
-        # the mechanism's own, for one coordinate more
+        # sets the level of the wrapped mechanism, for one coordinate more
         return replace(self, mechanism=self.mechanism.with_level(level, self._round(context), max_dropped))
 
     @classmethod
     def example(cls) -> Mechanism:
-        """Around Gaussian noise."""
-        from lightning_fedq.mechanisms.gaussian import GaussianNoise  # one of those that it may stand around
+        """Return an adaptive clip around Gaussian noise."""
+        from lightning_fedq.mechanisms.gaussian import GaussianNoise  # lazy: one of several to wrap
 
         return cls(GaussianNoise(clip_norm=1.0, noise_multiplier=1.0))
 
     @classmethod
     def plan_settings(cls, params: int) -> Mapping[str, Mechanism]:
-        """None of its own: a plan is about updates of a known norm."""
+        """Return no settings, because a plan is about updates of a known norm."""
         return {}
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        """The mechanism's own cases, around each of which the clip is put."""
+        """Return the wrapped mechanism's cases, each with an adaptive clip around it."""
         cases = self.mechanism.audit_cases(dim)
         return tuple(replace(case, mechanism=replace(self, mechanism=case.mechanism)) for case in cases)
 
     def lever(self, client: int, context: RoundContext) -> float | None:
-        """The mechanism's, which has room for the bit, in units of the update's clip."""
-        found = self.mechanism.lever(client, self._round(context))
-        return None if found is None else found * math.hypot(1.0, self._weight)
+        """Return the wrapped mechanism's influence, which includes room for the bit, in units of the clip."""
+        influence = self.mechanism.lever(client, self._round(context))
+        return None if influence is None else influence * math.hypot(1.0, self._weight)
 
     def without_noise(self, context: RoundContext) -> Mechanism:
         return replace(self, mechanism=self.mechanism.without_noise(self._round(context)))

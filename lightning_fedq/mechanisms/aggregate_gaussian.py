@@ -1,14 +1,14 @@
-"""The aggregate Gaussian: only the sum of the integers is needed, and the mean errs exactly as N(0, sigma^2).
+"""Aggregate Gaussian: the server needs only the sum of integers, and the mean errs exactly as N(0, sigma^2).
 
 Source: Hegazy et al., section 4.3 (algorithms 1 to 4). A random scale A and shift B, the same for all
-clients, turn the Irwin-Hall error of common-step dithering into the target law: M = floor(x / (A w) + U +
-1/2), and the mean decodes to (A w / n)(sum M - sum U) + sigma B.
+clients, turn the Irwin-Hall error of common-step dithering into the target distribution. A client sends M =
+floor(x / (A w) + U + 1/2), and the mean decodes to (A w / n)(sum M - sum U) + sigma B.
 
-Departures: dithers are shared by one client with the server, and (A, B) by the members of the federation,
-where the paper has one generator for everybody (with which anybody could undo all noise). (A, B) come from
-tables with a bounded error (`functional.exact_error.decompose`), and A is capped from below so that sums fit
-64 bits: at 2^-50 where that is enough, at up to 2^-40 where the cohort is large and the noise small; beyond
-that the cohort is refused. What both do to the law is in `law_error`.
+Departures: a client shares its dithers with the server only, and the members of the federation share (A, B).
+The paper has one generator for all parties, with which any party could remove all noise. (A, B) come from
+tables with a bounded error (`functional.exact_error.decompose`). A is bounded from below so that sums fit 64
+bits: by 2^-50 if possible, and by up to 2^-40 for large cohorts with small noise. Larger cohorts are refused.
+`law_error` contains both errors.
 """
 
 import math
@@ -31,24 +31,36 @@ from lightning_fedq.mechanisms.irwin_hall import CommonSteps
 
 _SUM_BITS = 62
 _FEWEST_SCALE_BITS = 40
-"""The cap on A is never above 2^-40."""
+"""Smallest k of the lower bound 2^-k on A."""
 
 
 @dataclass(frozen=True)
 class AggregateGaussian(CommonSteps):
     """Homomorphic dithered quantiser with an exactly Gaussian mean error (or Laplace, per coordinate).
 
+    Take it for exactly Gaussian noise in the released model at few bits, together with secure aggregation.
+
     Args:
         clip_norm: Largest l2 norm of an update, > 0.
-        noise_multiplier: Std of the error of the mean over its sensitivity, 2 clip_norm / cohort size; or
-            leave it out and give a budget:
-        epsilon: Budget of one client over the whole run, towards outsiders, > 0, in nats.
+        noise_multiplier: Std of the error of the mean over its sensitivity, 2 clip_norm / cohort size.
+            Alternatively give a budget by epsilon, delta and rounds.
+        epsilon: Budget of one client over the whole run, against outsiders, > 0, in nats.
         delta: Delta of the whole run, in (0, 1).
-        rounds: Rounds that the budget has to last for, >= 1.
-        entropy_code: "range" or "elias"; behind secure aggregation neither applies.
-        target: Law of the error; "laplace" carries no claim, because l2 clipping does not bound the l1 norm.
+        rounds: Number of rounds that the budget covers, >= 1.
+        entropy_code: "range" or "elias". Secure aggregation uses neither.
+        target: Distribution of the error. "laplace" has no claim, because l2 clipping does not bound the l1
+            norm.
 
-    Example:
+    The claim is Gaussian and about the whole update, against outsiders only. The server knows every dither
+    and is trusted. Curious clients know A and B and get no guarantee.
+
+    A message has a variable number of bits, often less than one per coordinate with entropy coding.
+
+    References:
+        Hegazy et al., Compression with Exact Error Distribution for Federated Learning, AISTATS 2024, section
+        4.3 (algorithms 1 to 4)
+
+    Examples:
         >>> mechanism = AggregateGaussian(clip_norm=1.0, epsilon=8.0, delta=1e-5, rounds=30)
         >>> round(mechanism.multiplier, 3)  # noise over the distance of any two updates
         3.315
@@ -64,11 +76,11 @@ class AggregateGaussian(CommonSteps):
 
     @property
     def gaussian_error(self) -> bool:
-        """With the Gaussian target, up to the stated error of the law."""
+        """Whether the target is Gaussian. The error is then Gaussian up to `law_error`."""
         return self.target == "gaussian"
 
     def least_scale_bits(self, context: RoundContext) -> int:
-        """k of the cap A >= 2^-k: the largest one up to 50 for which the sum of the integers fits 62 bits.
+        """Return the largest k <= 50 of the bound A >= 2^-k for which sums of the integers fit 62 bits.
 
         Raises:
             ValueError: If not even 2^-40 fits.
@@ -78,8 +90,8 @@ class AggregateGaussian(CommonSteps):
         room = math.floor(math.log2((2.0**_SUM_BITS / size - 1.0) * step) - 1e-9)
         if room < _FEWEST_SCALE_BITS:
             raise ValueError(
-                f"noise_multiplier = {self.multiplier:.3g} is too small for a cohort of {size}: sums would "
-                f"not fit {_SUM_BITS} bits; raise it"
+                f"noise_multiplier = {self.multiplier:.3g} is too small for sums of {size} clients in "
+                f"{_SUM_BITS} bits. Raise it."
             )
         return min(room, LEAST_SCALE_BITS)
 
@@ -92,7 +104,7 @@ class AggregateGaussian(CommonSteps):
         return Special(places, scale * self.base_step(context), shift * self.sigma(context))
 
     def law_error(self, context: RoundContext) -> LawError:
-        """Distance of the released sum's law from the exact one, a coordinate."""
+        """Return the distance of the released sum's distribution from the exact one, per coordinate."""
         size = len(context.cohort)
         std = self.sigma(context) * size
         return aggregate_law_error(
@@ -103,13 +115,13 @@ class AggregateGaussian(CommonSteps):
         )
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        # Gaussian towards outsiders only
+        # Gaussian against outsiders only
         core = decomposition(len(context.cohort), self.target).core
         members = NonPrivate(
-            "a client knows A and B, as all members do: on a coordinate in "
-            f"{1.0 / (1.0 - core):.3g} the noise nearly vanishes for it, on the others it is Irwin-Hall"
+            "a client knows A and B, as all members do, so its noise nearly vanishes on one coordinate in "
+            f"{1.0 / (1.0 - core):.3g} and is Irwin-Hall on the others"
         )
-        losses = self.summed_claims({Adversary.CLIENT: members}, "secure aggregation leaves the sum")
+        losses = self.summed_claims({Adversary.CLIENT: members}, "secure aggregation reveals only the sum")
         if self.target == "laplace":
             losses[Adversary.OUTSIDER] = NonPrivate(L1_UNBOUNDED)
             return tuple(PrivacyClaim(who, losses[who], 1) for who in Adversary)

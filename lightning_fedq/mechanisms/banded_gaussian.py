@@ -1,31 +1,26 @@
 """Banded matrix factorisation: Gaussian noise of a trusted server that cancels over rounds.
 
-Round t releases R_t = X_t + w_t: the sum of the cohort's clipped updates, and noise with C w = z, where z is
-fresh in every round and C the lower triangular Toeplitz matrix of the coefficients of (1 - x)^(-1/2), cut to
-`band` diagonals. The noise of a model is a sum of all w so far, and most of what a round adds the next ones
-take back. Where a client takes part every b-th of T rounds, that is worth a factor of 2 in this noise at
-T = 100, b = 10; with everybody in every round the band is 1 and the noise independent.
+Round t releases R_t = X_t + w_t, the sum of the cohort's clipped updates plus noise with C w = z. Here z is
+fresh in every round, and C is the lower triangular Toeplitz matrix of the coefficients of (1 - x)^(-1/2), cut
+to `band` diagonals. The noise of a model is the sum of all w so far, and later rounds subtract most of the
+noise that a round adds. If a client takes part in every b-th of T rounds, this reduces the noise by a factor
+of 2 at T = 100, b = 10. With all clients in every round the band is 1 and the noise is independent.
 
-Privacy. Given all that was released before, R_t tells as much as (C X)_t + z_t. A client's update of round i
-enters the rows i to i + band - 1, times c_0, c_1, ..., and these rows are nobody else's of its updates as
-long as its rounds lie `band` apart. So one participation is a Gaussian mechanism of sensitivity 2 clip_norm
-|c|, whatever the others see and choose in between, and k of them compose to sqrt(k) times that. A ledger
-charges it as one round. Where a client comes back earlier, or rounds are repeated, the server begins with a
-new C and fresh z, and what was released before is a composition with that: the sum of all charges holds.
+Privacy. Given all earlier releases, R_t carries the same information as (C X)_t + z_t. A client's update of
+round i enters the rows i to i + band - 1, times c_0, c_1, .... These rows contain no other update of the
+client if its rounds are at least `band` apart. One participation is therefore a Gaussian mechanism of
+sensitivity 2 clip_norm |c|, even if other parties adapt to releases in between. k participations compose to
+sqrt(k) times that. A ledger charges a participation as one round. If a client comes back earlier, or rounds
+are repeated, the server begins with a new C and fresh z. Earlier releases compose with the new ones, so the
+sum of all charges holds.
 
-Everything is in integers. Updates are truncated toward zero to steps of a public grid; 2^6 C is rounded to
-integers, which is the C that counts; w_t is rounded to the grid before the next round takes it up, which
-leaves the argument as it is: 2^6 R_t is a rounding of 2^6 X_t + sum_i 2^6 c_i X_(t-i) + z_t - sum_i 2^6 c_i
-R_(t-i). And z = m y + y' from two exact discrete Gaussians of parameter g is one of parameter g sqrt(m^2 + 1)
-but for a factor e^(+-5 exp(-2 pi^2 g^2 / (m^2 + 1))) (Poisson summation over y given z), which is 1 + 2^-111
-here. That law is a rounded continuous Gaussian's up to e^(+-2^-47) out to 13.2 stds, beyond which lies less
-than 2^-126; a claim pays for both, in each of the `band` rows.
-
-References:
-    Denisov, McMahan, Rush, Smith, Thakurta, Improved Differential Privacy for SGD via Optimal Private Linear
-    Operators on Adaptive Streams, 2022 (adaptive streams); Choquette-Choo, McMahan, Rush, Thakurta,
-    Multi-Epoch Matrix Factorization Mechanisms for Private Machine Learning, arXiv 2211.06530 (several
-    participations); Choquette-Choo et al., (Amplified) Banded Matrix Factorization, arXiv 2306.08153.
+Integers. Updates are truncated toward zero to steps of a public grid. The C that counts is 2^6 C rounded to
+integers. w_t is rounded to the grid before the next round uses it, which does not change the argument: 2^6
+R_t is a rounding of 2^6 X_t + sum_i 2^6 c_i X_(t-i) + z_t - sum_i 2^6 c_i R_(t-i). For two exact discrete
+Gaussians y and y' of parameter g, z = m y + y' is a discrete Gaussian of parameter g sqrt(m^2 + 1) up to a
+factor e^(+-5 exp(-2 pi^2 g^2 / (m^2 + 1))) (Poisson summation over y given z), which is 1 + 2^-111 here. This
+distribution is a rounded continuous Gaussian up to e^(+-2^-47) within 13.2 stds. The probability beyond is
+less than 2^-126. A claim pays for both, in each of the `band` rows.
 """
 
 from __future__ import annotations
@@ -62,20 +57,20 @@ from lightning_fedq.wire.coding import FixedLength
 Integers = NDArray[np.int64]
 
 _PART, _STRIDE = 2.0**13, 1 << 12
-"""g and m."""
+"""Parameters g and m of z = m y + y'."""
 NOISE_STD = _PART * math.hypot(_STRIDE, 1.0)
-"""Parameter of z, in steps of the grid over 2^6."""
+"""Parameter of z, in grid steps over 2^6."""
 _COEFFICIENT_BITS = 6
 _MOST_BAND = 1024
 _CHUNK = 1 << 20
 _FEWEST_STEPS, _MOST_STEPS = 64.0, 2.0**29
 _LOG_RATIO, _DISTANCE = 2.0**-47, 2.0**-126
-"""Of one coordinate of one row."""
+"""Distance of z from the rounded Gaussian, for one coordinate of one row."""
 
 
 @lru_cache(maxsize=16)
 def coefficients(band: int) -> tuple[int, ...]:
-    """2^6 times the first `band` coefficients of (1 - x)^(-1/2), to the nearest integer."""
+    """Return 2^6 times the first `band` coefficients of (1 - x)^(-1/2), rounded to integers."""
     values, value = [], 1.0
     for i in range(band):
         values.append(round(value * 2.0**_COEFFICIENT_BITS))
@@ -85,7 +80,7 @@ def coefficients(band: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=16)
 def _gain(band: int, rows: int) -> float:
-    """Variance of w over that of z after so many rows: the squares of the coefficients of 1 / c."""
+    """Return var(w) / var(z) after `rows` rounds: the summed squares of the coefficients of 1 / c."""
     first, *others = coefficients(band)
     inverse: list[float] = []
     for row in range(rows):
@@ -95,32 +90,49 @@ def _gain(band: int, rows: int) -> float:
 
 
 def fresh_noise(stream: Stream, count: int) -> Integers:
-    """Draw z: discrete Gaussian of parameter `NOISE_STD`, but for a factor 1 + 2^-111. `(count,)` int64."""
+    """Draw z, `(count,)` int64: discrete Gaussian of parameter `NOISE_STD` up to a factor 1 + 2^-111."""
     coarse = discrete_gaussian(_PART, count, stream.words64)
     return _STRIDE * coarse + discrete_gaussian(_PART, count, stream.words64)
 
 
 _kept: dict[tuple[bytes, int, int], tuple[int, tuple[NDArray[np.int32], ...]]] = {}
-"""Of the block whose noise was asked for last: how far it has come, and the rows that the next one needs. All
-of it follows from the server's key; to keep it saves time, and nothing else."""
+"""Cache of the last requested block: its last round, and the rows of w that the next round needs.
+
+The server's key determines all of it, so the cache only saves time."""
 
 
 @dataclass(frozen=True)
 class BandedGaussian(Mechanism):
     """Banded matrix factorisation: a trusted server adds Gaussian noise that cancels over rounds.
 
+    Take it if you trust the server and clients take part rarely, in cohorts that take turns. The model then
+    has less noise than with independent noise at the same epsilon.
+
     Args:
         clip_norm: Largest l2 norm of an update, > 0.
-        noise_multiplier: Std of the fresh noise over what one participation can move in all rows together,
-            2 clip_norm |c|; > 0.
-        band: Diagonals of C, in [1, 1024]: rounds from one participation of a client to its next, at least.
-            1 is independent noise, for cohorts that are drawn anew or hold everybody; b cohorts that take
-            turns (`cohort=Cyclic(...)`) allow for b.
+        noise_multiplier: Std of the fresh noise over the sensitivity of one participation in all rows
+            together, 2 clip_norm |c|, > 0.
+        band: Number of diagonals of C, in [1, 1024], and the fewest rounds between two participations of a
+            client. With b cohorts that take turns (`cohort=Cyclic(...)`) it may be b. A band of 1 is
+            independent noise, for cohorts that are drawn in every round or contain all clients.
 
     Raises:
         ValueError: If a value is out of range.
 
-    Example:
+    The claim is about the whole update, against outsiders and curious clients, who see released models. The
+    server is trusted, and messages carry no noise, so nothing is claimed against the server or an
+    eavesdropper.
+
+    A message has a fixed number of bits per coordinate, about 20, because it holds clip_norm in grid steps.
+
+    References:
+        Denisov, McMahan, Rush, Smith, Thakurta, Improved Differential Privacy for SGD via Optimal Private
+        Linear Operators on Adaptive Streams, 2022 (adaptive streams).
+        Choquette-Choo, McMahan, Rush, Thakurta, Multi-Epoch Matrix Factorization Mechanisms for Private
+        Machine Learning, arXiv 2211.06530 (several participations).
+        Choquette-Choo et al., (Amplified) Banded Matrix Factorization, arXiv 2306.08153.
+
+    Examples:
         >>> round(BandedGaussian(clip_norm=1.0, noise_multiplier=0.5, band=1).sigma, 6)  # of the sum
         1.0
     """
@@ -142,24 +154,24 @@ class BandedGaussian(Mechanism):
             raise ValueError(f"band must be in [1, {_MOST_BAND}], got {self.band}")
         if not _FEWEST_STEPS <= self._steps <= _MOST_STEPS:
             raise ValueError(
-                f"noise_multiplier = {self.noise_multiplier:g} makes {self._steps:.3g} steps of clip_norm, "
-                f"{_FEWEST_STEPS:g} to {_MOST_STEPS:g} can be sent; more noise leaves no signal (loosen the "
-                "budget), less protects nobody (use FedAvg)"
+                f"noise_multiplier = {self.noise_multiplier:g} makes clip_norm {self._steps:.3g} grid steps, "
+                f"expected {_FEWEST_STEPS:g} to {_MOST_STEPS:g}. "
+                "Loosen the budget for less noise, or use FedAvg without noise."
             )
 
     @classmethod
     def example(cls) -> BandedGaussian:
-        # the band that any cohorts allow for
+        # band 1 fits cohorts of every kind
         return cls(clip_norm=1.0, noise_multiplier=1.0, band=1)
 
     @classmethod
     def plan_settings(cls, params: int) -> Mapping[str, Mechanism]:
-        # independent noise, as a plan's cohorts are all alike
+        # independent noise, because a plan has no cohorts that take turns
         return {"BandedGaussian, band 1": cls.example()}
 
     @property
     def joint(self) -> bool:
-        # the noise is added to the whole sum, once
+        # the noise is added once, to the whole sum
         return True
 
     @property
@@ -168,17 +180,17 @@ class BandedGaussian(Mechanism):
 
     @property
     def _length(self) -> float:
-        """|c|, in units of 2^-6."""
+        """Norm |c| of the coefficients, in units of 2^-6."""
         return math.sqrt(sum(c * c for c in coefficients(self.band)))
 
     @property
     def _steps(self) -> float:
-        """Steps of the grid that clip_norm is."""
+        """Number of grid steps in clip_norm."""
         return NOISE_STD / (2.0 * self.noise_multiplier * self._length)
 
     @property
     def _sent_steps(self) -> float:
-        """The same, but for what a product of floats may add to the norm."""
+        """Number of grid steps in clip_norm, less the amount that rounding of floats may add to the norm."""
         return self._steps * (1.0 - 2.0**-50)
 
     @property
@@ -190,12 +202,12 @@ class BandedGaussian(Mechanism):
         return self.clip_norm
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        # symbols are int32, and no coin is thrown
+        # symbols are int32, and encoding draws nothing
         rows = update.detach().reshape(len(rand.clients), context.dim)
         parts, clipped = [], 0
         for part in torch.split(rows, max(_CHUNK // context.dim, 1)):  # float64 of a few clients at a time
             values = part.double()
-            factors, shortened = unit_ball_factors(values, self.clip_norm, 2)  # sensitivity of one round
+            factors, shortened = unit_ball_factors(values, self.clip_norm, 2)  # bounds the sensitivity
             parts.append((values * factors[:, None] * self._sent_steps).to(torch.int32))
             clipped += int(shortened.sum()) * context.dim
         symbols = torch.cat(parts)
@@ -205,25 +217,26 @@ class BandedGaussian(Mechanism):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        # the noise is that of the round, whoever has answered
+        # the noise depends on the round only, not on the clients that answered
         total = symbols.sum(0, dtype=torch.int64) if symbols.dim() == 2 else symbols.to(torch.int64)
         noise = torch.from_numpy(self.noise(context, rand).astype(np.int64))
         return ((total + noise).double() * (self.clip_norm / self._sent_steps)).float()
 
     def noise(self, context: RoundContext, rand: PublicRandomness) -> NDArray[np.int32]:
-        """w of a round, `(dim,)`, in steps of the grid: what all rounds of the block so far lead to.
+        """Return the noise w of a round, `(dim,)`, in grid steps, from all rounds of the block so far.
 
         Args:
-            rand: The server's streams of it.
+            context: Public facts of the round.
+            rand: Streams of the server in this round.
 
         Raises:
-            ValueError: If the round is no part of its block.
+            ValueError: If the round is not part of its block.
         """
         since, attempt = context.since or (context.round, context.attempt)
         if context.round < since or context.attempt != (attempt if context.round == since else 0):
             raise ValueError(
-                f"round {context.round}, attempt {context.attempt} is no part of a block of rounds that "
-                f"begins with {since}, attempt {attempt}; a repeated round begins a new one"
+                f"round {context.round}, attempt {context.attempt} is not part of the block that begins with "
+                f"{since}, attempt {attempt}. Begin a new block at a repeated round."
             )
 
         def streams(round: int) -> PublicRandomness:
@@ -247,42 +260,42 @@ class BandedGaussian(Mechanism):
         return recent[-1]
 
     def code(self, context: RoundContext) -> FixedLength:
-        """Signed integers wide enough for `clip_norm` in one coordinate."""
+        """Return signed integers wide enough for `clip_norm` in one coordinate."""
         return FixedLength((math.floor(self._steps) + 1).bit_length() + 1, signed=True)
 
     def symbol_range(self, context: RoundContext, rand: PublicRandomness) -> tuple[int, int]:
-        # `clip_norm` in one coordinate
-        most = math.floor(self._steps)
-        return -most, most
+        # an update of norm `clip_norm` may lie in one coordinate
+        largest = math.floor(self._steps)
+        return -largest, largest
 
     def can_send(self, symbols: Tensor, client: int, context: RoundContext, rand: PublicRandomness) -> bool:
-        # nothing longer than `clip_norm`, as messages carry no noise
+        # messages carry no noise, so no honest message is longer than `clip_norm`
         return bool(symbols.double().norm() <= self._steps * (1.0 + 1e-9))
 
     def lever(self, client: int, context: RoundContext) -> float:
-        # one, as messages carry no noise and the server checks their length
+        # messages carry no noise, and the server checks their length
         return 1.0
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
-        """That of this round's w, over the square of the number of clients."""
+        """Return the variance of this round's w over the squared number of clients."""
         since, _ = context.since or (context.round, 0)
         gain = _gain(self.band, 1 if self.band == 1 else max(context.round - since + 1, 1))
         std = self.sigma / len(clients)
         return torch.full_like(context.radius, std * std * gain * (1.0 + 2.0**-30))
 
     def mean_error(self, context: RoundContext, num_clients: int, homogeneity: float) -> float:
-        # of a round's noise, what later ones leave in the model
-        left = coefficients(self.band)[0] / sum(coefficients(self.band))
-        return context.dim * (self.sigma * left / num_clients) ** 2
+        # the part of a round's noise that stays in the model after later rounds
+        share = coefficients(self.band)[0] / sum(coefficients(self.band))
+        return context.dim * (self.sigma * share / num_clients) ** 2
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        # one round, and the cohort of an audit is everybody: band 1
+        # band 1, because an audit plays one round with all clients
         one = replace(self, band=1)
         little = replace(one, noise_multiplier=self.noise_multiplier / math.sqrt(dim))
         return AuditCase(little), AuditCase(one, concentrated=True, title="one coordinate")
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        # towards those who see released models, as the server is trusted
+        # claims against adversaries that see released models, because the server is trusted
         rows = self.band * context.dim
         slack = Slack(rows * _DISTANCE, rows * _LOG_RATIO)
         released = GaussianLoss(self.noise_multiplier, "noise that the server adds to the sum, over rounds")
@@ -291,11 +304,11 @@ class BandedGaussian(Mechanism):
         losses: dict[Adversary, Loss] = dict.fromkeys(Adversary, server)
         losses |= {Adversary.EAVESDROPPER: wire, Adversary.CLIENT: released, Adversary.OUTSIDER: released}
         stated = (
-            "the server adds the noise, from a key that nobody else holds, and shows nothing but the "
+            "the server adds the noise, from a key that no other party has, and shows nothing but the "
             "released models",
-            f"a client's rounds lie {self.band} apart, or the server begins with fresh noise",
-            "all weights are equal; a client that did not answer counts as one that sent zeros",
-            f"the sampler's law is within {slack.distance:.1e} in total variation and {slack.log_ratio:.1e} "
-            "in log-ratio of the exact one a round, paid for in delta and epsilon",
+            f"a client's rounds are at least {self.band} apart, or the server begins with fresh noise",
+            "all weights are equal, and a client that did not answer counts as one that sent zeros",
+            f"the sampler is within {slack.distance:.1e} in total variation and {slack.log_ratio:.1e} in "
+            "log-ratio of the exact noise in a round, charged to delta and epsilon",
         )
         return tuple(PrivacyClaim(who, losses[who], 1, assumptions=stated, slack=slack) for who in Adversary)

@@ -1,7 +1,7 @@
-"""Rules of a mechanism that one real round shows, and the error that names a broken one.
+"""Rules of the contract that one real round can check, and the error for a broken rule.
 
-`RoundEngine` checks them in its first round, whatever mechanism it was given. They cost next to nothing;
-`lightning_fedq.mechanisms.contract_suite.check_mechanism` checks these and all others.
+`RoundEngine` checks them in its first round for every mechanism, at almost no cost.
+`lightning_fedq.mechanisms.contract_suite.check_mechanism` checks these and all other rules.
 """
 
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ from lightning_fedq.wire.coding import FixedLength
 
 
 class BrokenContractError(ValueError):
-    """A mechanism that does not do what `Mechanism` says.
+    """Error of a mechanism that breaks a rule of `Mechanism`.
 
     Args:
         rule: Name of the rule, one of `lightning_fedq.mechanisms.contract_suite.RULES`.
-        message: What was wanted and what came.
+        message: Expected and received value.
     """
 
     def __init__(self, rule: str, message: str) -> None:
@@ -40,33 +40,33 @@ def must(condition: bool, rule: str, message: str) -> None:
 
 
 def check_claims(claims: Sequence[PrivacyClaim]) -> None:
-    """Rule `single_claim_per_adversary`: each of them once, with assumptions or a reason for nothing.
+    """Check rule `single_claim_per_adversary`: one claim per adversary, with assumptions or a reason.
 
     Raises:
-        BrokenContractError: If it is broken.
+        BrokenContractError: If the rule is broken.
     """
-    rule, found = "single_claim_per_adversary", [claim.adversary for claim in claims]
-    missing = [who.name for who in Adversary if who not in found]
-    twice = sorted({who.name for who in found if found.count(who) > 1})
+    rule, claimed = "single_claim_per_adversary", [claim.adversary for claim in claims]
+    missing = [who.name for who in Adversary if who not in claimed]
+    twice = sorted({who.name for who in claimed if claimed.count(who) > 1})
     must(
         not missing,
         rule,
-        f"claims() says nothing about {', '.join(missing)}; NonPrivate('why') if nothing holds",
+        f"claims() has no claim about {', '.join(missing)}. Return NonPrivate('why') if nothing holds.",
     )
-    must(not twice, rule, f"claims() speaks more than once about {', '.join(twice)}; give the worst case")
+    must(not twice, rule, f"claims() has several claims about {', '.join(twice)}. Return the worst case.")
     for claim in claims:
         about = f"the claim about {claim.adversary.name}"
         if isinstance(claim.loss, NonPrivate):
             must(bool(claim.loss.reason), rule, f"{about} gives no reason why there is no guarantee")
         else:
-            must(bool(claim.assumptions), rule, f"{about} names no assumptions: whose keys, fresh when?")
+            must(bool(claim.assumptions), rule, f"{about} has no assumptions. Name keys and randomness.")
 
 
 def check_message(mechanism: Mechanism, message: Message, context: RoundContext, num_clients: int) -> None:
-    """Rule `integer_symbols`: one row of integers a client, and bits that are counted on the wire.
+    """Check rule `integer_symbols`: one row of integers per client, and the number of bits that is sent.
 
     Raises:
-        BrokenContractError: If it is broken.
+        BrokenContractError: If the rule is broken.
     """
     rule, symbols, code = "integer_symbols", message.symbols, mechanism.code(context)
     integers = not (symbols.is_floating_point() or symbols.is_complex()) and symbols.dtype != torch.bool
@@ -75,12 +75,12 @@ def check_message(mechanism: Mechanism, message: Message, context: RoundContext,
     must(
         shaped,
         rule,
-        f"encode() of a stack of {num_clients} clients must return one row of symbols each, "
+        f"encode() of {num_clients} clients must return one row of symbols each, "
         f"got shape {tuple(symbols.shape)}",
     )
     count = mechanism.num_symbols(context)
-    told = f"num_symbols() says {count} symbols a message, encode() gave {symbols.shape[1]}"
-    must(symbols.shape[1] == count, rule, told)
+    problem = f"num_symbols() returns {count} symbols a message, but encode() gave {symbols.shape[1]}"
+    must(symbols.shape[1] == count, rule, problem)
     for name in ("num_bits", "num_clipped"):
         count = getattr(message, name)
         must(isinstance(count, int) and count >= 0, rule, f"{name} must be an int >= 0, got {count!r}")
@@ -90,16 +90,16 @@ def check_message(mechanism: Mechanism, message: Message, context: RoundContext,
         must(
             message.num_bits == expected,
             rule,
-            f"num_bits must be the length of the stream, {symbols.numel()} symbols of "
+            f"num_bits must be the bitstream's length, {symbols.numel()} symbols of "
             f"{code.bits_per_symbol} bits = {expected}, got {message.num_bits}",
         )
 
 
 def check_decoded(decoded: Tensor, context: RoundContext) -> None:
-    """Rule `decodes_to_the_sum`: as many finite floats as an update has coordinates.
+    """Check rule `decodes_to_the_sum`: one finite float per coordinate of an update.
 
     Raises:
-        BrokenContractError: If it is broken.
+        BrokenContractError: If the rule is broken.
     """
     rule = "decodes_to_the_sum"
     must(
@@ -108,4 +108,4 @@ def check_decoded(decoded: Tensor, context: RoundContext) -> None:
         f"decode() must return shape {(context.dim,)}, got {tuple(decoded.shape)}",
     )
     must(decoded.is_floating_point(), rule, f"decode() must return floats, got {decoded.dtype}")
-    must(bool(torch.isfinite(decoded).all()), rule, "decode() returned numbers that are not finite")
+    must(bool(torch.isfinite(decoded).all()), rule, "decode() must return finite numbers")

@@ -1,10 +1,10 @@
-"""Correlated quantisation (CQ): the cohort stratifies one uniform variable, errors cancel. No privacy.
+"""Correlated quantisation (CQ): the cohort stratifies a uniform variable, and errors cancel. Not private.
 
-Source: Suresh, Sun, Ro, Yu, Correlated Quantization for Distributed Mean Estimation and Optimization,
-ICML 2022, algorithms 1 (one bit) and 2 (k levels). Departures: the permutation is a random order of the
-cohort rotated by a uniform offset per coordinate, as in the authors' code; probabilities are integers
-over 2^32 instead of floats. Offsets are public, since nothing here hides anything from anybody. Clients that
-drop out leave a hole in the strata: the mean over the others stays unbiased, with more variance.
+Source: Suresh, Sun, Ro, Yu, Correlated Quantization for Distributed Mean Estimation and Optimization, ICML
+2022, algorithms 1 (one bit) and 2 (k levels). Departures from the paper: the permutation is a random order of
+the cohort, rotated by a uniform offset per coordinate, as in the authors' code. Probabilities are integers
+over 2^32 instead of floats. Offsets are public, because nothing needs to be hidden. If clients drop out, a
+stratum is empty: the mean of the others stays unbiased, with more variance.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,10 +35,20 @@ _CHUNK = 1 << 16
 class CorrelatedQuantization(Mechanism):
     """Correlated stochastic quantiser with `levels` levels, whose errors cancel in a cohort. Not private.
 
-    Args:
-        levels: k in [2, 256]; 2 is one bit a coordinate, k costs ceil(log2 k) bits.
+    Take it for unbiased compression without privacy, if most clients of a cohort answer.
 
-    Example:
+    Args:
+        levels: Number k of levels, in [2, 256].
+
+    Nothing is claimed against any adversary.
+
+    A message has ceil(log2 levels) bits per coordinate.
+
+    References:
+        Suresh, Sun, Ro, Yu, Correlated Quantization for Distributed Mean Estimation and Optimization, ICML
+        2022, algorithms 1 (one bit) and 2 (k levels)
+
+    Examples:
         >>> from lightning_fedq.mechanisms.contract_suite import make_context, encode
         >>> mechanism = CorrelatedQuantization(levels=16)
         >>> context = make_context(mechanism, clients=(0, 1))
@@ -55,11 +65,11 @@ class CorrelatedQuantization(Mechanism):
             raise ValueError(f"levels must be in [2, 256], got {self.levels}")
 
     def group_sizes(self, num_clients: int) -> tuple[int, ...]:
-        """The whole cohort is one group."""
+        """Return one group, the whole cohort."""
         return (num_clients,)
 
     def _shifts(self, rand: PublicRandomness) -> Callable[[int], NDArray[np.float64]]:
-        """Gives the shifts of the next coordinates."""
+        """Return a function that draws the public shifts of the next coordinates."""
         if self.levels == 2:
             return np.zeros
         words = rand.public("level shifts").words
@@ -99,25 +109,25 @@ class CorrelatedQuantization(Mechanism):
         return decode_total(torch.from_numpy(total), context.segments, base, context.radius)
 
     def code(self, context: RoundContext) -> FixedLength:
-        """ceil(log2 levels) bits a coordinate."""
+        """Return ceil(log2 levels) bits per coordinate."""
         return FixedLength((self.levels - 1).bit_length())
 
     def symbol_range(self, context: RoundContext, rand: PublicRandomness) -> tuple[int, int]:
-        """The levels. Their code may have room for more."""
+        """Return the smallest and the largest level. The code may have room for more."""
         return 0, self.levels - 1
 
     def lever(self, client: int, context: RoundContext) -> float:
-        # more than two levels reach 2 / k beyond the range with their shift
+        # with more than two levels, the shift moves levels up to 2 / k beyond the range
         return 1.0 if self.levels == 2 else 1.0 + 2.0 / self.levels
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
-        """At most (step / n)^2 times the variance of the rounded-up count."""
+        """Bound the variance by (step / n)^2 times the variance of the number of clients that round up."""
         whole = len(clients) == len(context.cohort)
         ones = worst_group_variance(len(clients), 1.0) if whole else len(clients) / 4
         return (context.radius * level_step(self.levels) / len(clients)) ** 2 * ones
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        """No guarantee against anybody: at the ends of the range the message is certain."""
+        """Return no guarantee, because inputs at the ends of the range determine their message."""
         return no_guarantee(
-            "correlated quantisation adds no noise; an extreme input decides its message", context.dim
+            "correlated quantisation adds no noise, so an extreme input determines its message", context.dim
         )

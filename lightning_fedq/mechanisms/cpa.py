@@ -1,22 +1,27 @@
 """CPA, compressed private aggregation: one bit for a block of L parameters, and its nested version.
 
-Source: Lang, Shlezinger, D'Oliveira, El Rouayheb, CPA for scalable and robust FL over massive networks.
-A block is quantised to a point of a finite lattice codebook; the bit is the sign that a random word,
-known to the server, has at that point, after randomised response. Nested CPA sends one bit per stage.
+Source: Lang, Shlezinger, D'Oliveira, El Rouayheb, CPA for scalable and robust FL over massive networks. A
+block of the update is quantised to a point of a finite lattice codebook. A random codeword, which the server
+knows, assigns a sign to every point. The client sends the sign of its point as one bit, after randomised
+response. Nested CPA sends one bit per stage, and each stage refines the point.
 
-Departures, each for a reason: the decoder is unbiased (the paper's is off by N / (N - 1), the authors' code
-also leaves out 1 / tanh(epsilon / 2)); the dither that the paper's theorem needs is there and is
-subtracted; nesting splits the fine point; the range is what can't be overloaded (`functional.blocks.design`),
-and a block beyond it is shrunk to it and counted; one message composes all of its bits (the paper counts a
-round as one); coins are integers from private streams. `decoder="paper"`, `decoder="authors_code"` and
-`dither="none"` are there to reproduce published numbers.
+Departures from the paper:
 
-Ours: a budget for a whole message. Thousands of bits that share it are noise, so that a message then holds
-some blocks only, drawn for every client from public randomness and scaled by their rarity; how many is chosen
-for the least noise (`functional.blocks.bit_budget`).
+* The decoder is unbiased. The paper's decoder is off by N / (N - 1), and the authors' code also leaves out
+  1 / tanh(epsilon / 2).
+* The dither that the paper's theorem needs is added and subtracted.
+* Nesting splits the fine point.
+* No input inside the range overloads the codebook (`functional.blocks.design`). A block beyond the range is
+  shrunk to it and counted.
+* A message composes all of its bits, while the paper counts a round as one bit.
+* Randomised bits compare integers from private streams.
+* `decoder="paper"`, `decoder="authors_code"` and `dither="none"` reproduce published numbers.
+* `epsilon_scope` gives a budget to a whole message. If thousands of bits shared it, they would be noise.
+  A message therefore contains some blocks only. Public randomness draws them for every client, and the
+  decoder divides by the probability of a block. Their number minimises the noise
+  (`functional.blocks.bit_budget`).
 
-At equal range more points make CPA noisier: N = 2 on Z is the best one-bit choice, whatever the number of
-clients.
+At equal range, more points make CPA noisier. N = 2 on Z is the best one-bit choice for any number of clients.
 """
 
 from __future__ import annotations
@@ -77,7 +82,7 @@ from lightning_fedq.wire.coding import FixedLength
 EpsilonScope = Literal["bit", "round", "total"]
 
 _KNOWN = "codewords and dither may be known to the adversary"
-_DRAWN = "which blocks are sent may be known to the adversary too; it is drawn without looking at the update"
+_DRAWN = "the chosen blocks may also be known to the adversary, and are drawn independently of the update"
 _BEHIND = ("by post-processing: that others hide a client is not used",)
 _SPECIAL = {
     Adversary.SECAGG_SERVER: (
@@ -95,33 +100,44 @@ _thresholds = lru_cache(maxsize=1 << 14)(coin_thresholds)
 class CPA(Mechanism):
     """Nested lattice code: one bit per block and stage, each sent through randomised response.
 
-    The constructor has many arguments because the paper, its repair and the authors' code differ in each.
+    Take it for local differential privacy with less than one bit per parameter, without secure aggregation.
+    The constructor has many arguments, because the paper, its corrections and the authors' code differ in
+    each.
 
     Args:
-        epsilon: Local budget, > 0, in nats, `math.inf` for none; of what, says `epsilon_scope`. A tuple gives
-            client i its entry i.
-        lattice: "Z" (L = 1), or "A2" (2), the hexagonal one.
-        levels: Levels of the coarsest stage, >= 2, for Z only; 2 if None.
-        codebook_radius: Norm of the outermost points of the coarsest stage at unit scale, for A2 only; 1 if
-            None, which are 7 points.
-        stages: Bits per block, >= 1.
-        nesting: Every further stage splits a cell into nesting^L; 2 if None. Only with stages > 1.
-        words: Family of random words; see `functional.blocks.codeword.sign_words`.
+        epsilon: Local budget, > 0, in nats, or `math.inf` for none. `epsilon_scope` says what it covers. A
+            tuple gives client i its entry i.
+        lattice: "Z" (L = 1), or "A2" (L = 2), the hexagonal lattice.
+        levels: Number of levels of the coarsest stage, >= 2, for Z only. None takes 2.
+        codebook_radius: Norm of the outermost points of the coarsest stage at unit scale, for A2 only. None
+            takes 1, which gives 7 points.
+        stages: Number of bits per block, >= 1.
+        nesting: Every further stage splits a cell into nesting^L cells. None takes 2. Only with stages > 1.
+        words: Family of random codewords, see `functional.blocks.codeword.sign_words`.
         dither: "subtractive" (error independent of the input), "plain" (unbiased, more noise) or "none"
             (biased, as in the authors' code).
-        decoder: "unbiased"; "paper", without the correction for balanced words; "authors_code", also
-            without the one for randomised response.
-        decay_rounds: phi of a range that shrinks as phi / (phi + round), > 0; None keeps it.
-        threshold: Set negative frequencies of the cohort's histogram to zero. Less noise, biased, and
-            `decode` has to be given the whole cohort at once.
-        epsilon_scope: What `epsilon` is spent on: "bit", one bit, of which a message composes `stages` for
-            every block; "round", all bits of a message together, pure; "total", those of `rounds` messages.
-            A repeated attempt at a round is another message, and charged on top.
-        blocks_per_round: Blocks that a message holds, >= 1. If None, all of them, or with "round" and
-            "total" as many as make the least noise.
-        rounds: Rounds that "total" is for, >= 1; a later one is refused. Only with "total".
+        decoder: "unbiased", "paper" (without the correction for balanced codewords) or "authors_code" (also
+            without the correction for randomised response).
+        decay_rounds: Constant phi of a range that shrinks as phi / (phi + round), > 0. None keeps the range.
+        threshold: Whether to set negative frequencies of the cohort's histogram to zero. This gives less
+            noise but is biased, and `decode` then needs the whole cohort at once.
+        epsilon_scope: Unit of `epsilon`. With "bit" it is one of the `stages` bits of every block. With
+            "round" it is all bits of a message together, and with "total" the messages of all `rounds`. A
+            repeated attempt at a round is another message and is charged again.
+        blocks_per_round: Number of blocks in a message, >= 1. None takes all, or with "round" and "total" the
+            number with the least noise.
+        rounds: Number of rounds that "total" covers, >= 1. A later round is refused. Only with "total".
 
-    Example:
+    The claim is pure LDP by randomised response on every bit, with the budget of `epsilon_scope`. It holds
+    against every adversary, even if codewords and dithers are known. Messages can't be summed before
+    decoding, so there is no secure aggregation.
+
+    A message has `stages` bits for every block that it contains.
+
+    References:
+        Lang, Shlezinger, D'Oliveira, El Rouayheb, CPA for scalable and robust FL over massive networks
+
+    Examples:
         >>> CPA(epsilon=0.5).bits_per_coordinate, CPA(epsilon=0.5, lattice="A2").bits_per_coordinate
         (1.0, 0.5)
     """
@@ -146,18 +162,18 @@ class CPA(Mechanism):
 
     def __post_init__(self) -> None:
         if self.epsilon == ():
-            raise ValueError("epsilon must be a number or a tuple of them, one a client, got ()")
+            raise ValueError("epsilon must be a number, or a tuple with one number per client, got ()")
         if self.decay_rounds is not None and not self.decay_rounds > 0:
             raise ValueError(f"decay_rounds must be > 0, got {self.decay_rounds}")
         if self.threshold and self.decoder != "unbiased":
-            raise ValueError("a thresholded histogram needs decoder='unbiased'")
+            raise ValueError("threshold=True needs decoder='unbiased'")
         self._check_budget()
         _ = self._design
 
     def _check_budget(self) -> None:
         if (self.rounds is not None) != (self.epsilon_scope == "total"):
             raise ValueError(
-                "rounds goes with epsilon_scope='total', which needs it, "
+                "set rounds and epsilon_scope='total' together or not at all, "
                 f"got rounds={self.rounds} and epsilon_scope={self.epsilon_scope!r}"
             )
         for name, count in (("rounds", self.rounds), ("blocks_per_round", self.blocks_per_round)):
@@ -172,8 +188,8 @@ class CPA(Mechanism):
             return
         if self.threshold or self.decoder != "unbiased":
             raise ValueError(
-                "a message of some blocks only is scaled by their rarity, which needs decoder='unbiased' "
-                "and no threshold; use epsilon_scope='bit' without blocks_per_round"
+                "a message of some blocks needs decoder='unbiased' and no threshold. "
+                "Otherwise use epsilon_scope='bit' without blocks_per_round."
             )
 
     # ---- geometry -----------------------------------------------------------------------------------
@@ -196,35 +212,36 @@ class CPA(Mechanism):
 
     @property
     def block_dim(self) -> int:
-        """L, the parameters that share one bit per stage."""
+        """L, the number of parameters that share one bit per stage."""
         return lattice(self.lattice).dim
 
     @property
     def bits_per_coordinate(self) -> float:
-        """stages / L, of a coordinate that is sent."""
+        """Number of bits per coordinate that is sent, stages / L."""
         return self.stages / self.block_dim
 
     @property
     def anonymity_by_stage(self) -> tuple[tuple[int, int], ...]:
-        """For each stage: points that its bit leaves possible without a coin, at least, and all of them."""
+        """For each stage, the fewest points that its bit, before randomising, leaves possible, and all."""
         return tuple((smallest_half(table), len(table.points)) for table in self._design.tables)
 
     @property
     def anonymity_set_size(self) -> int:
-        """Codebook points of a block that its bits leave possible without a coin, at least: the paper's k.
+        """Fewest codebook points that a block's bits, before randomising, leave possible (the paper's k).
 
-        The product over stages, whose words are independent. No guarantee: it says nothing about odds,
-        shrinks with every round that repeats the point, one stage's bit may name its point, updates in range
-        may not reach every point (lattices), and a coin replaces it by odds of e^epsilon a bit.
+        It is the product over stages, whose codewords are independent. It is no privacy guarantee: it does
+        not bound odds, and every round that repeats the point makes it smaller. One stage's bit may identify
+        its point, and updates in range may not reach every point of a lattice. Randomised response bounds
+        odds by e^epsilon a bit.
         """
-        return math.prod(left for left, _ in self.anonymity_by_stage)
+        return math.prod(consistent for consistent, _ in self.anonymity_by_stage)
 
     def blocks(self, context: RoundContext) -> int:
-        """M = ceil(dim / L), the blocks of an update."""
+        """Return M = ceil(dim / L), the number of blocks of an update."""
         return -(-context.dim // self.block_dim)
 
     def blocks_sent(self, context: RoundContext) -> int:
-        """Blocks that a message holds. Each is one bit per stage."""
+        """Return the number of blocks in a message. Each block is one bit per stage."""
         if self.blocks_per_round is not None:
             return min(self.blocks_per_round, self.blocks(context))
         if self.epsilon_scope == "bit":
@@ -232,35 +249,35 @@ class CPA(Mechanism):
         return best_block_count(self._epsilons, self.stages, self.blocks(context))
 
     def ranges(self, context: RoundContext) -> tuple[Tensor, Tensor]:
-        """Centre and radius of every segment in this round, after the decay."""
+        """Return centre and radius of every segment in this round, after the decay."""
         decay = 1.0 if self.decay_rounds is None else self.decay_rounds / (self.decay_rounds + context.round)
         return context.center, context.radius * decay
 
     def group_sizes(self, num_clients: int) -> tuple[int, ...]:
-        # every client has to have its epsilon
+        # a tuple of epsilons needs an entry for every client
         self._check_entries(num_clients)
         return super().group_sizes(num_clients)
 
     def _check_entries(self, num_clients: int) -> None:
         if isinstance(self.epsilon, tuple) and len(self.epsilon) < num_clients:
             raise ValueError(
-                f"epsilon has {len(self.epsilon)} entries for {num_clients} clients; give one for each"
+                f"epsilon has {len(self.epsilon)} entries for {num_clients} clients. Give one per client."
             )
 
     # ---- randomness -----------------------------------------------------------------------------------
 
     @property
     def _epsilons(self) -> tuple[float, ...]:
-        """Budgets of one message, or with "bit" of one bit, of every client (one for all, if they agree)."""
+        """Budgets of one message (one bit, with "bit") of every client, or one entry if all are equal."""
         epsilons = self.epsilon if isinstance(self.epsilon, tuple) else (self.epsilon,)
         rounds = self.rounds
         return epsilons if rounds is None else tuple(bit_epsilon(epsilon, rounds) for epsilon in epsilons)
 
     def coin(self, client: int, context: RoundContext) -> CoinThresholds:
-        """The coin of one client's bits: a bit is flipped where its private word is below `low`.
+        """Return one client's randomised response, which flips a bit if its private word is below `low`.
 
         Raises:
-            ValueError: If epsilon is a tuple without an entry for the client, or is too small to be shared.
+            ValueError: If epsilon is a tuple without an entry for the client, or is too small for its bits.
         """
         return self._coins([client], context)[0]
 
@@ -270,24 +287,24 @@ class CPA(Mechanism):
         if not isinstance(self.epsilon, tuple):
             return [_thresholds(bit_epsilon(epsilons[0], bits))] * len(clients)
         if unknown := [client for client in clients if not 0 <= client < len(epsilons)]:
-            raise ValueError(f"epsilon has {len(epsilons)} entries, none for client {unknown[0]}; add them")
+            raise ValueError(f"epsilon has {len(epsilons)} entries, none for client {unknown[0]}. Add them.")
         return [_thresholds(bit_epsilon(epsilons[client], bits)) for client in clients]
 
     def _flips(self, clients: Sequence[int], context: RoundContext) -> NDArray[np.uint32]:
-        """Flip thresholds of several clients."""
+        """Return the flip thresholds of several clients."""
         return np.array([coin.low for coin in self._coins(clients, context)], np.uint32)
 
     def _keep(self, clients: Sequence[int], context: RoundContext) -> Floats:
-        """tanh(epsilon / 2) of several clients' bits, as attained."""
+        """Return the shrinkage of a bit by randomised response, tanh(epsilon / 2), of several clients."""
         return 1.0 - 2.0 * self._flips(clients, context).astype(np.float64) / 2.0**32
 
     @staticmethod
     def _seed(rand: PublicRandomness) -> int:
-        """Seed of the round's codewords, dithers and blocks. Public: nothing hangs on its secrecy."""
+        """Return the public seed of the round's codewords, dithers and blocks."""
         return int(rand.public("cpa words and dither").words64(1)[0])
 
     def _keys(self, clients: Sequence[int], context: RoundContext, rand: PublicRandomness) -> Keys:
-        """Keys of the codewords of every stage, and of the dither, `(stages + 1, len(clients))`."""
+        """Return the keys of every stage's codewords and of the dither, `(stages + 1, len(clients))`."""
         seed, purposes = self._seed(rand), [(stage, CODEWORD_TAG) for stage in range(self.stages)]
         purposes.append((0, DITHER_TAG))
         return np.stack([prf_bases(seed, context.round, clients, *purpose) for purpose in purposes])
@@ -295,7 +312,7 @@ class CPA(Mechanism):
     def chosen_blocks(
         self, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> NDArray[np.int64] | None:
-        """Which blocks every client sends, `(len(clients), blocks_sent)` ascending. None where it is all."""
+        """Return the blocks that clients send, `(len(clients), blocks_sent)`, ascending. None: all."""
         blocks, sent = self.blocks(context), self.blocks_sent(context)
         if sent == blocks:
             return None
@@ -310,8 +327,8 @@ class CPA(Mechanism):
         # symbols are uint8 bits, all blocks of the coarsest stage first
         if self.rounds is not None and context.round >= self.rounds:
             raise ValueError(
-                f"epsilon is for {self.rounds} rounds and this would be number {context.round + 1}; "
-                "give it the rounds of the whole run"
+                f"epsilon covers {self.rounds} rounds, but this is round number {context.round + 1}. "
+                "Set rounds to the rounds of the whole run."
             )
         clients, design = rand.clients, self._design
         rows = update.detach().reshape(len(clients), context.dim).float()
@@ -325,7 +342,7 @@ class CPA(Mechanism):
         if chosen is not None:
             gathered = np.empty((*chosen.shape, self.block_dim))
             outside = gather_blocks(values, ranges, design.limit, chosen, gathered)
-            # these are in units of the radius
+            # gathered blocks are in units of the radius already
             values, blocks = gathered.reshape(len(clients), -1), chosen.shape[1]
             ranges = np.array([[values.shape[1]], [0.0], [1.0]])
         bits, clipped_here = encode_updates(design, values, ranges, blocks, keys, coins, flips)
@@ -343,7 +360,7 @@ class CPA(Mechanism):
         if tuple(symbols.shape) != expected:
             raise ValueError(f"messages must have shape {expected}, got {tuple(symbols.shape)}")
         if symbols.is_floating_point() or (symbols.numel() and not 0 <= symbols.min() <= symbols.max() <= 1):
-            raise ValueError("messages must hold bits, 0 or 1; drop the client that sent something else")
+            raise ValueError("messages must contain bits, 0 or 1. Drop the client that sent something else.")
         bits = symbols.to(torch.uint8).reshape(len(clients), self.stages, sent).contiguous()
         chosen, keys = self.chosen_blocks(clients, context, rand), self._keys(clients, context, rand)
         keep, design = self._keep(clients, context), self._design
@@ -352,31 +369,31 @@ class CPA(Mechanism):
             total = sum_messages(design, bits, keys, dithered, keep, self.decoder, self.threshold)
         else:
             blocks = self.blocks(context)
-            # `keep` is what the coin leaves of a bit; both ends know the dither
+            # dividing by `keep` undoes randomised response
             ones = decode_messages(design, bits, keys, dithered, keep, self.decoder)
             total = torch.zeros(blocks, size, dtype=torch.float64)
             at = torch.from_numpy(chosen).flatten()
-            # over the chance that a block is sent: unbiased
+            # dividing by the probability that a block is sent keeps the sum unbiased
             total.index_add_(0, at, ones.flatten(0, 1), alpha=blocks / sent)
         center, radius = self.ranges(context)
         summed = total.reshape(-1)[: context.dim].double()
         return decode_total(summed, context.segments, len(clients) * center.double(), radius)
 
     def num_symbols(self, context: RoundContext) -> int:
-        """One bit for every stage of every block that is sent."""
+        """Return one bit for every stage of every block that is sent."""
         return self.stages * self.blocks_sent(context)
 
     def code(self, context: RoundContext) -> FixedLength:
-        """One bit a symbol."""
+        """Return one bit per symbol."""
         return FixedLength(1)
 
-    # ---- what is known about error and privacy ----------------------------------------------------------
+    # ---- error and privacy ------------------------------------------------------------------------------
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor | None:
-        """Decoder's second moment plus the quantiser's error, less the least that the points take off.
+        """Bound the decoder's second moment plus the quantiser's error, less the smallest squared input.
 
-        Where a message holds m of M blocks: M / m times a bound on the second moment of a decoded block.
-        None for a thresholded histogram, whose error depends on the data.
+        If a message contains m of M blocks, the bound is M / m times that of the second moment of a decoded
+        block. None for a thresholded histogram, whose error depends on the data.
         """
         if self.threshold:
             return None
@@ -391,17 +408,17 @@ class CPA(Mechanism):
 
     @property
     def covers_shorter(self) -> bool:
-        # a budget shared out among blocks may compose worse in fewer
+        # a budget that is divided among fewer blocks may compose worse
         return self.epsilon_scope == "bit"
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        # also with an epsilon for every client
+        # the second case gives every client its own epsilon
         each = tuple(epsilon for epsilon in self._epsilons[:1] * 2 for epsilon in (epsilon, epsilon / 2.0))
         several = replace(self, epsilon=each, epsilon_scope="bit", rounds=None)
         return AuditCase(self), AuditCase(several, title="an epsilon for each client")
 
     def without_noise(self, context: RoundContext) -> CPA:
-        # a message holds as many blocks as before
+        # a message keeps its number of blocks
         if self.epsilon_scope == "bit":
             return replace(self, epsilon=math.inf)
         return replace(self, epsilon=math.inf, blocks_per_round=self.blocks_sent(context))
@@ -410,9 +427,9 @@ class CPA(Mechanism):
         return "fewer blocks a round (blocks_per_round, or epsilon_scope='round'), or fewer rounds"
 
     def lever(self, client: int, context: RoundContext) -> float:
-        """Longest pull of one client on a block of the sum over the largest norm of an honest block in range.
+        """Return the largest pull of one client on a block of the sum, over the largest honest block.
 
-        The smaller epsilon and the rarer a block, the longer the lever. A dither that is subtracted counts.
+        A smaller epsilon and a smaller share of blocks increase it. A subtracted dither adds to it.
         """
         keep = float(self._keep([client], context)[0])
         pull = longest_pull(self._design, self.decoder, keep)
@@ -431,34 +448,35 @@ class CPA(Mechanism):
 
     @classmethod
     def plan_settings(cls, params: int) -> dict[str, Mechanism]:
-        """All blocks, or as many as an epsilon of the whole message pays for."""
+        """Return two settings: all blocks, or the number of blocks that an epsilon per message allows."""
         return {"CPA": cls(1.0), "CPA, some blocks": cls(1.0, epsilon_scope="round")}
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        """Randomised response on every bit of a message.
+        """Return the claims of randomised response on every bit of a message.
 
-        With different epsilons the claim is that of the client with the least protection, whether it is in
-        the cohort or not: another round draws another cohort.
+        With different epsilons the claim is that of the client with the least protection, even if it is not
+        in this cohort, because another round draws another cohort.
         """
         clients = range(len(self.epsilon)) if isinstance(self.epsilon, tuple) else context.cohort
         return self._claims(min(self._coins(clients, context), key=lambda c: c.low), context)
 
     def claims_about(self, client: int, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        # the claims of the client's own coin
+        # the claim follows from the client's own epsilon
         return self._claims(self.coin(client, context), context)
 
     def _claims(self, coin: CoinThresholds, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        """Claims for every value of word, dither and choice of blocks.
+        """Return claims that hold for any codeword, dither and choice of blocks.
 
-        The paper states epsilon for a round; it holds for a bit, and the bits of a message are functions of
-        the same update, so they compose. Which blocks a message holds is drawn from public randomness, never
-        from the update: it needs no privacy, buys no amplification, and only lowers the number of bits.
+        The paper states epsilon for a round, but it holds for a bit. The bits of a message are functions of
+        the same update, so they compose. Public randomness chooses the blocks of a message, independently of
+        the update. The choice therefore costs no privacy and gives no amplification, it only lowers the
+        number of bits.
         """
         sent = self.blocks_sent(context)
         if not coin.low:
             return no_guarantee(
-                "epsilon is infinite: a bit is a function of the update and of what the server knows; "
-                f"an anonymity set of {self.anonymity_set_size} is no guarantee",
+                "epsilon is infinite: the update and the server's randomness determine every bit, and an "
+                f"anonymity set of {self.anonymity_set_size} is no guarantee",
                 self.stages * sent,
             )
         pair = randomized_response_pair(*coin.probabilities)

@@ -1,18 +1,17 @@
-"""The distributed discrete Gaussian: every client adds integer noise, and only the modular sum is meant to be
-seen.
+"""Distributed discrete Gaussian: every client adds integer noise, and only the modular sum is revealed.
 
 Source: Kairouz, Liu, Steinke, The Distributed Discrete Gaussian Mechanism for Federated Learning with Secure
-Aggregation, ICML 2021, the rival of the aggregate Gaussian in Hegazy et al. A client rotates
-(`functional.rotation`), clips, scales to a grid, rounds conditionally, adds discrete Gaussian noise and sends
-integers modulo 2^bits; the server adds them up, recentres and rotates back.
+Aggregation, ICML 2021. Hegazy et al. compare the aggregate Gaussian with it. A client rotates its update
+(`functional.rotation`), clips it, scales it to a grid, rounds it conditionally, adds discrete Gaussian noise
+and sends integers modulo 2^bits. The server adds the integers, centres the sum and rotates it back.
 
-Unlike the exact-error mechanisms it protects against the server too, and each message a little even without
-secure aggregation. Its error is larger, though: rounding, the Renyi accounting and wrapped sums.
+Unlike the exact-error mechanisms it also protects against the server, and protects each message a little even
+without secure aggregation. Its error is larger because of rounding, Renyi accounting and wrapped sums.
 
-Departures: two rounds of signs and transforms in place of one, so that sparse updates are flat, too; the
-noise's variance is (local_sigma / granularity)^2 in integer steps, as the accounting needs; the sampler is
-exact; substitution doubles the sensitivity of the paper's zero-out. The noise is the clients': each dropout
-takes its share away, so claims count on `max_dropped` dropouts and no more.
+Departures from the paper: Two rounds of signs and transforms replace one, so that sparse updates become flat
+also. The noise's variance is (local_sigma / granularity)^2 in integer steps, as the accounting needs. The
+sampler is exact. Replace-one adjacency doubles the sensitivity of the paper's zero-out adjacency. The clients
+add the noise, and each dropout removes its share. Claims therefore allow for `max_dropped` dropouts only.
 """
 
 from __future__ import annotations
@@ -58,21 +57,34 @@ from lightning_fedq.wire.coding import FixedLength
 Noise = Callable[[int], NDArray[np.int64]]
 
 BETA = math.exp(-0.5)
-"""Chance in whose terms conditional rounding bounds the norm."""
+"""Probability beta of the paper, which determines the norm bound of conditional rounding."""
 
 
 @dataclass(frozen=True)
 class DistributedDiscreteGaussian(Mechanism):
     """Distributed discrete Gaussian: every client adds noise, and sums are modulo 2^bits.
 
+    Take it for private training with secure aggregation, if you do not trust the server with single messages.
+
     Args:
         clip_norm: Largest l2 norm of an update, > 0.
-        local_sigma: Parameter of one client's noise per coordinate, > 0, in units of clip_norm.
+        local_sigma: Parameter (about the std) of one client's noise per coordinate, > 0, in units of
+            clip_norm.
         granularity: Grid of the integers, > 0, in units of clip_norm.
-        bits: Symbols are integers modulo 2^bits, 2 to 31; sums beyond half the modulus wrap around.
-        max_dropped: Dropouts that the claims allow for; noise of that many clients is not counted.
+        bits: Symbols are integers modulo 2^bits, 2 to 31. Sums beyond half the modulus wrap around.
+        max_dropped: Dropouts that the claims allow for. The noise of that many clients is not counted.
 
-    Example:
+    The claims are about the whole update. Against outsiders, curious clients and the server behind secure
+    aggregation, the noise of all other clients that answer is counted. Against an eavesdropper or a server
+    that sees messages, only the client's own noise is counted.
+
+    A message has `bits` bits per coordinate, with dimensions padded to a power of two.
+
+    References:
+        Kairouz, Liu, Steinke, The Distributed Discrete Gaussian Mechanism for Federated Learning with Secure
+        Aggregation, ICML 2021
+
+    Examples:
         >>> mechanism = DistributedDiscreteGaussian(clip_norm=1.0, local_sigma=0.5, granularity=0.01)
         >>> mechanism.steps  # clip_norm in steps of the grid
         50.0
@@ -82,7 +94,7 @@ class DistributedDiscreteGaussian(Mechanism):
     alike_clients = True
     clips_norm = True
     _multiple: ClassVar[int] = 1
-    """Noise is so many times what is drawn."""
+    """Factor on the drawn noise, by which a subclass multiplies."""
 
     clip_norm: float
     local_sigma: float
@@ -98,24 +110,24 @@ class DistributedDiscreteGaussian(Mechanism):
             raise ValueError(f"max_dropped must be >= 0, got {self.max_dropped}")
         if self.steps > self._multiple * LARGEST_SIGMA:
             raise ValueError(
-                f"local_sigma must be at most {self._multiple * LARGEST_SIGMA:g} of granularity, got "
-                f"{self.steps:g} of them; use a coarser grid"
+                f"local_sigma must be at most {self._multiple * LARGEST_SIGMA:g} times granularity, got "
+                f"{self.steps:g}. Use a larger granularity."
             )
 
     @classmethod
     def plan_settings(cls, params: int) -> dict[str, Mechanism]:
-        """A granularity of a hundredth."""
+        """Return a setting with a granularity of a hundredth."""
         return {cls.__name__: cls(1.0, 0.05, 0.01)}
 
     def with_level(
         self, level: float, context: RoundContext, max_dropped: int
     ) -> DistributedDiscreteGaussian:
-        # One over a client's noise. The finest grid that the modulus has room for. Sums stay within four
-        # standard deviations of half the modulus if all updates are alike, after rotation.
+        # The level is one over a client's noise. The grid is the finest for which half the modulus holds four
+        # standard deviations of a sum of identical updates after rotation.
         sigma, n, size = 1.0 / level, len(context.cohort), padded_size(context.dim)
-        room = 2.0 ** (2 * self.bits) / 64.0 - n / 4.0  # of squares of steps
+        room = 2.0 ** (2 * self.bits) / 64.0 - n / 4.0  # in squared steps
         if room <= 0.0:
-            raise ValueError(f"a modulus of 2^{self.bits} has no room for {n} clients; take more bits")
+            raise ValueError(f"a modulus of 2^{self.bits} is too small for {n} clients. Use more bits.")
         grid = math.sqrt((n * n / size + n * sigma**2) / room)
         dropped = max(self.max_dropped, max_dropped)
         return replace(self, local_sigma=sigma, granularity=grid, max_dropped=dropped)
@@ -126,11 +138,11 @@ class DistributedDiscreteGaussian(Mechanism):
         return self.local_sigma / self.granularity
 
     def bound(self, context: RoundContext) -> float:
-        """Largest norm of a rounded update, in integer steps."""
+        """Return the largest norm of a rounded update, in integer steps."""
         return rounded_norm_bound(1.0 / self.granularity, padded_size(context.dim), BETA)
 
     def _words(self, context: RoundContext, rand: PublicRandomness) -> Words:
-        """Signs of the rotation."""
+        """Return the signs of the public rotation."""
         return rand.public("rotation signs").words(sign_words(padded_size(context.dim)))
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
@@ -140,21 +152,21 @@ class DistributedDiscreteGaussian(Mechanism):
         symbols, clipped = np.empty((len(rows), size), np.int32), 0
         for row, client in enumerate(rand.clients):
             scaled, scale = float32_range(rows[row : row + 1].numpy())
-            (rotated,) = rotate(scaled, words)  # spread, so that the modulus may be small
+            (rotated,) = rotate(scaled, words)  # spreads large coordinates, so a small modulus suffices
             factor, shortened = unit_ball_factor(rotated, self.clip_norm * scale)
             clipped += context.dim if shortened else 0
             draw = rand.private(client, "rounding").words64
             conditional_rounding(rotated, bound, draw, symbols[row], self.granularity / factor)
-            noise = self._client_noise(client, context, rand)  # a discrete Gaussian, in integers
+            noise = self._client_noise(client, context, rand)
             for first in range(0, size, CHUNK):
                 part = symbols[row, first : first + CHUNK]
-                # the residue of a negative sum, too, in two's complement
+                # in two's complement the mask also gives the residue of a negative sum
                 part[:] = (noise(len(part)) + part) & self._mask
         sent = torch.from_numpy(symbols).reshape((*update.shape[:-1], size))
         return Message(sent, self.bits * symbols.size, clipped)
 
     def _client_noise(self, client: int, context: RoundContext, rand: ClientRandomness) -> Noise:
-        """Gives the noise of a client's next symbols."""
+        """Return a function that draws the noise of the client's next symbols, in integers."""
         words = rand.private(client, "noise").words64
         return lambda count: discrete_gaussian(self.steps, count, words)
 
@@ -165,43 +177,43 @@ class DistributedDiscreteGaussian(Mechanism):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        # also takes the sum modulo 2^bits
+        # `symbols` may also be the sum modulo 2^bits
         total, half = sum_of_rows(symbols).numpy(), 1 << (self.bits - 1)
         scale, centred = self.granularity * self.clip_norm, np.empty(len(total), np.float32)
         for first in range(0, len(total), CHUNK):
-            # the true sum, if it lies within half of the modulus
+            # the true sum, if its size is below half of the modulus
             part = total[first : first + CHUNK].astype(np.int64)
             centred[first : first + CHUNK] = (((part + half) & self._mask) - half) * scale
         return torch.from_numpy(rotate_back(centred, self._words(context, rand), context.dim))
 
     def code(self, context: RoundContext) -> FixedLength:
-        """As many bits a symbol as the modulus has."""
+        """Return `bits` bits per symbol."""
         return FixedLength(self.bits)
 
     def tolerated_dropouts(self, context: RoundContext) -> int:
-        """`max_dropped`: every further dropout would take away noise that the claims count on."""
+        """Return `max_dropped`, because every further dropout would remove noise that the claims count."""
         return self.max_dropped
 
     def symbol_modulus(self, context: RoundContext) -> tuple[int, int]:
-        """Modulus of the sum and number of symbols of a message."""
+        """Return the modulus of the sum and the number of symbols of a message."""
         return 1 << self.bits, padded_size(context.dim)
 
     def lever(self, client: int, context: RoundContext) -> float:
-        # half of the modulus in every coordinate, behind masks or not
+        # a message may be half of the modulus in every coordinate, with and without masks
         return self.granularity * 2.0 ** (self.bits - 1) * math.sqrt(padded_size(context.dim))
 
     def longest_update(self, dim: int) -> float:
         return self.clip_norm
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
-        """Noise plus a quarter step for rounding, over the number of clients. Wrapped sums are not in it."""
-        one = (discrete_gaussian_variance(self.steps) + 0.25) * (self.granularity * self.clip_norm) ** 2
-        return torch.full_like(context.radius, one / len(clients))
+        """Return the variance of noise and rounding over the number of clients. Wrapped sums are left out."""
+        variance = (discrete_gaussian_variance(self.steps) + 0.25) * (self.granularity * self.clip_norm) ** 2
+        return torch.full_like(context.radius, variance / len(clients))
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        # And once with a client that drops out and is allowed for. Twice the noise, as bounds of integer
-        # orders say nothing about larger losses; and a fifth of the grid, on which rounding lengthens an
-        # update by next to nothing, so that a little less noise shows.
+        # One case has a dropout that the claim allows for. The noise is doubled, because Renyi bounds of
+        # integer orders say nothing about larger losses. The grid is five times finer, because rounding then
+        # hardly lengthens an update, and the audit notices if there is a little too little noise.
         little = replace(
             self, local_sigma=2.0 * self.local_sigma / math.sqrt(dim), granularity=0.2 * self.granularity
         )
@@ -213,17 +225,17 @@ class DistributedDiscreteGaussian(Mechanism):
         )
 
     def _loss(self, summands: int, context: RoundContext, note: str) -> Loss:
-        # substitution: from one end of the ball to the other
+        # replace-one adjacency: updates may be at opposite ends of the ball
         size, norm = padded_size(context.dim), 2.0 * self.bound(context)
         # |z| <= z^2 for integers, hence norm^2
         return self._sum_loss(norm, min(math.sqrt(size) * norm, norm**2), size, summands, note)
 
     def _sum_loss(self, norm: float, one_norm: float, size: int, summands: int, note: str) -> Loss:
-        """Loss of a sum of `summands` noises that is shifted by `norm`, in l1 by `one_norm`."""
+        """Return the loss of a sum of `summands` noises, shifted by `norm` in l2 and `one_norm` in l1."""
         return ConcentratedLoss(concentration(norm, one_norm, size, summands, self.steps), note)
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        # the client's own noise alone, or that of all who answered
+        # single messages have the client's own noise, sums the noise of all clients that answered
         alone = self._loss(1, context, "the client's own noise")
         base = (
             "noise is fresh in every round and attempt and comes from keys that the adversary does not hold",
@@ -231,16 +243,16 @@ class DistributedDiscreteGaussian(Mechanism):
         size, corrupt, claims = len(context.cohort), context.num_corrupt, []
         answer = f"at least {max(size - self.max_dropped, 1)} of {size} clients answer"
         colluding = f"with {corrupt} clients at most" if corrupt else "with no clients"
-        shared = (f"{answer}; nothing but the sum is seen", f"the server colludes {colluding}")
+        shared = (f"{answer}, and nothing but the sum is seen", f"the server colludes {colluding}")
         summed = count_hidden_clients(context, self.max_dropped)
         for who in Adversary:
             if who not in summed:
                 claims.append(PrivacyClaim(who, alone, 1, assumptions=base))
                 continue
             known, hidden = summed[who]
-            but = f" but {known} that the adversary knows" if known else ""
+            but = f" except {known} that the adversary knows" if known else ""
             loss = self._loss(
-                hidden, context, f"the noise of all clients counted{but}, the victim's at least"
+                hidden, context, f"the noise of all counted clients{but}, at least the victim's noise"
             )
             claims.append(PrivacyClaim(who, loss, 1, assumptions=base + shared))
         return tuple(claims)

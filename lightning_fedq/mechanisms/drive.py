@@ -1,16 +1,18 @@
-"""EDEN and DRIVE: a random rotation, then 1 to 4 bits a coordinate at a scale that makes it right on average.
+"""EDEN and DRIVE: a random rotation, then 1 to 4 bits a coordinate, at a scale that makes the mean right.
 
-Source: Vargaftik et al., DRIVE (2021) and EDEN (2022). The rotated update R x, every coordinate close to
-normal, is rounded to the 2^b levels of the Lloyd-Max quantiser Q of a normal; the decoded vector is
-S R^T Q(y), y = R x sqrt(D) / |x|, S = |x|^2 / <R x, Q(y)>. DRIVE is one bit, the signs.
+Source: Vargaftik et al., DRIVE (2021) and EDEN (2022). The coordinates of the rotated update R x are close to
+normal. They are rounded to the 2^b levels of the Lloyd-Max quantiser Q of a normal. The decoded vector is S
+R^T Q(y), with y = R x sqrt(D) / |x| and S = |x|^2 / <R x, Q(y)>. DRIVE sends one bit, the signs.
 
-Departure: R is two sign flips and two Walsh-Hadamard transforms (`functional.rotation`), as in the authors'
-code but twice, in place of a uniformly random rotation. With the uniform one the mean is exact; with this one
-it is close: one-sparse updates have it exactly, others up to their errors of fourth order, so nothing here
-says "unbiased". Each client has its own, so that errors of one codebook do not point the same way everywhere.
+Departure: R is two sign flips and two Walsh-Hadamard transforms (`functional.rotation`) in place of a
+uniformly random rotation. The authors' code uses one of each. With a uniform rotation the mean is exact, and
+with this one it is close: exact for one-sparse updates, and otherwise up to errors of fourth order. The class
+is therefore not marked as unbiased. Each client has a separate rotation, so that errors of the codebook do
+not point in the same direction.
 
-The mean squared error is |x|^2 times 1 / (1 - D_b) - 1, D_b the distortion of Q: .5708, .1331, .0358, .0096
-for 1 to 4 bits (pi / 2 - 1 for one). A message tells every sign of the rotated update: one bit is no privacy.
+The mean squared error is |x|^2 times 1 / (1 - D_b) - 1, with D_b the distortion of Q: .5708, .1331, .0358,
+.0096 for 1 to 4 bits (pi / 2 - 1 for one). A message reveals every sign of the rotated update, so even one
+bit is not private.
 """
 
 import math
@@ -35,9 +37,10 @@ from lightning_fedq.wire.coding import FixedLength
 
 @lru_cache(maxsize=8)
 def lloyd_max(bits: int) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
-    """Levels, inner edges and distortion of the best quantiser of a standard normal with 2^bits levels.
+    """Return levels, inner edges and distortion of a standard normal's best quantiser with 2^bits levels.
 
-    Levels are the means of their cells, edges halfway between levels: both in turn until nothing moves.
+    Levels are the means of their cells, and edges the midpoints of levels. Both are updated until levels are
+    constant.
     """
     levels = special.ndtri((np.arange(2**bits) + 0.5) / 2**bits)
     for _ in range(20_000):
@@ -46,7 +49,7 @@ def lloyd_max(bits: int) -> tuple[NDArray[np.float64], NDArray[np.float64], floa
         ends = np.concatenate([[0.0], np.asarray(np.exp(-edges * edges / 2.0) / np.sqrt(2.0 * np.pi)), [0.0]])
         # mean of a normal in [a, b]: (phi(a) - phi(b)) / (Phi(b) - Phi(a))
         moved = (ends[:-1] - ends[1:]) / cells
-        moved = (moved - moved[::-1]) / 2.0  # odd, whatever rounding does
+        moved = (moved - moved[::-1]) / 2.0  # exactly antisymmetric in spite of rounding
         still = np.abs(moved - levels).max() < 1e-14
         levels = moved
         if still:
@@ -56,7 +59,7 @@ def lloyd_max(bits: int) -> tuple[NDArray[np.float64], NDArray[np.float64], floa
 
 
 def _words(client: int, dim: int, rand: PublicRandomness) -> Words:
-    """Signs of a client's rotation."""
+    """Return the signs of a client's rotation."""
     return rand.shared_with_server(client, "rotation").words(sign_words(padded_size(dim)))
 
 
@@ -64,14 +67,21 @@ def _words(client: int, dim: int, rand: PublicRandomness) -> Words:
 class EDEN(ScaledLevels):
     """Random rotation and the best quantiser for a normal: 1 to 4 bits per coordinate. Not private.
 
+    Take it for compression without privacy, with a small error per bit.
+
     Args:
-        bits: Bits a coordinate, 1 to 4.
+        bits: Bits per coordinate, 1 to 4.
+
+    Nothing is claimed against any adversary.
+
+    A message has `bits` bits per coordinate, with dimensions padded to a power of two, and a scale of 32
+    bits.
 
     References:
         Vargaftik et al., EDEN: Communication-Efficient and Robust Distributed Mean Estimation for Federated
         Learning, ICML 2022
 
-    Example:
+    Examples:
         >>> from lightning_fedq.mechanisms.contract_suite import make_context, encode
         >>> mechanism = EDEN(bits=2)
         >>> context = make_context(mechanism, clients=(0, 1))
@@ -93,11 +103,11 @@ class EDEN(ScaledLevels):
         return int(2**self.bits - 1)
 
     def num_symbols(self, context: RoundContext) -> int:
-        """The scale and one level a rotated coordinate."""
+        """Return the number of symbols: the scale and one level per rotated coordinate."""
         return 1 + padded_size(context.dim)
 
     def code(self, context: RoundContext) -> ScaleFirst:
-        """32 bits of the scale, and `bits` a rotated coordinate."""
+        """Return 32 bits for the scale, and `bits` per rotated coordinate."""
         return ScaleFirst(FixedLength(self.bits))
 
     def can_send(self, symbols: Tensor, client: int, context: RoundContext, rand: PublicRandomness) -> bool:
@@ -112,7 +122,7 @@ class EDEN(ScaledLevels):
             (rotated,) = rotate(rows[row : row + 1].numpy(), _words(client, context.dim, rand))
             squares[row] = square = float(np.square(rotated).sum())
             pick_levels(rotated, math.sqrt(len(rotated) / (square or 1.0)), edges, cells, levels[row])
-            along[row] = float(rotated.sum())  # values are now times their levels: the sum is <R x, Q(y)>
+            along[row] = float(rotated.sum())  # `pick_levels` multiplied values by levels: <R x, Q(y)>
         return torch.where(squares > 0, squares / along.where(along > 0, 1.0), 0.0)
 
     def dequantize(
@@ -125,7 +135,7 @@ class EDEN(ScaledLevels):
         return torch.from_numpy(total)
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
-        """|x|^2 (1 / (1 - D_b) - 1) / (D n), for normal coordinates and updates in the round's range."""
+        """Return |x|^2 (1 / (1 - D_b) - 1) / (D n), for normal coordinates and updates in range."""
         error = 1.0 / (1.0 - lloyd_max(self.bits)[2]) - 1.0
         worst = longest_square(context) * error / (padded_size(context.dim) * len(clients))
         return torch.full((len(context.segments),), worst, dtype=torch.float64)
@@ -135,10 +145,19 @@ class EDEN(ScaledLevels):
 class DRIVE(EDEN):
     """Random rotation, then signs and one scale: one bit per coordinate. Not private.
 
+    Take it for compression to one bit without privacy.
+
+    Args:
+        bits: Bits per coordinate, always 1.
+
+    Nothing is claimed against any adversary.
+
+    A message has one bit per coordinate, with dimensions padded to a power of two, and a scale of 32 bits.
+
     References:
         Vargaftik et al., DRIVE: One-bit Distributed Mean Estimation, NeurIPS 2021
 
-    Example:
+    Examples:
         >>> from lightning_fedq.mechanisms.contract_suite import make_context, encode
         >>> mechanism = DRIVE()
         >>> context = make_context(mechanism, clients=(0, 1))
@@ -150,4 +169,4 @@ class DRIVE(EDEN):
 
     def __post_init__(self) -> None:
         if self.bits != 1:
-            raise ValueError(f"DRIVE sends one bit a coordinate, got {self.bits}; take EDEN")
+            raise ValueError(f"bits of DRIVE must be 1, got {self.bits}. Use EDEN for more.")

@@ -17,10 +17,16 @@ from lightning_fedq.wire.coding import FixedLength
 class FedAvg(Mechanism):
     """Federated averaging of float32 updates: the baseline, without clipping or privacy.
 
+    Take it as the baseline without compression and without privacy.
+
+    Nothing is claimed against any adversary.
+
+    A message has 32 bits per coordinate.
+
     References:
         McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017.
 
-    Example:
+    Examples:
         >>> from lightning_fedq.mechanisms.contract_suite import make_context, encode
         >>> mechanism = FedAvg()
         >>> context = make_context(mechanism, clients=(0, 1))
@@ -32,7 +38,7 @@ class FedAvg(Mechanism):
 
     @property
     def order_free(self) -> bool:
-        """Yes: float32 added up in float64 round to the same float32, but for about one in 2^29 a message."""
+        """True: float64 sums round to the same float32 in any order, but for one in 2^29 per message."""
         return True
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
@@ -43,27 +49,27 @@ class FedAvg(Mechanism):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        patterns = symbols.to(torch.int32).reshape(len(clients), context.dim)  # 64-bit integers off a wire
+        patterns = symbols.to(torch.int32).reshape(len(clients), context.dim)  # received symbols are int64
         total = torch.zeros(context.dim, dtype=torch.float64)
         add_rows(patterns.view(torch.float32), total)
         return total
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
-        """No noise."""
+        """Return zero, because there is no noise."""
         return torch.zeros_like(context.radius)
 
     @property
     def gaussian_error(self) -> bool:
-        """No error at all."""
+        """True, because there is no error."""
         return True
 
     def lever(self, client: int, context: RoundContext) -> float:
         return math.inf
 
     def code(self, context: RoundContext) -> FixedLength:
-        """32 bits a coordinate."""
+        """Return 32 bits per coordinate."""
         return FixedLength(32, signed=True)
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        """No guarantee against anybody."""
+        """Return no guarantee against any adversary."""
         return no_guarantee("updates are sent as they are", context.dim)

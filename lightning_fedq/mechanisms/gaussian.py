@@ -1,15 +1,16 @@
-"""Gaussian noise at every client: the whole vector over a whole run, and coordinate by coordinate.
+"""Gaussian noise at every client: for the whole vector over a whole run, and per coordinate.
 
-`GaussianNoise` is local differential privacy for a client: its update is clipped in l2 and the budget is
-that of all rounds together, met exactly. `PerCoordinateGaussian` is what the
-CorBin-FL paper compares with: each coordinate is private on its own, in one round, at the smallest noise
-(Balle and Wang 2018). The paper leaves delta open; here it has to be chosen.
+`GaussianNoise` gives a client local differential privacy. Its update is clipped in l2, and the budget covers
+all rounds together and is met exactly. `PerCoordinateGaussian` is the mechanism that the CorBin-FL paper
+compares with: each coordinate is private in one round, with the smallest noise (Balle and Wang 2018). The
+paper leaves delta open, and here it has to be chosen.
 
-Both send integers on a grid (`functional.noise.grid_noise`), not floats: 8 or 9 bits a coordinate where the
-noise is not far below the bound.
+Both send integers on a grid (`functional.noise.grid_noise`), not floats. They take 8 or 9 bits a coordinate,
+unless the noise is far below the bound.
 
 References:
-    Dwork, Roth, The Algorithmic Foundations of Differential Privacy, 2014; Balle, Wang, ICML 2018
+    Dwork, Roth, The Algorithmic Foundations of Differential Privacy, 2014.
+    Balle, Wang, ICML 2018.
 """
 
 from dataclasses import dataclass
@@ -22,19 +23,31 @@ from lightning_fedq.mechanisms.bases.additive_noise import CoordinateNoise, Vect
 class GaussianNoise(VectorNoise):
     """Gaussian mechanism on l2-clipped updates, sigma = 2 clip_norm noise_multiplier.
 
-    The factor 2 is the sensitivity under substitution: two clipped updates are up to 2 clip_norm apart.
+    Take it for local differential privacy of whole updates, with or without secure aggregation. The factor 2
+    is the sensitivity under replace-one adjacency: two clipped updates are up to 2 clip_norm apart.
 
     Args:
         clip_norm: Largest l2 norm of an update, > 0.
-        noise_multiplier: Std over sensitivity, > 0; or leave it out and give a budget:
+        noise_multiplier: Std of the noise over the sensitivity, > 0. Alternatively give a budget by epsilon,
+            delta and rounds.
         epsilon: Budget of one client over the whole run, > 0, in nats.
         delta: Delta of the whole run, in (0, 1).
-        rounds: Rounds that the budget has to last for, >= 1.
+        rounds: Number of rounds that the budget covers, >= 1.
 
     Raises:
         ValueError: If neither or both of noise and budget are given, or a value is out of range.
 
-    Example:
+    The claim is about the whole update, against every adversary, by the client's own noise. Against
+    outsiders, curious clients and the server behind secure aggregation, the noise of the other clients is
+    also counted.
+
+    A message has 8 or 9 bits per coordinate, and more if the noise is far below the bound.
+
+    References:
+        Dwork, Roth, The Algorithmic Foundations of Differential Privacy, 2014.
+        Balle, Wang, ICML 2018.
+
+    Examples:
         >>> mechanism = GaussianNoise(clip_norm=1.0, epsilon=8.0, delta=1e-5, rounds=30)
         >>> round(mechanism.multiplier, 3)  # noise over the distance of any two updates
         3.29
@@ -48,11 +61,22 @@ class GaussianNoise(VectorNoise):
 class PerCoordinateGaussian(CoordinateNoise):
     """Analytic Gaussian mechanism on each coordinate, (epsilon, delta)-DP in one round.
 
+    Take it to compare with one-bit mechanisms, whose claims are also per coordinate.
+
     Args:
         epsilon: Budget per coordinate and round, > 0, in nats.
-        delta: Per coordinate and round, in (0, 1).
+        delta: Delta per coordinate and round, in (0, 1).
 
-    Example:
+    The claim is per coordinate and round, against every adversary. Against adversaries that see sums only,
+    the noise of the other clients is also counted.
+
+    A message has 8 or 9 bits per coordinate, and more if the noise is far below the bound.
+
+    References:
+        Dwork, Roth, The Algorithmic Foundations of Differential Privacy, 2014.
+        Balle, Wang, ICML 2018.
+
+    Examples:
         >>> round(PerCoordinateGaussian(epsilon=1.0, delta=1e-5).noise.scale, 3)  # std, in radii
         7.461
     """

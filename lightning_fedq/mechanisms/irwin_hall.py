@@ -1,9 +1,9 @@
-"""The Irwin-Hall mechanism: one common step, so that integers add up and the mean has an Irwin-Hall error.
+"""Irwin-Hall mechanism: one common step, so that integers add up and the mean has an Irwin-Hall error.
 
-Source: Hegazy et al., section 4.2; the decoder needs the factor 1 / n that the paper's text leaves out. The
+Source: Hegazy et al., section 4.2. The decoder needs the factor 1 / n that the paper's text leaves out. The
 step is 2 sigma sqrt(3 n), and the error of the mean is the mean of n independent uniforms of variance n
-sigma^2. Homomorphic and of fixed length; the error is nearly Gaussian for large cohorts, but its support is
-bounded.
+sigma^2. The mechanism is homomorphic and has a fixed length. For large cohorts the error is nearly Gaussian,
+but its support is bounded.
 """
 
 import math
@@ -31,20 +31,20 @@ from lightning_fedq.wire.coding import Code
 from lightning_fedq.wire.entropy_coding import Elias
 
 BOUNDED = (
-    "Irwin-Hall noise has bounded support: no pure and no Renyi guarantee at all, and none is claimed over "
-    "many coordinates; AggregateGaussian sends the same integers and has Gaussian noise"
+    "Irwin-Hall noise has bounded support, so it has no pure and no Renyi guarantee, and none is claimed "
+    "over many coordinates: take AggregateGaussian, which sends the same integers and has Gaussian noise"
 )
 
 
 @dataclass(frozen=True)
 class CommonSteps(ExactError):
-    """Base of the homomorphic mechanisms: step and offset are the same for all clients, dithers are not."""
+    """Base of the homomorphic exact-error mechanisms: all clients share step and offset, but not dithers."""
 
     homomorphic = True
 
     @abstractmethod
     def special(self, context: RoundContext, rand: PublicRandomness) -> Special:
-        """List coordinates whose step is not `base_step` or offset not 0, in units of clip_norm."""
+        """Return coordinates with a step other than `base_step` or an offset, in units of clip_norm."""
 
     def common(self, context: RoundContext, rand: PublicRandomness) -> tuple[Array, Array]:
         """Return steps and offsets of one client's share, `(dim,)`, in units of the clipping norm."""
@@ -54,7 +54,7 @@ class CommonSteps(ExactError):
         return step, offset
 
     def base_step(self, context: RoundContext) -> float:
-        """w = 2 sigma sqrt(3 n): a sum of n uniform errors of this width has n^2 sigma^2 for its variance."""
+        """Return w = 2 sigma sqrt(3 n). A sum of n uniform errors of this width has variance n^2 sigma^2."""
         return 2.0 * self.sigma(context) * math.sqrt(3.0 * len(context.cohort))
 
     def quantizers(self, context: RoundContext, rand: PublicRandomness) -> Callable[[int], Quantizer]:
@@ -68,7 +68,7 @@ class CommonSteps(ExactError):
         return make
 
     def row_encoder(self, context: RoundContext, rand: PublicRandomness) -> RowEncoder:
-        # no array of steps is made where the code needs none
+        # Elias codes need no array of steps, so this path saves memory
         if self.entropy_code != "elias":
             return super().row_encoder(context, rand)
         base, (places, steps, _) = self.base_step(context), self.special(context, rand)
@@ -76,10 +76,10 @@ class CommonSteps(ExactError):
         def encode_row(client: int, values: Row, factor: float, out: Symbols) -> tuple[float, Code]:
             def put(part: slice, words: NDArray[np.uint64]) -> float:
                 first, last = np.searchsorted(places, (part.start, part.stop))
-                here, there, symbols = slice(first, last), values[part], out[part]
-                most: float = quantize_with_step(there, factor, words, base, symbols)
-                other = places[here], steps[here]
-                return max(most, float(quantize_places(there, factor, words, part.start, *other, symbols)))
+                inside, chunk, symbols = slice(first, last), values[part], out[part]
+                largest: float = quantize_with_step(chunk, factor, words, base, symbols)
+                other = places[inside], steps[inside]
+                return max(largest, float(quantize_places(chunk, factor, words, part.start, *other, symbols)))
 
             stream = rand.shared_with_server(client, "dither")
             return max(in_chunks(context.dim, stream.words64, put)), Elias()
@@ -107,26 +107,30 @@ class CommonSteps(ExactError):
         return total
 
     def symbol_range(self, context: RoundContext, rand: PublicRandomness) -> tuple[Tensor, Tensor]:
-        """Smallest and largest symbol of any client in every coordinate, as no |x| exceeds the clipping
-        norm."""
+        """Return the smallest and the largest symbol of any client per coordinate, from |x| <= clip_norm."""
         step, _ = self.common(context, rand)
-        # of floor(x / w + U + 1/2) with |x| <= 1 and |U| < 1/2
+        # a symbol is floor(x / w + U + 1/2) with |x| <= 1 and |U| < 1/2
         largest = torch.from_numpy(np.floor(1.0 / step + 1.0)).to(torch.int64)
         return -largest, largest
 
     def summed_claims(self, losses: dict[Adversary, Loss], behind: str) -> dict[Adversary, Loss]:
-        """Fill in the views that hold dithers or see single messages."""
-        wire = NonPrivate("the law of an integer moves with the update even if the dither is unknown")
+        """Add the losses of adversaries that know dithers or see single messages to the given ones.
+
+        Args:
+            losses: Losses by adversary, which replace the defaults.
+            behind: Remark for the reports about a server that sees every message.
+        """
+        wire = NonPrivate("an integer's distribution depends on the update, even if the dither is unknown")
         dither = NonPrivate(
-            "whoever holds the dithers sees every update up to one step, without noise; " + behind
+            "a party that knows the dithers sees every update up to one step, without noise, but " + behind
         )
         return {
             Adversary.EAVESDROPPER: wire,
             Adversary.SERVER: dither,
             Adversary.SERVER_AND_PARTNER: dither,
             Adversary.SECAGG_SERVER: NonPrivate(
-                "the server holds all dithers, so the sum of the integers shows the sum of the updates up to "
-                "the spread of the dithers; single clients hide in the sum only, without an epsilon"
+                "the server knows all dithers, so the sum of the integers reveals the sum of the updates up "
+                "to the spread of the dithers, and single clients hide in the sum only, without an epsilon"
             ),
             **losses,
         }
@@ -136,16 +140,26 @@ class CommonSteps(ExactError):
 class IrwinHall(CommonSteps):
     """Homomorphic dithered quantiser with a common step and an exact Irwin-Hall mean error.
 
+    Take it to compare with AggregateGaussian, if you need no privacy guarantee.
+
     Args:
         clip_norm: Largest l2 norm of an update, > 0.
         noise_multiplier: Std of the error of the mean over 2 clip_norm / cohort size. It is the size of an
-            error here, not a promise: no guarantee is claimed.
-        epsilon: Leave out, as no budget can be met.
+            error here, and no guarantee is claimed.
+        epsilon: Leave out, because no budget can be met.
         delta: Leave out.
         rounds: Leave out.
-        entropy_code: "range", "elias" or "fixed"; behind secure aggregation none applies.
+        entropy_code: "range", "elias" or "fixed". Secure aggregation uses none of them.
 
-    Example:
+    Nothing is claimed against any adversary, because the noise has bounded support.
+
+    A message has a variable number of bits ("range", "elias"), or a fixed number per coordinate ("fixed").
+
+    References:
+        Hegazy et al., Compression with Exact Error Distribution for Federated Learning, AISTATS 2024, section
+        4.2
+
+    Examples:
         >>> mechanism = IrwinHall(clip_norm=1.0, noise_multiplier=1.0)
         >>> mechanism.multiplier
         1.0
@@ -153,7 +167,7 @@ class IrwinHall(CommonSteps):
 
     @property
     def has_shortest_step(self) -> bool:
-        """All steps are alike."""
+        """True, because all steps are equal."""
         return True
 
     def shortest_step(self, context: RoundContext) -> float:
@@ -162,10 +176,10 @@ class IrwinHall(CommonSteps):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.noise_multiplier is None:
-            raise ValueError("IrwinHall can't meet a budget: its noise is bounded; use AggregateGaussian")
+            raise ValueError("IrwinHall can't meet a budget, as its noise is bounded. Use AggregateGaussian.")
 
     def special(self, context: RoundContext, rand: PublicRandomness) -> Special:
-        """None."""
+        """Return no coordinates."""
         return Special(np.empty(0, np.int64), np.empty(0), np.empty(0))
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:

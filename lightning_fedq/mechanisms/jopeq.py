@@ -1,17 +1,18 @@
-"""JoPEQ: Laplace noise and a dithered quantiser, tuned so that together they look like more Laplace noise.
+"""JoPEQ: Laplace noise and a dithered quantiser, tuned so that their sum resembles Laplace noise.
 
 Source: Lang, Sofer, Shaked, Shlezinger, Joint Privacy Enhancement and Quantization in Federated Learning,
-scalar case, with the authors' constants. Departures, each for a reason:
+scalar case, with the authors' constants. Departures from the paper:
 
-* The paper wants noise whose sum with a uniform error is exactly Laplace. There is none: its
-  characteristic function would have poles. As in the authors' code it is Laplace with the variance left.
-* The server knows the dither, so only that smaller noise protects: the level is 2 / scale, which is
-  *above* the epsilon asked for. The claims state the attained one, `attained_epsilon`.
-* Updates are clipped to the round's public range; the authors normalise by each user's own mean and
-  standard deviation and send both in the clear, which is not private. Their 2-D variant rounds in lattice
-  coordinates, which is not the Voronoi quantiser, and is left out.
+* The paper wants noise whose sum with a uniform error is exactly Laplace. No such noise exists, because its
+  characteristic function would have poles. As in the authors' code, the noise is Laplace with the remaining
+  variance.
+* The server knows the dither, so only the smaller Laplace noise protects. The level is 2 / scale, which is
+  *above* the requested epsilon. The claims state the attained level, `attained_epsilon`.
+* Updates are clipped to the round's public range. The authors normalise by each user's own mean and standard
+  deviation and send both in the clear, which is not private. Their 2-D variant is left out, because it rounds
+  in lattice coordinates and so is not the Voronoi quantiser.
 
-Its stated bias: noise that leaves the quantiser's range is cut off there, so large values shrink.
+The mechanism is biased: noise beyond the quantiser's range is cut off, so large values shrink.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from lightning_fedq.mechanisms.interface import (
 from lightning_fedq.wire.coding import FixedLength
 
 _MOST_SLACK = 1e-2
-"""Nats that floats may add to a coordinate's epsilon; beyond, the levels are not resolved."""
+"""Most nats that floats may add to a coordinate's epsilon. Beyond, floats do not resolve the levels."""
 _CHUNK = 1 << 16
 
 
@@ -55,11 +56,22 @@ _CHUNK = 1 << 16
 class JoPEQ(Mechanism):
     """Joint privacy and quantisation: Laplace noise, then subtractive dithering.
 
-    Args:
-        epsilon: Target per coordinate and round, > 0, in nats; what is attained is `attained_epsilon`.
-        levels: Levels of the quantiser, >= 2; the authors' rate R has 2^R + 1.
+    Take it to reproduce the paper, or for local privacy per coordinate with few bits and summable messages.
 
-    Example:
+    Args:
+        epsilon: Target per coordinate and round, > 0, in nats. The attained level is `attained_epsilon`.
+        levels: Number of levels of the quantiser, >= 2. The authors' rate R has 2^R + 1.
+
+    The claim is `attained_epsilon` per coordinate and round, against every adversary. Hiding by other clients
+    is not counted.
+
+    A message has ceil(log2 levels) bits per coordinate.
+
+    References:
+        Lang, Sofer, Shaked, Shlezinger, Joint Privacy Enhancement and Quantization in Federated Learning,
+        scalar case, with the authors' constants
+
+    Examples:
         >>> round(JoPEQ(epsilon=0.5, levels=3).attained_epsilon, 3)
         0.523
     """
@@ -77,43 +89,45 @@ class JoPEQ(Mechanism):
             raise ValueError(f"levels must be in [2, 65536], got {self.levels}")
         if self._left_over <= 0:
             raise ValueError(
-                f"{self.levels} levels are so coarse that no noise is left at epsilon = {self.epsilon}; "
-                "choose more levels or a smaller epsilon"
+                f"{self.levels} levels are too coarse at epsilon = {self.epsilon}, because no noise is left. "
+                "Choose more levels or a smaller epsilon."
             )
 
     @property
     def support(self) -> float:
-        """gamma = 1.5 sqrt(1 + 2 (2 / epsilon)^2), half-width of the quantiser in units of the radius."""
+        """Half-width of the quantiser, gamma = 1.5 sqrt(1 + 2 (2 / epsilon)^2), in units of the radius."""
         return 1.5 * math.sqrt(1.0 + 8.0 / self.epsilon**2)
 
     @property
     def step(self) -> float:
-        """Delta = 2 gamma / levels, in units of the radius."""
+        """Step of the quantiser, Delta = 2 gamma / levels, in units of the radius."""
         return 2.0 * self.support / self.levels
 
     @property
     def _left_over(self) -> float:
+        """Variance of the Laplace noise, 2 (2 / epsilon)^2 - Delta^2 / 12, in squared units of the radius."""
         return 8.0 / self.epsilon**2 - self.step**2 / 12.0
 
     @property
     def noise_scale(self) -> float:
-        """b of the Laplace noise, 2 b^2 = 2 (2 / epsilon)^2 - Delta^2 / 12, in units of the radius."""
+        """Scale b of the Laplace noise, 2 b^2 = 2 (2 / epsilon)^2 - Delta^2 / 12, in units of the radius."""
         return math.sqrt(self._left_over / 2.0)
 
     @property
     def attained_epsilon(self) -> float:
-        """2 / b: the level against whoever knows the dither."""
+        """Level 2 / b against adversaries that know the dither."""
         return 2.0 / self.noise_scale
 
     @property
     def float_slack(self) -> float:
-        """Most that floats can add to the loss of a level, in nats.
+        """Largest amount that floats can add to the loss of a level, in nats.
 
-        A level is an interval of noise that begins `support` + 1 away from 0 at most, so that its chance is
-        at least p = e^(-(support + 1) / b) (1 - e^(-step / b)) / 2. Each end of it is off by the grid of
-        uniforms, 2^-53, by the logarithm's error, z f(z) 2^-51 < 2^-53, and by the rounding of
-        (x + noise) / step + dither, less than (support + 1) 2^-51 of noise at a density of 1 / (2 b) at most:
-        together less than (1 + (support + 1) / b) 2^-51. That is a share of 2 ends of p, in both worlds.
+        A level is an interval of noise that begins at most `support` + 1 away from 0. Its probability is
+        therefore at least p = e^(-(support + 1) / b) (1 - e^(-step / b)) / 2. Each end of it has three
+        errors: the grid of uniforms, 2^-53, the logarithm's error, z f(z) 2^-51 < 2^-53, and the rounding of
+        (x + noise) / step + dither, which is less than (support + 1) 2^-51 of noise at a density of at most 1
+        / (2 b). Together they are less than (1 + (support + 1) / b) 2^-51. Two ends of a level make this
+        share of p, for both inputs.
         """
         far = (self.support + 1.0) / self.noise_scale
         chance = 0.5 * math.exp(-far) * -math.expm1(-self.step / self.noise_scale)
@@ -122,7 +136,7 @@ class JoPEQ(Mechanism):
         return -2.0 * math.log1p(-share) if share < 0.5 else math.inf
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        # symbols are int32 levels
+        # symbols are int32 levels, drawn with private noise and a dither that the server knows
         rows = update.detach().reshape(len(rand.clients), context.dim).float().contiguous().numpy()
         lines = segment_lines(context.segments, context.center, context.radius)
         index, units, clipped = np.empty(rows.shape, np.int32), np.empty(min(_CHUNK, context.dim)), 0
@@ -156,30 +170,30 @@ class JoPEQ(Mechanism):
         return decode_total(steps, context.segments, base, slope)
 
     def code(self, context: RoundContext) -> FixedLength:
-        """Enough bits for a level."""
+        """Return a fixed-length code with enough bits for a level."""
         return FixedLength((self.levels - 1).bit_length())
 
     def symbol_range(self, context: RoundContext, rand: PublicRandomness) -> tuple[int, int]:
-        """The levels. Their code has room for more."""
+        """Return the smallest and the largest level. The code has room for more."""
         return 0, self.levels - 1
 
     def lever(self, client: int, context: RoundContext) -> float:
-        """Outermost level and half a step of dither over the largest honest value, one radius."""
+        """Return the outermost level plus half a step of dither, over one radius (the honest maximum)."""
         return self.step * self.levels / 2
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
-        """radius^2 2 (2 / epsilon)^2 / n without overload. Overload only lowers it (and adds bias)."""
+        """Return radius^2 2 (2 / epsilon)^2 / n without overload, which only lowers it (and adds bias)."""
         return context.radius**2 * (8.0 / self.epsilon**2) / len(clients)
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        """The Laplace noise of each coordinate, for every dither, against everybody. No more is counted."""
+        """Return the loss of each coordinate's Laplace noise, for any dither, against every adversary."""
         slack = self.float_slack
         loss: Loss = NonPrivate(
-            "floats of 53 bits do not resolve how unlikely the farthest levels are; choose a smaller epsilon "
-            "or fewer levels"
+            "floats of 53 bits do not resolve the probabilities of the farthest levels: choose a smaller "
+            "epsilon or fewer levels"
         )
         if slack <= _MOST_SLACK:
-            note = f"Laplace noise before the quantiser; epsilon = {self.epsilon:g} was asked for"
+            note = f"Laplace noise before the quantiser, with epsilon = {self.epsilon:g} requested"
             loss = LaplaceLoss(1.0 / (self.attained_epsilon + slack), note)
-        sent = f"only the level is sent; float noise costs {slack:.1e} of it, counted"
+        sent = f"only the level is sent, and float noise costs {slack:.1e} of epsilon, which is counted"
         return same_for_all(loss, context.dim, (ARBITRARY, FRESH, sent), unit=Unit.COORDINATE)

@@ -1,8 +1,8 @@
-"""Laplace noise at every client: the whole vector over a whole run, and coordinate by coordinate.
+"""Laplace noise at every client: for the whole vector over a whole run, and per coordinate.
 
-`LaplaceNoise` clips the update in l1 and is calibrated for all rounds together; with delta = 0 the budget
-is pure. `PerCoordinateLaplace` is what the CorBin-FL paper compares with: b = 2 radius / epsilon for each
-coordinate, clipped before the noise and never after.
+`LaplaceNoise` clips the update in l1 and is calibrated for all rounds together. With delta = 0 the budget is
+pure. `PerCoordinateLaplace` is the mechanism that the CorBin-FL paper compares with: b = 2 radius / epsilon
+for each coordinate, which is clipped before the noise and not after it.
 
 References:
     Dwork, McSherry, Nissim, Smith, Calibrating Noise to Sensitivity, TCC 2006
@@ -19,17 +19,28 @@ from lightning_fedq.mechanisms.interface import Mechanism
 class LaplaceNoise(VectorNoise):
     """Laplace mechanism on l1-clipped updates, scale 2 clip_norm noise_multiplier.
 
+    Take it for pure differential privacy of sparse or low-dimensional updates, whose l1 norm is small.
+
     Args:
         clip_norm: Largest l1 norm of an update, > 0.
-        noise_multiplier: Scale over sensitivity, > 0; or leave it out and give a budget:
+        noise_multiplier: Scale of the noise over the sensitivity, > 0. Alternatively give a budget by
+            epsilon, delta and rounds.
         epsilon: Budget of one client over the whole run, > 0, in nats.
         delta: Delta of the whole run, in [0, 1).
-        rounds: Rounds that the budget has to last for, >= 1.
+        rounds: Number of rounds that the budget covers, >= 1.
 
     Raises:
         ValueError: If neither or both of noise and budget are given, or a value is out of range.
 
-    Example:
+    The claim is about the whole update, against every adversary, by the client's own noise. The noise of
+    other clients is not counted.
+
+    A message has about 10 bits per coordinate.
+
+    References:
+        Dwork, McSherry, Nissim, Smith, Calibrating Noise to Sensitivity, TCC 2006
+
+    Examples:
         >>> mechanism = LaplaceNoise(clip_norm=1.0, epsilon=8.0, delta=1e-5, rounds=30)
         >>> round(mechanism.multiplier, 3)  # noise over the distance of any two updates
         2.92
@@ -39,7 +50,7 @@ class LaplaceNoise(VectorNoise):
 
     @classmethod
     def plan_settings(cls, params: int) -> dict[str, Mechanism]:
-        """Clipped to the l1 norm of an evenly spread update."""
+        """Return a setting that clips to the l1 norm of an evenly spread update."""
         return {"LaplaceNoise": cls(math.sqrt(2.0 * params / math.pi), 1.0)}
 
 
@@ -47,10 +58,19 @@ class LaplaceNoise(VectorNoise):
 class PerCoordinateLaplace(CoordinateNoise):
     """Laplace mechanism on each coordinate, epsilon-DP in one round.
 
+    Take it to compare with one-bit mechanisms, whose claims are also per coordinate.
+
     Args:
         epsilon: Budget per coordinate and round, > 0, in nats.
 
-    Example:
+    The claim is pure epsilon per coordinate and round, against every adversary.
+
+    A message has about 10 bits per coordinate.
+
+    References:
+        Dwork, McSherry, Nissim, Smith, Calibrating Noise to Sensitivity, TCC 2006
+
+    Examples:
         >>> PerCoordinateLaplace(epsilon=1.0).noise.scale  # in radii
         2.0
     """

@@ -1,11 +1,12 @@
 """Layered quantisation, client by client: each message errs as N(0, n sigma^2), the mean as N(0, sigma^2).
 
 Source: Hegazy et al., individual mechanisms with the direct and the shifted layered quantiser. The error is
-exactly Gaussian for every update, and the messages take H(M | S) bits and a little more through range coding.
-Not homomorphic: steps differ from client to client, so the server decodes message by message.
+exactly Gaussian for every update. Messages take H(M | S) bits and a little more through range coding. The
+mechanism is not homomorphic: quantiser steps differ between clients, so the server decodes message by
+message.
 
-Departures: the dither is centred; the noise that dropouts take with them is put back by decoding zeros for
-them.
+Departures from the paper: the dither is centred. If clients drop out, zeros are decoded for them, which
+restores their noise.
 """
 
 import math
@@ -48,18 +49,21 @@ from lightning_fedq.mechanisms.interface import (
 
 
 def next_words(stream: Stream, size: int) -> NDArray[np.uint64]:
-    """Words of the next `size` coordinates of a layered quantiser."""
+    """Return the random words of the next `size` coordinates of a layered quantiser."""
     return stream.words64(WORDS_PER_COORDINATE * size)
 
 
 def layered_quantizer(
     stream: Stream, dim: int, sigma: float, layering: Layering, target: Law = "gaussian"
 ) -> Quantizer:
-    """Draw one client's dithers and layers for errors of a law.
+    """Draw one client's dithers and layers, so that its error has the target distribution.
 
     Args:
-        stream: What the client shares with the server; four 64-bit words a coordinate are read.
+        stream: Stream that the client shares with the server. Four 64-bit words a coordinate are read.
+        dim: Number of coordinates.
         sigma: Std of the client's error, > 0.
+        layering: "direct" or "shifted".
+        target: Distribution of the error, "gaussian" or "laplace".
     """
     quantizer = Quantizer(*(np.empty(dim) for _ in range(3)))
 
@@ -75,19 +79,20 @@ def layered_quantizer(
 def selected_quantizer(
     words: NDArray[np.uint64], selected: NDArray[np.bool_] | None, sigma: float, layering: Layering
 ) -> Quantizer:
-    """Dithers and layers of `layered_quantizer` where a coordinate is selected, of a stretch of coordinates.
+    """Return dithers and layers as `layered_quantizer` draws them, for the selected coordinates of a chunk.
 
     Args:
-        words: `(4 n,)`, what `layered_quantizer` reads for the stretch.
-        selected: `(n,)`; None for all.
+        words: `(4 n,)`, the words that `layered_quantizer` reads for the chunk.
+        selected: `(n,)` mask. None selects all.
         sigma: Std of the client's error, > 0.
+        layering: "direct" or "shifted".
     """
-    taken, size = words, words.size // WORDS_PER_COORDINATE
+    chosen, size = words, words.size // WORDS_PER_COORDINATE
     if selected is not None:
-        taken = np.empty(words.size + WORDS_PER_COORDINATE, np.uint64)
-        size = take_words(words, selected, taken)
+        chosen = np.empty(words.size + WORDS_PER_COORDINATE, np.uint64)
+        size = take_words(words, selected, chosen)
     quantizer = Quantizer(*(np.empty(size) for _ in range(3)))
-    layer_row(taken[: WORDS_PER_COORDINATE * size], sigma, True, layering == "shifted", *quantizer)
+    layer_row(chosen[: WORDS_PER_COORDINATE * size], sigma, True, layering == "shifted", *quantizer)
     return quantizer
 
 
@@ -95,20 +100,32 @@ def selected_quantizer(
 class LayeredGaussian(ExactError):
     """Layered quantiser at every client with an exactly Gaussian mean error.
 
+    Take it if you trust the server and the released model must have exactly Gaussian noise at few bits. For
+    secure aggregation take AggregateGaussian.
+
     Args:
         clip_norm: Largest l2 norm of an update, > 0.
-        noise_multiplier: Std of the error of the mean over its sensitivity, 2 clip_norm / cohort size; or
-            leave it out and give a budget:
-        epsilon: Budget of one client over the whole run, towards outsiders, > 0, in nats.
+        noise_multiplier: Std of the error of the mean over its sensitivity, 2 clip_norm / cohort size.
+            Alternatively give a budget by epsilon, delta and rounds.
+        epsilon: Budget of one client over the whole run, against outsiders, > 0, in nats.
         delta: Delta of the whole run, in (0, 1).
-        rounds: Rounds that the budget has to last for, >= 1.
+        rounds: Number of rounds that the budget covers, >= 1.
         entropy_code: "range", "elias" or, with the shifted layering, "fixed".
-        layering: "direct" costs the least on average; "shifted" never more than a fixed number of symbols.
-        target: Law of a message's error. "laplace" makes it Laplace exactly, and the mean's the law of a mean
-            of Laplace errors, which is none; it carries no claim, because l2 clipping does not bound the l1
-            norm.
+        layering: "direct" costs the fewest bits on average. "shifted" has a bounded number of symbols.
+        target: Distribution of a message's error. "laplace" makes a message's error exactly Laplace, but not
+            the mean's error. It has no claim, because l2 clipping does not bound the l1 norm.
 
-    Example:
+    The claim is Gaussian and about the whole update, against outsiders, and against curious clients with the
+    noise of the other clients. The server knows every dither and is trusted. An eavesdropper gets no
+    guarantee.
+
+    A message has a variable number of bits, often less than one per coordinate with entropy coding.
+
+    References:
+        Hegazy et al., Compression with Exact Error Distribution for Federated Learning, AISTATS 2024,
+        individual mechanisms with the direct and the shifted layered quantiser
+
+    Examples:
         >>> mechanism = LayeredGaussian(clip_norm=1.0, epsilon=8.0, delta=1e-5, rounds=30)
         >>> round(mechanism.multiplier, 3)  # noise over the distance of any two updates
         3.315
@@ -125,20 +142,20 @@ class LayeredGaussian(ExactError):
 
     @property
     def gaussian_error(self) -> bool:
-        """With the Gaussian target, up to the release grid."""
+        """Whether the target is Gaussian. The error is then Gaussian up to the release grid."""
         return self.target == "gaussian"
 
     def spread(self, context: RoundContext) -> float:
-        """Std of one message's error, in units of the clipping norm."""
+        """Return the std of one message's error, in units of the clipping norm."""
         return self.sigma(context) * math.sqrt(len(context.cohort))
 
     @property
     def has_shortest_step(self) -> bool:
-        """With the shifted layering."""
+        """Whether the layering is shifted, so that steps are bounded from below."""
         return self.layering == "shifted"
 
     def shortest_step(self, context: RoundContext) -> float:
-        # that of the shifted layers
+        # the bound of the shifted layers
         return minimal_step(self.target, self.spread(context))
 
     def quantizers(self, context: RoundContext, rand: PublicRandomness) -> Callable[[int], Quantizer]:
@@ -153,7 +170,7 @@ class LayeredGaussian(ExactError):
     def _decoded(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Array:
-        # chunk by chunk: dithers and layers of a whole message would leave the cache
+        # chunk by chunk, because dithers and layers of a whole message would not fit the cache
         rows, sigma = symbols.reshape(len(clients), context.dim).contiguous().numpy(), self.spread(context)
         total = np.zeros(context.dim)
 
@@ -168,32 +185,32 @@ class LayeredGaussian(ExactError):
         return total
 
     def law_error(self, context: RoundContext) -> LawError:
-        """Distance of the released sum's law from the exact one, a coordinate."""
+        """Return the distance of the released sum's distribution from the exact one, per coordinate."""
         size = len(context.cohort)
         std = self.sigma(context) * size
         return layered_law_error(size, self.grid(context) / (self.clip_norm * std), self.inputs(context))
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        # Gaussian towards outsiders, nothing towards whoever holds the dither
+        # Gaussian against outsiders, and no guarantee against parties that know the dither
         size = len(context.cohort)
         spread = self.spread(context)
         delta = known_dither_delta(spread, spread, self.target, self.layering)
         dither = NonPrivate(
-            "whoever holds the dither sees no noise: inputs one noise std apart in one coordinate are told "
-            f"apart with probability {delta:.3f}, at any epsilon"
+            "a party that knows the dither sees no noise, and inputs one noise std apart in one coordinate "
+            f"are distinguished with probability {delta:.3f}, at any epsilon"
         )
-        wire = NonPrivate("the law of an integer moves with the update even if the dither is unknown")
+        wire = NonPrivate("an integer's distribution depends on the update, even if the dither is unknown")
         others = self.multiplier * math.sqrt((size - 1) / size)  # its own share of the variance is 1 / n
-        client: Loss = NonPrivate("the cohort has no other client, and this one knows all of the noise")
+        client: Loss = NonPrivate("the cohort has no other client, and this client knows all of the noise")
         if size > 1:
-            client = GaussianLoss(others, "the noise of the other clients; its own is known to the client")
+            client = GaussianLoss(others, "the other clients' noise, as the client knows its own")
         losses = {
             Adversary.EAVESDROPPER: wire,
             Adversary.SERVER: dither,
             Adversary.SERVER_AND_PARTNER: dither,
             Adversary.CLIENT: client,
             Adversary.SECAGG_SERVER: NonPrivate(
-                "not homomorphic: the server has to see every message, and " + dither.reason
+                "messages can't be summed before decoding, so the server sees every message: " + dither.reason
             ),
         }
         if self.target == "laplace":

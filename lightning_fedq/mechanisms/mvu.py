@@ -1,14 +1,14 @@
 """MVU: the minimum-variance unbiased mechanism with a few input and output bits per coordinate.
 
-Source: Chaudhuri, Guo, Rabbat, Privacy-Aware Compression for Federated Data Analysis, UAI 2022. A value
-is rounded to one of 2^b_in grid points at random; grid point i sends output j with probability P_ij,
-decoded as alpha_j. P and alpha minimise the mean variance over grid points subject to unbiasedness and
+Source: Chaudhuri, Guo, Rabbat, Privacy-Aware Compression for Federated Data Analysis, UAI 2022. A value is
+rounded at random to one of 2^b_in grid points. Grid point i sends output j with probability P_ij, which is
+decoded as alpha_j. P and alpha minimise the mean variance over grid points, subject to unbiasedness and
 epsilon-LDP.
 
-Departures: for fixed alpha the problem is a linear programme and is solved as one (scipy's HiGHS); alpha
-is found by Nelder-Mead over symmetric values, from a few starts of which the best two go on, where the
-authors alternate with a penalty.
-The result is rounded to integers over 2^32, so that the coin is exact and the claim is read off them.
+Departures from the paper: For fixed alpha the problem is a linear programme, which is solved as one (scipy's
+HiGHS). Alpha is found by Nelder-Mead over symmetric values, from a few starts of which the best two continue,
+while the authors alternate with a penalty. The result is rounded to integers over 2^32, so that drawing is
+exact and the claim is computed from these integers.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ from lightning_fedq.wire.coding import FixedLength
 
 _WORD = 1 << 32
 _CHUNK = 1 << 16
-_SMALLEST = 1e-6  # an output that every input avoids to this degree is dropped, and P solved again
+_SMALLEST = 1e-6  # an output of this or a smaller probability is dropped, and P solved again
 _LEAST_LEVEL = 1e-4
 _LARGEST_LEVEL = 13.0
-"""Just below -ln(_SMALLEST), where all outputs would be dropped."""
+"""Largest epsilon, just below -ln(_SMALLEST), at which all outputs would be dropped."""
 _IMPOSSIBLE = 100.0
-"""More than the log of any variance: no P is unbiased and private with these outputs."""
+"""Objective if no P is unbiased and private with these outputs, above the log of any variance."""
 
 
 @dataclass(frozen=True, eq=False)
 class MVUDesign:
-    """A solved mechanism on inputs i / (2^b_in - 1) in [0, 1].
+    """Solved mechanism on inputs i / (2^b_in - 1) in [0, 1].
 
     Args:
-        counts: `(2^b_in, outputs)` int64, P_ij 2^32; rows sum to 2^32.
+        counts: `(2^b_in, outputs)` int64, P_ij 2^32. Rows sum to 2^32.
         outputs: `(outputs,)` float64, alpha.
     """
 
@@ -66,28 +66,28 @@ class MVUDesign:
 
     @property
     def inputs(self) -> NDArray[np.float64]:
-        """The grid points."""
+        """Grid points."""
         return np.linspace(0.0, 1.0, len(self.counts))
 
     @property
     def probabilities(self) -> NDArray[np.float64]:
-        """P, `(inputs, outputs)`."""
+        """Transition probabilities P, `(inputs, outputs)`."""
         return self.counts / float(_WORD)
 
     @cached_property
     def epsilon(self) -> float:
-        """Attained level, from the integers."""
+        """Attained epsilon, from the integers."""
         return float(np.log(self.counts.max(0) / self.counts.min(0)).max())
 
     @cached_property
     def values(self) -> NDArray[np.float64]:
-        """Values of the outputs, in radii from the centre of the range."""
+        """Decoded values of the outputs, in radii from the centre of the range."""
         return 2.0 * self.outputs - 1.0
 
     @cached_property
     def edges(self) -> NDArray[np.uint32]:
-        """Chances over 2^32, summed, of the outputs up to each one but the last, which has at least one."""
-        # the last sum is 2^32, which a uint32 can't hold
+        """Cumulative counts `(inputs, outputs - 1)` uint32. A random word selects the output between two."""
+        # without the last sum, 2^32, which a uint32 can't represent
         return np.cumsum(self.counts, axis=1)[:, :-1].astype(np.uint32)
 
     @cached_property
@@ -105,7 +105,10 @@ class MVUDesign:
 def _solve_probabilities(
     outputs: NDArray[np.float64], num_inputs: int, epsilon: float
 ) -> tuple[float, NDArray[np.float64]] | None:
-    """P of least mean variance for fixed alpha, with t_j <= P_ij <= e^epsilon t_j. None if there is none."""
+    """Return the least mean variance and P for fixed outputs alpha, or None if no P exists.
+
+    P is unbiased and has t_j <= P_ij <= e^epsilon t_j for some t.
+    """
     x, size = np.linspace(0.0, 1.0, num_inputs), len(outputs)
     count = num_inputs * size
     cost = np.concatenate([((x[:, None] - outputs) ** 2).ravel() / num_inputs, np.zeros(size)])
@@ -126,8 +129,8 @@ def _solve_probabilities(
 
 
 def _symmetric(increments: NDArray[np.float64], size: int) -> NDArray[np.float64]:
-    """Outputs 1/2 +- a, a the running sum of exp(increments). With an odd number also 1/2."""
-    # on a grid, as CPUs differ in the last digit of exp, from which the search would end elsewhere
+    """Return outputs 1/2 +- a, with a the running sum of exp(increments), and 1/2 if their number is odd."""
+    # rounded to a grid, because CPUs differ in the last digit of exp and the search would end elsewhere
     a = np.rint(np.cumsum(np.exp(increments)) * 2.0**30) * 2.0**-30
     return 0.5 + np.concatenate([-a[::-1], [0.0] * (size % 2), a])
 
@@ -139,7 +142,7 @@ def solve_mvu(input_bits: int, output_bits: int, epsilon: float) -> MVUDesign:
     Args:
         input_bits: b_in, 1 to 4.
         output_bits: b_out, 1 to 4.
-        epsilon: Level, > 0, in nats.
+        epsilon: Level, > 0, in nats. Beyond 13, outputs would be too rare for probabilities over 2^32.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -151,17 +154,17 @@ def solve_mvu(input_bits: int, output_bits: int, epsilon: float) -> MVUDesign:
         raise ValueError(f"epsilon must be > 0 and finite, got {epsilon}")
     if epsilon > _LARGEST_LEVEL:
         raise ValueError(
-            f"epsilon must be at most {_LARGEST_LEVEL:g}, got {epsilon}: beyond, outputs are too rare to be "
-            "made of whole words; choose a smaller one, or SubtractiveDither, which protects nobody"
+            f"epsilon must be at most {_LARGEST_LEVEL:g}, got {epsilon}. "
+            "Choose a smaller one, or SubtractiveDither without privacy."
         )
     num_inputs, size = 1 << input_bits, 1 << output_bits
     level = epsilon * (1.0 - 1e-7) - 2.0 / _WORD * (1 << output_bits)  # room for the rounding to integers
     if level <= 0.0:
-        raise ValueError(f"integers over 2^32 can't express epsilon = {epsilon}; choose epsilon >= 1e-7")
+        raise ValueError(f"integers over 2^32 can't express epsilon = {epsilon}. Choose epsilon >= 1e-7.")
 
     def objective(increments: NDArray[np.float64]) -> float:
         solved = _solve_probabilities(_symmetric(increments, size), num_inputs, level)
-        # no two points tie: CPUs sort equal values in different orders
+        # the small slope breaks ties, because CPUs sort equal values in different orders
         lean: float = 1e-9 * sum(place * step for place, step in enumerate(increments.tolist(), 1))
         return lean + (_IMPOSSIBLE if solved is None else math.log(solved[0]))
 
@@ -180,9 +183,10 @@ def solve_mvu(input_bits: int, output_bits: int, epsilon: float) -> MVUDesign:
 
 
 def _starts(half: int, widest: float) -> Iterator[NDArray[np.float64]]:
-    """Increments of evenly spaced outputs, but for the first: their reach over randomised response's, that.
+    """Yield starting increments: outputs at even spacing, except for the first, scaled to a few widths.
 
-    A late first output is best around epsilon 1, an early one at 2, an even one far from there.
+    The width is relative to the output of randomised response, `widest`. A late first output is best around
+    epsilon 1, an early one at 2, and an even one far from there.
     """
     for reach, inner in ((1.05, 0.5), (1.1, 0.1), (1.2, 2.5), (1.5, 0.5)) if half > 1 else ((1.0, 0.5),):
         steps = np.full(half, reach * widest * 1.0001 / (half - 1 + inner))
@@ -196,7 +200,7 @@ def _search(
     most: int,
     simplex: NDArray[np.float64] | None = None,
 ) -> OptimizeResult:
-    """Nelder-Mead with `most` evaluations a coordinate, from a point or on from a simplex."""
+    """Minimise by Nelder-Mead with `most` evaluations per coordinate, from a point or from a simplex."""
     options = {"xatol": 1e-4, "fatol": 1e-7, "maxfev": most * len(start), "initial_simplex": simplex}
     return minimize(objective, start, method="Nelder-Mead", options=options)
 
@@ -206,22 +210,23 @@ def _value(found: OptimizeResult) -> float:
 
 
 def _round(outputs: NDArray[np.float64], num_inputs: int, level: float, epsilon: float) -> MVUDesign:
+    """Round the probabilities to integers over 2^32, after dropping outputs that are too rare."""
     solved = _solve_probabilities(outputs, num_inputs, level)
     while solved is None or (solved[1].min(0) <= _SMALLEST).any():
         if solved is not None:
             outputs = outputs[solved[1].min(0) > _SMALLEST]
-        # Without what the dropped outputs gave, unbiasedness needs a hair more reach.
+        # without the dropped outputs, unbiasedness needs slightly wider outputs
         outputs = 0.5 + (outputs - 0.5) * (1.0 + 1e-7)
         solved = _solve_probabilities(outputs, num_inputs, level)
     counts = np.round(solved[1] * _WORD).astype(np.int64)
     lowest = counts.min(0)
     # rounding must not lift a ratio above the level
     counts = np.minimum(counts, np.floor(lowest * math.exp(level)).astype(np.int64))
-    # rows sum to 2^32; what this does to ratios is looked at below
+    # rows must sum to 2^32, and the attained epsilon is checked below
     counts[np.arange(num_inputs), counts.argmax(1)] += _WORD - counts.sum(1)
     design = MVUDesign(counts, outputs)
     if design.epsilon > epsilon:
-        raise RuntimeError(f"the MVU integers attain epsilon = {design.epsilon}, above {epsilon}")
+        raise RuntimeError(f"the MVU integers attain epsilon = {design.epsilon}, above the given {epsilon}")
     return design
 
 
@@ -229,12 +234,22 @@ def _round(outputs: NDArray[np.float64], num_inputs: int, level: float, epsilon:
 class MVU(Mechanism):
     """Minimum-variance unbiased epsilon-LDP channel with a few levels per coordinate.
 
+    Take it for local privacy with 2 to 4 bits per coordinate, if a one-bit mechanism is too noisy. It has no
+    secure aggregation, because messages can't be summed before decoding.
+
     Args:
         epsilon: Local budget per coordinate and round, > 0, in nats.
         input_bits: b_in, bits of the grid that values are rounded to, 1 to 4.
-        output_bits: b_out, bits on the wire per coordinate, 1 to 4.
+        output_bits: b_out, bits per coordinate in a message, 1 to 4.
 
-    Example:
+    The claim is epsilon-LDP per coordinate and round against every adversary.
+
+    A message has `output_bits` bits per coordinate.
+
+    References:
+        Chaudhuri, Guo, Rabbat, Privacy-Aware Compression for Federated Data Analysis, UAI 2022
+
+    Examples:
         >>> [round(value, 2) for value in MVU(epsilon=1.0).design.values.tolist()]  # of the outputs, in radii
         [-2.71, -1.92, 1.92, 2.71]
     """
@@ -250,20 +265,18 @@ class MVU(Mechanism):
 
     @property
     def design(self) -> MVUDesign:
-        """P and alpha."""
+        """Solved P and alpha."""
         return solve_mvu(self.input_bits, self.output_bits, self.epsilon)
 
     @classmethod
     def plan_settings(cls, params: int) -> dict[str, Mechanism]:
-        """None: a design takes seconds at every level that is tried."""
+        """Return no settings, because a design takes seconds at every epsilon that a target tries."""
         return {}
 
     def with_level(self, level: float, context: RoundContext, max_dropped: int) -> MVU:
-        # The epsilon of a coordinate. Every level that is tried takes a second.
+        # the level is the epsilon of a coordinate
         if level < _LEAST_LEVEL:
-            raise ValueError(
-                f"the search for a design is precise from epsilon {_LEAST_LEVEL:g} on, got {level}"
-            )
+            raise ValueError(f"epsilon must be at least {_LEAST_LEVEL:g} for a precise design, got {level}")
         return replace(self, epsilon=level)
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
@@ -293,25 +306,26 @@ class MVU(Mechanism):
         return decode_total(torch.from_numpy(total), context.segments, count * context.center, context.radius)
 
     def code(self, context: RoundContext) -> FixedLength:
-        """b_out bits a coordinate, also where no input has some of the outputs."""
+        """Return `output_bits` bits per coordinate, even if the design has dropped some outputs."""
         return FixedLength(self.output_bits)
 
     def symbol_range(self, context: RoundContext, rand: PublicRandomness) -> tuple[int, int]:
-        """The outputs. Their code may have room for more."""
+        """Return the smallest and largest output. The code has room for more."""
         return 0, len(self.design.values) - 1
 
     def lever(self, client: int, context: RoundContext) -> float:
-        """Largest output over the largest honest mean, one range."""
+        """Return the largest output over the largest honest mean, one radius."""
         return float(np.abs(self.design.values).max())
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
-        """Squared radius times the worst variance, over n."""
+        """Return the squared radius times the worst variance, over the number of clients."""
         return context.radius**2 * (self.design.worst_variance / len(clients))
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        """Every two grid points' laws, per coordinate, against everybody.
+        """Return the claim of any two grid points' output distributions, per coordinate, for every adversary.
 
-        An input between two grid points is a mixture of their laws. That others hide a client is not used.
+        An input between two grid points is a mixture of their distributions. Hiding by other clients is not
+        counted.
         """
         rows = [tuple(row) for row in self.design.probabilities.tolist()]
         loss = PmfPairs(tuple(combinations(rows, 2)), "one output of the mechanism's matrix")

@@ -1,14 +1,14 @@
-"""Near-optimal utility: Gaussian distortion whose size follows from a leakage budget, measured by an attack.
+"""Near-optimal utility: Gaussian distortion calibrated to a leakage budget, which an attack measures.
 
 Zhang, Chen, Yang, "Towards Achieving Near-optimal Utility for Privacy-Preserving Federated Learning via Data
 Generation and Parameter Distortion" (2022/23), Algorithms 1 and 3. Departures: the update is clipped and
-distorted, not the parameters, so that the paper's C3 and C4 exist; and the noise is what an attack's upper
-confidence limit says it has to be (`leakage.control`, `LeakageBudget`), not what Lemma 6.8 says,
-which leaves every image recoverable. The sampling probability is `leakage.batch_sampling`.
+distorted, not the parameters, so that the paper's C3 and C4 exist. The noise follows from an attack's upper
+confidence limit (`leakage.control`, `LeakageBudget`) and not from Lemma 6.8, which leaves every image
+recoverable. The sampling probability is `leakage.batch_sampling`.
 
 Leakage is sqrt(JS) of one attacker's average belief about one client's sample. It is not differential
 privacy, and the noise was chosen by looking at data, so the claims are `NonPrivate`. The noise itself is the
-Gaussian mechanism: where the calibration looked at public data only, its loss is claimed.
+Gaussian mechanism. If the calibration used public data only, its loss is claimed.
 """
 
 from __future__ import annotations
@@ -25,21 +25,30 @@ from lightning_fedq.mechanisms.interface import AuditCase, PrivacyClaim, RoundCo
 class NearOptimalUtility(AdditiveNoise):
     """Gaussian noise for a measured leakage, on l2-clipped updates. Not differential privacy.
 
+    Take it if a bound on one attack's success is enough. For differential privacy with the same noise take
+    GaussianNoise.
+
     Args:
         clip_norm: Largest l2 norm of an update, > 0, in units of the update.
-        leakage_budget: tau, what one client's update of one round may leak, in (0, sqrt(ln 2)).
+        leakage_budget: Largest leakage tau of one client's update of one round, in (0, sqrt(ln 2)).
         noise_std: Std of the distortion in every coordinate, in units of the update, > 0.
         measured_leakage: Upper confidence limit of the leakage at this noise, as the calibration printed it.
-        public_calibration: Did the attack that chose `noise_std` see public data only, none of a client?
+        public_calibration: Whether the attack that chose `noise_std` used public data only, and no client's
+            data.
 
     Raises:
         ValueError: If a value is out of its range, or the measured leakage exceeds the budget.
+
+    Nothing is claimed against any adversary, except with `public_calibration`: the claims are then those of
+    GaussianNoise.
+
+    A message has about 8 bits per coordinate.
 
     References:
         Zhang, Chen, Yang, Towards Achieving Near-optimal Utility for Privacy-Preserving Federated Learning
         via Data Generation and Parameter Distortion, 2022/23.
 
-    Example:
+    Examples:
         >>> mechanism = NearOptimalUtility(1.0, leakage_budget=0.3, noise_std=1.0, measured_leakage=0.3)
         >>> mechanism.noise.scale
         1.0
@@ -61,14 +70,14 @@ class NearOptimalUtility(AdditiveNoise):
             )
         if not (self.noise_std > 0 and math.isfinite(self.noise_std)):
             raise ValueError(
-                f"noise_std must be > 0 and finite, got {self.noise_std}; without noise use FedAvg"
+                f"noise_std must be > 0 and finite, got {self.noise_std}. Without noise use FedAvg."
             )
         if not 0.0 <= self.measured_leakage <= self.leakage_budget:
             raise ValueError(
                 f"measured_leakage must be in [0, leakage_budget = {self.leakage_budget}], "
-                f"got {self.measured_leakage}; let the callback LeakageBudget find more noise"
+                f"got {self.measured_leakage}. Find more noise with the callback LeakageBudget."
             )
-        _ = self.clipping  # refuses a clip_norm that makes no sense, before the noise is measured in it
+        _ = self.clipping  # refuses an invalid clip_norm, before the noise is divided by it
         super().__post_init__()
 
     @property
@@ -80,25 +89,26 @@ class NearOptimalUtility(AdditiveNoise):
         return WholeVector(self.clip_norm, 2)
 
     def with_level(self, level: float, context: RoundContext, max_dropped: int) -> NearOptimalUtility:
+        """Refuse a privacy target, because no epsilon follows from a leakage measured on clients' data."""
         raise ValueError(
-            "NearOptimalUtility gets its noise from a leakage that is measured on clients' data, and no "
-            "epsilon follows from that, so a target can't set it; take GaussianNoise, whose noise is the same"
+            "a privacy target can't set NearOptimalUtility, whose noise follows from a measured leakage. "
+            "Use GaussianNoise, which has the same noise."
         )
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        """The measured leakage, or the Gaussian loss if the calibration is public."""
+        """Return no guarantee and the measured leakage, or the Gaussian loss for a public calibration."""
         if self.public_calibration:
             return super().claims(context)
         return no_guarantee(
             f"not differential privacy: noise of std {self.noise_std:g} was chosen on clients' data so that "
             f"a measured leakage sqrt(JS) of {self.measured_leakage:g} is within {self.leakage_budget:g}. "
-            "That is one attack's average belief about one sample in one round, for the model, batch and "
-            "candidates that it was measured with; a better attack or prior may learn more",
+            "This is one attack's average belief about one sample in one round, for the model, batch and "
+            "candidates of the measurement, and a better attack or prior may learn more",
             1,
         )
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        # the Gaussian claim, which needs a public calibration
+        # the audit attacks the Gaussian claim, which needs a public calibration
         public = replace(self, public_calibration=True)
         little = replace(public, noise_std=self.noise_std / math.sqrt(dim))
         return AuditCase(little), AuditCase(public, concentrated=True, title="one coordinate")

@@ -1,20 +1,22 @@
 """PairedCoins: CorBin repaired, so that a server which sees both bits of a pair still has a finite epsilon.
 
-CorBin's pair shares the words of its coins; a server that sees both bits then meets outcomes that exclude an
-input, and its epsilon is infinite. That is not the price of correlation but of a coupling without noise of
-its own. Here a pair shares what quantises and keeps private what hides (`functional.one_bit.coupled_coins`):
-one secret bit a coordinate, from the pair's key agreement, so that no shared bit is sent. Bits, wire and
-decoder are LDP-FL's. The error of a pair is 2 / (1 + e^epsilon) of LDP-FL's where updates are small.
+A CorBin pair shares the random words of its bits. Some outcomes of both bits then exclude an input, so
+epsilon is infinite against a server that sees both. The cause is not the correlation but a coupling without
+separate noise. Here a pair shares the randomness of rounding, and each client keeps the randomness of its
+response private (`functional.one_bit.coupled_coins`). The pair shares one secret bit a coordinate, from its
+key agreement, so the bit is not sent. Messages and decoder are those of LDP-FL. The error of a pair is 2 / (1
++ e^epsilon) of LDP-FL's error if updates are small.
 
-What the views get, for a bit of level epsilon with t = tanh(epsilon / 2):
+Privacy by the adversary's view, for a bit of level epsilon with t = tanh(epsilon / 2):
 
-* one bit, and both bits of a pair: pure epsilon. Given the partner's bit, whatever its input, the chance of a
-  one stays in [lo, hi] for every input.
-* the server with the partner, or with the leaked secret: pure ln((1 + t) / (1 - sqrt t)). The secret is fair,
-  and an end of the range differs from the centre by much where it says one thing and by little where it says
-  the other, so that delta and many coordinates cost less than that level alone (`_known_laws`).
-* a sum: as all secrets of the other pairs may be told to the adversary, their members are independent coins
-  with chances in [nu, 1 - nu]; the partner's bit is told, too, and is no coin.
+* One bit, or both bits of a pair: pure epsilon. Given the partner's bit, for any input of the partner, the
+  probability of a one is in [lo, hi] for every input.
+* The server with the partner, or with the leaked secret: pure ln((1 + t) / (1 - sqrt t)). The secret is a
+  fair bit. An end of the range differs from the centre by much for one value of the secret and by little for
+  the other, so at delta > 0 many coordinates cost less than that level (`_known_laws`).
+* A sum: the adversary may know the secrets of all other pairs, so their members count as independent
+  randomised bits with probabilities in [nu, 1 - nu]. It may also know the partner's bit, which does not
+  count.
 
 References:
     Derived for this project, after Salehi et al., CorBin-FL, whose pairs it repairs.
@@ -47,15 +49,15 @@ from lightning_fedq.mechanisms.ldpq import LDPQ
 from lightning_fedq.privacy.losses import CoinSum, HiddenPair, Law, Loss, PmfPairs
 
 _CHUNK = 1 << 14
-"""Coordinates at a time, a multiple of 8: what is worked on stays in the cache."""
+"""Coordinates that are encoded at once, a multiple of 8, so that buffers stay in the cache."""
 
 
 @dataclass(frozen=True)
 class _SecretKnown(HiddenPair):
-    """A hidden bit, and something known beside it: pmfs are (0, 1) in turn for everything it may be."""
+    """Hidden bit with a known secret: the pmfs are (0, 1) for each value of the secret in turn."""
 
     def laws(self, low: float, high: float) -> Iterator[Law]:
-        # what is known stays apart
+        # the noise is added to the bit, separately for each value of the secret
         parts = [np.array(law).reshape(-1, 2) for law in (self.p, self.q)]
         for num_coins, num_high in coin_splits(self.num_coins):
             noise = coin_sum_pmf(num_coins, num_high, low, high)
@@ -65,12 +67,12 @@ class _SecretKnown(HiddenPair):
 
 
 class _EveryoneHides(CoinSum):
-    """A sum in which all other clients count as coins already, so that a pair that breaks adds none."""
+    """Sum in which each other client already counts as one randomised bit, so a broken pair adds none."""
 
     def after_dropouts(
         self, group_sizes: Sequence[int], probability: float, failure: float, num_corrupt: int = 0
     ) -> CoinSum:
-        # who answers is one coin, whether its partner does or not
+        # each client that answers is one randomised bit, even if its partner does not answer
         return super().after_dropouts((1,) * sum(group_sizes), probability, failure, num_corrupt)
 
     def advice(self, steps: float, delta: float) -> str:
@@ -79,15 +81,25 @@ class _EveryoneHides(CoinSum):
 
 @dataclass(frozen=True)
 class PairedCoins(OneBitMechanism):
-    """One-bit LDP quantiser in pairs that share the rounding only: finite epsilon for every adversary.
+    """One-bit LDP quantiser in pairs that share the rounding, not the noise: every epsilon is finite.
 
-    An odd client works alone.
+    Take it in place of LDPQ for a smaller error at the same bits and epsilon, if clients can be paired. An
+    odd client is unpaired.
 
     Args:
-        epsilon: Local budget per coordinate and round, > 0 and finite, in nats; it holds for both bits of a
-        pair.
+        epsilon: Local budget per coordinate and round, > 0 and finite, in nats. It holds for both bits of a
+            pair.
 
-    Example:
+    The claim is `epsilon` per coordinate and round against an eavesdropper and a server that sees every
+    message. Against the server with a client's partner it is `partner_epsilon`. Against outsiders, curious
+    clients and the server behind secure aggregation, the other clients' bits also hide the bit.
+
+    A message has one bit per coordinate.
+
+    References:
+        Derived for this project, after Salehi et al., CorBin-FL, whose pairs it repairs.
+
+    Examples:
         >>> round(PairedCoins(epsilon=1.0).partner_epsilon, 4)
         1.5187
     """
@@ -95,39 +107,40 @@ class PairedCoins(OneBitMechanism):
     def __post_init__(self) -> None:
         if not math.isfinite(self.epsilon):
             raise ValueError(
-                f"epsilon must be finite, got {self.epsilon}; without privacy use CorrelatedQuantization()"
+                f"epsilon must be finite, got {self.epsilon}. Use CorrelatedQuantization() without privacy."
             )
         inner_coin(coin_thresholds(self.epsilon))
 
     @property
     def coin(self) -> CoinThresholds:
-        """The coin that is tossed. The claimed level is a hair wider, for the rounding of thresholds."""
+        """Thresholds of the drawn bit. The claimed epsilon is slightly larger and covers their rounding."""
         return inner_coin(coin_thresholds(self.epsilon))
 
     @property
     def partner_epsilon(self) -> float:
-        """Pure level of one bit against a server that also knows the pair's secret."""
+        """Pure epsilon of one bit against a server that also knows the pair's secret."""
         low, high = coin_thresholds(self.epsilon).probabilities
         nu = self._nu
         return math.log(max(high / nu, (1.0 - nu) / low))
 
     @property
     def _nu(self) -> float:
-        """Smallest chance of a one, or a zero, given the secret: the flips' less one unit of rounding."""
+        """Smallest probability of either bit, given the secret, less one unit of rounding."""
         return (flip_threshold(self.coin) - 1) / 2.0**self.coin.word_bits
 
     def _known_laws(self) -> tuple[tuple[Pmf, Pmf], ...]:
-        """Worst pairs of laws of a pair's secret and a member's bit, as (0, 1) where the secret is 1, then 0.
+        """Return worst pairs of distributions of (secret, bit), as (0, 1) for secret 1 and then for secret 0.
 
-        Given the secret s, the chance of a one is affine in the value x on [0, 1] and on [-1, 0] but for the
-        rounding of thresholds: it is C_s at the centre, high at the upper and low at the lower end. A
-        divergence is jointly convex in the laws, so inputs at an end or at the centre are the worst; of these
-        an end and the centre (the other end shows its mirror image), and both ends.
+        Given the secret s, the probability of a one is affine in the value x on [0, 1] and on [-1, 0], up to
+        the rounding of thresholds. It is C_s at the centre, high at the upper and low at the lower end. A
+        divergence is jointly convex in both distributions, so the worst inputs are ends or the centre. The
+        pairs are an end and the centre (the other end gives the mirror image), and both ends.
 
-        Rounding moves a threshold by half a unit at most, so that the weights of end and centre which it
-        belongs to differ between both secrets by 1 / g at most, g units from C_1 to high (C_0 is farther). So
-        a law is what equal weights give, but for a part 2 / g in both worlds, where one bit is told with its
-        secret and no more than `partner_epsilon` is lost, in one order or the other.
+        Rounding moves a threshold by half a unit at most. The interpolation weights of end and centre
+        therefore differ between the two secrets by at most 1 / g, with g the units from C_1 to high (C_0 is
+        farther). So a distribution is a mixture: with equal weights, except for a part 2 / g for both inputs.
+        In that part a bit is revealed with its secret and at most `partner_epsilon` is lost, in one order or
+        the other.
         """
         coin, (low, high), nu = self.coin, coin_thresholds(self.epsilon).probabilities, self._nu
         whole, flip = 1 << coin.word_bits, flip_threshold(coin)
@@ -148,7 +161,7 @@ class PairedCoins(OneBitMechanism):
         )
 
     def group_sizes(self, num_clients: int) -> tuple[int, ...]:
-        """Pairs, and one client alone if their number is odd."""
+        """Return pairs, and one unpaired client if their number is odd."""
         return (2,) * (num_clients // 2) + (1,) * (num_clients % 2)
 
     def _bits(self, rows: Tensor, context: RoundContext, rand: ClientRandomness) -> tuple[Tensor, int]:
@@ -163,14 +176,14 @@ class PairedCoins(OneBitMechanism):
                 shared = rand.peer(group, COINS) if len(group) == 2 else None
                 for first in range(0, context.dim, _CHUNK):
                     words = block[:, : min(_CHUNK, context.dim - first)]
-                    own.fill(words[0])  # what hides is private
+                    own.fill(words[0])  # the private words of randomised response
                     if shared is None:
                         clipped += one_bit_quantize_rows(
                             values, np.array([row]), first, words, ranges, coin.low, coin.high, bits
                         )
                         continue
                     shared.fill(told := packed[: -(-words.size // 8)])
-                    # what quantises is shared, and turned round for the second member: errors cancel
+                    # the shared rounding bits are inverted for the second member, so errors cancel
                     secret = np.unpackbits(told, count=words.size) ^ np.uint8(rank)
                     clipped += coupled_quantize_row(
                         values[row],
@@ -187,18 +200,18 @@ class PairedCoins(OneBitMechanism):
         return torch.from_numpy(bits), clipped
 
     def without_noise(self, context: RoundContext) -> OneBitMechanism:
-        # the bit says on which side of the centre the value lies
+        # without noise the bit is the side of the centre that the value is on
         return LDPQ(epsilon=math.inf)
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        # what a pair shares shows in values at the centre
+        # the pair's secret affects the bit most for values at the centre
         return *super().audit_cases(dim), AuditCase(self, title="an end and the centre", to_center=True)
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
         """At most radius^2 (pairs (2 alpha^2 - 1) + others alpha^2) / n^2.
 
-        The error of a pair, as a function of |x1| and |x2|, has a saddle inside and its maximum where one
-        client is at the edge of the range and the other at its centre.
+        The error of a pair is a function of |x1| and |x2| with a saddle inside. It is largest with one client
+        at the edge of the range and the other at its centre.
         """
         answered = set(clients)
         pairs = sum(len(group) == 2 and answered.issuperset(group) for group in context.groups)
@@ -207,7 +220,7 @@ class PairedCoins(OneBitMechanism):
         return context.radius**2 * worst / len(answered) ** 2
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        """See the module's text. Every view is one loss a coordinate."""
+        """Return one loss per coordinate for every adversary, see the module."""
         claimed = coin_thresholds(self.epsilon)
         if len(context.groups) == len(context.cohort):
             return independent_claims(claimed, context)
@@ -216,12 +229,12 @@ class PairedCoins(OneBitMechanism):
         bit = PmfPairs(((one, other),), "randomised response, the partner's bit known")
 
         def behind(num_known: int) -> _EveryoneHides:
-            """`num_known` clients tell what they know. One of them may be the victim's partner."""
+            """Return the loss of a sum if `num_known` clients, perhaps the partner, reveal what they know."""
             others = len(context.cohort) - 2
             places = [HiddenPair(one, other, max(others - num_known, 0))]
             if num_known:
                 places += [_SecretKnown(p, q, max(others + 1 - num_known, 0)) for p, q in laws]
-            note = "one bit among those of the other clients, whose pairs' secrets and partner's bit are told"
+            note = "one bit among the other clients' bits, with their secrets and the partner's bit known"
             return _EveryoneHides(nu, 1.0 - nu, tuple(places), note)
 
         losses: dict[Adversary, Loss] = {
@@ -238,7 +251,7 @@ class PairedCoins(OneBitMechanism):
 def _secret(
     group: tuple[int, ...], rank: int, dim: int, rand: ClientRandomness
 ) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """One secret bit a coordinate, complemented for the pair's second member."""
+    """Return one secret bit per coordinate, complemented for the pair's second member."""
     packed = np.empty(-(-dim // 8), np.uint8)
     rand.peer(group, COINS).fill(packed)
     return np.unpackbits(packed, count=dim).astype(bool) ^ bool(rank)

@@ -1,11 +1,12 @@
-"""QSGD and TernGrad: coordinates rounded at random to a few levels of the update's own size. Not private.
+"""QSGD and TernGrad: coordinates are rounded at random to multiples of the update's own scale. Not private.
 
 Sources: QSGD (Alistarh, Grubic, Li, Tomioka, Vojnovic 2017), s levels of |x| / s, and TernGrad (Wen et al.
 2017), the three levels -s, 0 and s of the largest coordinate s = max |x_i|. Both are unbiased for any vector.
 
-Departures: levels have a fixed length (QSGD's authors use Elias codes, TernGrad's would need log2(3) bits in
-place of 2); the scale is the first 32 bits of a message, never less than the exact one. TernGrad's clipping
-and the scaler that its workers share are left out: the shared one is a maximum over exact updates.
+Departures: levels have a fixed length. QSGD's authors use Elias codes, and TernGrad would need log2(3) bits
+instead of 2. The scale is the first 32 bits of a message, and never less than the exact scale. TernGrad's
+clipping and the scaler that its workers share are left out, because the shared scaler is a maximum over exact
+updates.
 """
 
 from collections.abc import Sequence
@@ -22,21 +23,27 @@ from lightning_fedq.mechanisms.bases.scaled import ScaledLevels, longest_square,
 from lightning_fedq.mechanisms.interface import RoundContext
 
 _BLOCK = 1 << 12
-"""Coordinates that are rounded at once: their words stay in the cache."""
+"""Coordinates that are rounded at once, so that their random words stay in the cache."""
 
 
 @dataclass(frozen=True)
 class QSGD(ScaledLevels):
     """Random rounding to multiples of |x| / s: sign and log2(s + 1) bits per coordinate. Not private.
 
+    Take it as a baseline of unbiased compression without privacy.
+
     Args:
-        levels: s, 1 to 32767: levels besides zero, on each side.
+        levels: Number s of levels on each side of zero, 1 to 32767.
+
+    Nothing is claimed against any adversary.
+
+    A message has 1 + log2(s + 1) bits per coordinate, and a scale of 32 bits.
 
     References:
         Alistarh, Grubic, Li, Tomioka, Vojnovic, QSGD: Communication-Efficient SGD via Gradient Quantization
         and Encoding, NeurIPS 2017
 
-    Example:
+    Examples:
         >>> from lightning_fedq.mechanisms.contract_suite import make_context, encode
         >>> mechanism = QSGD(levels=7)
         >>> context = make_context(mechanism, clients=(0, 1))
@@ -55,13 +62,13 @@ class QSGD(ScaledLevels):
         return self.levels
 
     def lengths(self, rows: Tensor) -> Tensor:
-        """The scale of each row, at least its largest coordinate."""
+        """Return the scale of each row, at least its largest coordinate."""
         return rows.square().sum(1).sqrt()
 
     def quantize(
         self, rows: Tensor, context: RoundContext, rand: ClientRandomness, levels: NDArray[np.int32]
     ) -> Tensor:
-        # |x_i| s / scale, up with the chance of its fraction
+        # |x_i| s / scale is rounded up with the probability of its fraction
         exact = self.lengths(rows)
         scales = exact.float()  # may round down, which could put the largest coordinate beyond the last level
         scales = torch.where(
@@ -87,7 +94,7 @@ class QSGD(ScaledLevels):
         return total
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
-        """At most (|x| / s)^2 / 4 for updates in the round's range."""
+        """Bound the variance by (|x| / s)^2 / 4 over the number of clients, for updates in range."""
         worst = longest_square(context) / (4.0 * self.levels**2 * len(clients))
         return torch.full((len(context.segments),), worst, dtype=torch.float64)
 
@@ -96,10 +103,19 @@ class QSGD(ScaledLevels):
 class TernGrad(QSGD):
     """Random rounding to -s, 0 or s, where s is the largest coordinate: 2 bits each. Not private.
 
+    Take it as a baseline of unbiased compression without privacy.
+
+    Args:
+        levels: Number of levels on each side of zero, always 1.
+
+    Nothing is claimed against any adversary.
+
+    A message has 2 bits per coordinate, and a scale of 32 bits.
+
     References:
         Wen et al., TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning, 2017
 
-    Example:
+    Examples:
         >>> from lightning_fedq.mechanisms.contract_suite import make_context, encode
         >>> mechanism = TernGrad()
         >>> context = make_context(mechanism, clients=(0, 1))
@@ -111,13 +127,13 @@ class TernGrad(QSGD):
 
     def __post_init__(self) -> None:
         if self.levels != 1:
-            raise ValueError(f"TernGrad has one level besides zero, got {self.levels}; take QSGD")
+            raise ValueError(f"levels of TernGrad must be 1, got {self.levels}. Use QSGD for more.")
 
     def lengths(self, rows: Tensor) -> Tensor:
-        """The largest coordinate of each row."""
+        """Return the largest absolute coordinate of each row."""
         return rows.abs().amax(1)
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
-        """At most s^2 / 4 for updates in the round's range."""
+        """Bound the variance by s^2 / 4 over the number of clients, for updates in range."""
         worst = float(widest(context).max()) ** 2 / (4.0 * len(clients))
         return torch.full((len(context.segments),), worst, dtype=torch.float64)

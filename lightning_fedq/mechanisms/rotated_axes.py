@@ -1,24 +1,24 @@
-"""RotatedAxes: one signed axis a client and round, exactly epsilon-LDP against the server that sees every
-message.
+"""RotatedAxes: one signed axis per client and round, exactly epsilon-LDP for a whole message.
 
-The client rotates its update by signs that it shares with the server (two sign flips, two Walsh-Hadamard
-transforms), and names one of the 2 D signed axes: one of the k that lie closest, or by its coin any other
-(`functional.axis_choice`). A message is log2(2 D) bits, whatever the model's size adds: 14 bits for 8,000
-parameters, 25 for ten million. Its epsilon belongs to the whole message, and its error is within 1% of the
-best that any epsilon-LDP message can have up to epsilon 8. Above 10, several messages of a smaller epsilon
-would be better.
+The server sees every message. The client rotates its update by signs that it shares with the server (two sign
+flips, two Walsh-Hadamard transforms). It sends one of the 2 D signed axes: one of the k closest axes with
+some probability, and any other axis otherwise (`functional.axis_choice`). A message has log2(2 D) bits: 14
+bits for 8,000 parameters, and 25 for ten million. Its epsilon belongs to the whole message. Its error is
+within 1% of the smallest error of any epsilon-LDP message up to epsilon 8. Above 10, several messages of a
+smaller epsilon would be better.
 
-Only the direction is sent, so the stated bias: the decoder gives every update the length `clip_norm`, and the
-decoded sum estimates that of clip_norm x / |x| (0 for 0). The epsilon rests on integers alone: which k axes
-are preferred may follow from floats in any way, since k of them are preferred for every update. Two updates
-are worst where they prefer disjoint ones, as opposite ones do. Each client has a rotation of its own, because
-given one rotation a message is biased, and shared biases would not average out. The server needs one
-Walsh-Hadamard pair a message.
+The mechanism is biased, because only the direction is sent. The decoder gives every update the length
+`clip_norm`, and the decoded sum estimates that of clip_norm x / |x| (0 for 0).
+
+The epsilon rests on integers alone. Floats may choose the k preferred axes in any way, because k axes are
+preferred for every update. The worst pair of updates prefers disjoint axes, as opposite updates do. Each
+client has a separate rotation, because given one rotation a message is biased, and a shared bias would not
+average out. The server needs two Walsh-Hadamard transforms per message.
 
 References:
     Isik et al., Exact Optimality of Communication-Privacy-Utility Tradeoffs in Distributed Mean Estimation,
     NeurIPS 2023: random rotated codebooks, k-closest. Departures: signed Hadamard axes in place of a random
-    simplex, which make the codebook free to store and quick to apply.
+    simplex, so that the codebook needs no storage and is quick to apply.
 """
 
 from __future__ import annotations
@@ -54,11 +54,22 @@ from lightning_fedq.wire.coding import FixedLength
 class RotatedAxes(Mechanism):
     """One signed axis of a rotated update, with one epsilon per message: 1 + log2(D) bits per client.
 
+    Take it for local privacy of a whole update at a moderate epsilon (about 1 to 10) with tiny messages, if
+    there is no secure aggregation.
+
     Args:
         epsilon: Local budget of one message, > 0 and finite, in nats.
-        clip_norm: Length that every decoded update is given, > 0, in units of the update.
+        clip_norm: Length that the decoder gives every update, > 0, in units of the update.
 
-    Example:
+    The claim is epsilon-LDP for the whole message and round, the same against every adversary.
+
+    A message has 1 + log2(D) bits, with D the dimension padded to a power of two.
+
+    References:
+        Isik et al., Exact Optimality of Communication-Privacy-Utility Tradeoffs in Distributed Mean
+        Estimation, NeurIPS 2023: random rotated codebooks, k-closest
+
+    Examples:
         >>> RotatedAxes(epsilon=8.0, clip_norm=1.0).choice(8192).num_top
         50
     """
@@ -76,30 +87,30 @@ class RotatedAxes(Mechanism):
                 raise ValueError(f"{name} must be > 0 and finite, got {value}")
 
     def choice(self, dim: int) -> AxisChoice:
-        """Law of a message about `dim` coordinates."""
+        """Return the distribution of a message about `dim` coordinates."""
         return best_axis_choice(padded_size(dim), self.epsilon)
 
     @staticmethod
     def _words(client: int, context: RoundContext, rand: PublicRandomness) -> Words:
-        """Signs of a client's rotation."""
+        """Return the signs of a client's rotation."""
         return rand.shared_with_server(client, "rotation").words(sign_words(padded_size(context.dim)))
 
     def num_symbols(self, context: RoundContext) -> int:
-        """One axis."""
+        """Return 1, for one axis."""
         return 1
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        # One symbol: axis j, and D + j for its opposite. The rotation is done in float64. Updates longer than
-        # `clip_norm` count as clipped.
+        # The symbol is j for axis j, and D + j for its opposite. The rotation is done in float64. Updates
+        # longer than `clip_norm` count as clipped.
         rows = update.detach().reshape(len(rand.clients), context.dim).float().double()
         choice = self.choice(context.dim)
         symbols = torch.empty(len(rows), 1, dtype=torch.int64)
         for row, client in enumerate(rand.clients):
             (values,) = rotate(rows[row : row + 1].numpy(), self._words(client, context, rand))
-            # in an order that does not follow the data
+            # sorted, so that their order does not depend on the data
             top = np.sort(np.argpartition(-np.abs(values), choice.num_top - 1)[: choice.num_top])
             preferred = np.where(values[top] < 0, top + choice.size, top)
-            coins = rand.private(client, "axis")  # one of 2 D axes, by randomised response
+            coins = rand.private(client, "axis")  # randomised response over the 2 D axes
             symbols[row, 0] = draw_preferred(preferred, 2 * choice.size, choice.threshold, coins)
         longer = torch.linalg.vector_norm(rows, dim=1) > self.clip_norm
         shape = (1,) if update.dim() == 1 else symbols.shape
@@ -113,45 +124,45 @@ class RotatedAxes(Mechanism):
         check_received(sent, count, 1, 2 * choice.size - 1)
         total = np.zeros(context.dim)
         for client, picked in zip(clients, sent[:, 0].tolist(), strict=True):
-            row = np.zeros(choice.size)  # the axis that was sent, in the client's own frame
+            row = np.zeros(choice.size)  # the axis that was sent, in the client's rotated coordinates
             row[picked % choice.size] = 1.0 if picked < choice.size else -1.0
             total += rotate_back(row, self._words(client, context, rand), context.dim)
-        # over the mean length that the coin leaves: unbiased in direction
+        # dividing by the mean length after randomised response makes the direction unbiased
         return torch.from_numpy(total * (self.clip_norm / choice.mean_length)).float()
 
     def code(self, context: RoundContext) -> FixedLength:
-        """One axis and its sign, in whole bits."""
+        """Return a fixed-length code for one axis and its sign."""
         return FixedLength((2 * padded_size(context.dim) - 1).bit_length())
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
-        """(clip_norm / m)^2 / (D n): for a uniformly random rotation, which two transforms come close to."""
+        """Return (clip_norm / m)^2 / (D n), exact for a uniform rotation, which transforms approximate."""
         choice = self.choice(context.dim)
         variance = (self.clip_norm / choice.mean_length) ** 2 / (choice.size * len(clients))
         return torch.full((len(context.segments),), variance, dtype=torch.float64)
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        # one message is one draw, so every client is attacked at once
+        # one message is only one draw, so the audit attacks every client at once
         return (AuditCase(self, everybody=True),)
 
     def worst_pair(
         self, client: int, context: RoundContext, public: PublicRandomness
     ) -> tuple[Tensor, Tensor]:
-        # Opposite updates, which prefer disjoint axes. The rotation turns the first one into a vector whose
-        # first coordinates are its largest, so that the same k symbols are preferred in every round.
+        # Opposite updates prefer disjoint axes. The rotation turns the first update into a vector with
+        # falling coordinates, so the same k symbols are preferred in every round.
         size = self.choice(context.dim).size
         falling = np.arange(size, 0.0, -1.0) / size
         first = torch.from_numpy(rotate_back(falling, self._words(client, context, public), context.dim))
         return first, -first
 
     def lever(self, client: int, context: RoundContext) -> float:
-        """Length of one decoded message over that of an honest mean, `clip_norm`."""
+        """Return the length of one decoded message over that of an honest mean, `clip_norm`."""
         return 1.0 / self.choice(context.dim).mean_length
 
     def longest_update(self, dim: int) -> float:
         return self.clip_norm
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        """One message, one loss, the same in every view: whoever knows the rotation learns no more."""
+        """Return one loss per message, the same for all adversaries. Knowing the rotation reveals no more."""
         choice = self.choice(context.dim)
         top, other = choice.top_probability, choice.rest_probability
         rest = max(1.0 - top - other, 0.0)
@@ -160,26 +171,27 @@ class RotatedAxes(Mechanism):
 
     @property
     def covers_shorter(self) -> bool:
-        # the choice of k follows from the length, and among few options the same epsilon composes worse
+        # k depends on the dimension, and with few options the same epsilon composes worse
         return False
 
     def without_noise(self, context: RoundContext) -> RotatedAxes:
-        # the closest one, always
+        # a large epsilon always chooses the closest axis
         return replace(self, epsilon=500.0)
 
     def advice(self, claim: PrivacyClaim) -> str:
-        return "fewer messages of a client: rounds in which it does not take part cost it nothing"
+        return "fewer messages of a client, because rounds without it cost it nothing"
 
 
 def draw_preferred(preferred: NDArray[np.int64], num_options: int, threshold: int, stream: Stream) -> int:
-    """One option: a preferred one if a word is below the threshold, else one of the others.
+    """Draw a preferred option if a random word is below the threshold, and one of the others otherwise.
 
-    The coin and both draws below a bound are exact on the stream's words.
+    The randomised bit and the draw of an option are exact on the stream's words.
 
     Args:
-        preferred: The preferred options, without repetition, in an order that does not follow the data.
-        num_options: All options are 0 to `num_options - 1`.
-        threshold: Chance of a preferred one times 2^64.
+        preferred: Preferred options, without repetition, in an order that does not depend on the data.
+        num_options: Number of options, which are 0 to `num_options - 1`.
+        threshold: Probability of a preferred option times 2^64.
+        stream: Private stream of the client.
     """
     k = len(preferred)
     if int(stream.words64(1)[0]) < threshold:

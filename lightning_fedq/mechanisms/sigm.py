@@ -1,8 +1,9 @@
 """SIGM: subsampled coordinates, each quantised so that the noise of the mean is exactly Gaussian.
 
 Source: Hegazy et al., Compression with Exact Error Distribution for Federated Learning, AISTATS 2024, section
-5, with the shifted layered quantiser. Departures: the input condition is the l-infinity one that the paper's
-proof needs, and a coordinate that nobody sends gets Gaussian noise where the paper divides by zero.
+5, with the shifted layered quantiser. Departures from the paper: inputs are bounded in the l-infinity norm,
+as the paper's proof needs. A coordinate that no client sends gets Gaussian noise, while the paper divides by
+zero.
 """
 
 import math
@@ -40,15 +41,27 @@ from lightning_fedq.wire.range_coding import ConditionalRange
 class SIGM(SubsampledMechanism):
     """Subsampled individual Gaussian mechanism: some coordinates, and an exactly Gaussian mean error.
 
+    Take it if you trust the server and want less than one bit per coordinate with exactly Gaussian noise.
+
     Args:
         clip_value: Largest absolute value of a coordinate, > 0.
-        noise_multiplier: z > 0; the std of the mean's noise is z clip_value / (gamma n).
-        sampling_probability: gamma in (0, 1].
-        flatten: Rotate updates first, see `SubsampledMechanism`.
-        entropy_code: "range" codes each symbol on its law given dither and step; "fixed" gives every symbol
-            as many bits.
+        noise_multiplier: Noise z > 0. The std of the mean's noise is z clip_value / (gamma n).
+        sampling_probability: Probability gamma in (0, 1] that a client sends a coordinate.
+        flatten: Whether to rotate updates first, see `SubsampledMechanism`.
+        entropy_code: "range" codes each symbol with its distribution given dither and step. "fixed" gives
+            every symbol the same number of bits.
 
-    Example:
+    The claims are per coordinate under zero-out adjacency, against outsiders (with amplification by hidden
+    selection) and curious clients. The server is trusted.
+
+    A message has a variable number of bits for the selected coordinates ("range"), or a fixed number for each
+    ("fixed").
+
+    References:
+        Hegazy et al., Compression with Exact Error Distribution for Federated Learning, AISTATS 2024, section
+        5, with the shifted layered quantiser
+
+    Examples:
         >>> from lightning_fedq.mechanisms.contract_suite import make_context, encode
         >>> mechanism = SIGM(clip_value=1.0, noise_multiplier=1.0)
         >>> context = make_context(mechanism, clients=(0, 1))
@@ -61,8 +74,10 @@ class SIGM(SubsampledMechanism):
     def quantizers(
         self, context: RoundContext, rand: PublicRandomness
     ) -> Callable[[int], tuple[Mask, Quantizer]]:
-        """Return what makes a client's selection and its quantiser, with noise z / sqrt(n_j) in coordinate
-        j."""
+        """Return a function that makes a client's selection and its quantiser.
+
+        The noise in coordinate j has std z / sqrt(n_j), with n_j the number of clients that send it.
+        """
         scale = self._scales(context)[self.counts(context, rand)]
         context = self._round(context)
 
@@ -76,12 +91,12 @@ class SIGM(SubsampledMechanism):
         return make
 
     def _scales(self, context: RoundContext) -> Array:
-        """Std of each client's noise, in units of clip_value, where 0, 1, ... clients send."""
-        # n_j errors of variance z^2 / n_j: their sum has z^2, whoever is selected
+        """Return the std of a client's noise, in units of clip_value, by the number of clients that send."""
+        # n_j errors of variance z^2 / n_j have a sum of variance z^2 for any selection
         return self.noise_multiplier / np.sqrt(np.maximum(np.arange(len(context.cohort) + 1), 1))
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        # symbols are int32, 0 where a coordinate is not sent
+        # symbols are int32, and 0 for a coordinate that is not sent
         rows, counts = self._rows(update, context, rand), self.counts(context, rand)
         symbols, num_bits, clipped = torch.empty(rows.shape, dtype=torch.int32), 0, 0
         for row, client in enumerate(rand.clients):
@@ -103,10 +118,19 @@ class SIGM(SubsampledMechanism):
         rand: PublicRandomness,
         out: NDArray[np.int32],
     ) -> tuple[int, int]:
-        """Fill in one client's symbols. Layers are made where it sends only, a chunk at a time.
+        """Write one client's symbols. Layers are drawn for selected coordinates only, a chunk at a time.
+
+        Args:
+            client: Client that encodes.
+            values: `(dim,)` update.
+            selected: `(dim,)` mask of the coordinates that the client sends.
+            counts: `(dim,)`, number of clients that send each coordinate.
+            context: Public facts of the round.
+            rand: Stream that the client shares with the server.
+            out: `(dim,)` int32, filled with the symbols.
 
         Returns:
-            The message's bits, and how many values were outside of the range.
+            Number of bits of the message, and number of values outside of the range.
         """
         sizes = [int(selected[first : first + CHUNK].sum()) for first in range(0, len(values), CHUNK)]
         ends, scales = np.cumsum([0, *sizes]), self._scales(context)
@@ -129,12 +153,12 @@ class SIGM(SubsampledMechanism):
         words = partial(next_words, rand.shared_with_server(client, "layered dither"))
         outside, largest = zip(*in_chunks(len(values), words, put), strict=True)
         if not max(largest) < 2.0**30:
-            raise ValueError(f"a symbol of client {client} is {max(largest):.3g}; raise noise_multiplier")
+            raise ValueError(f"a symbol of client {client} is {max(largest):.3g}. Raise noise_multiplier.")
         code = self._code(selected, dithers, steps, context).inner
         return code.num_bits(torch.from_numpy(symbols)) if symbols.size else 0, sum(outside)
 
     def can_send(self, symbols: Tensor, client: int, context: RoundContext, rand: PublicRandomness) -> bool:
-        # zeros where nothing is sent, else what some |x| <= clip_value gives
+        # zero for coordinates that are not sent, otherwise a symbol that some |x| <= clip_value gives
         selected, quantizer = self.quantizers(context, rand)(client)
         silent = symbols.numpy()[~selected]
         shortest = shortest_inputs(symbols, quantizer)[selected]
@@ -143,7 +167,7 @@ class SIGM(SubsampledMechanism):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        # Float64, not on the `grid` yet. If flattened, rounded and turned back.
+        # the result is float64, and not on the `grid` yet unless it is flattened
         rows = symbols.reshape(len(clients), -1).contiguous().numpy()
         total, counts = np.zeros(rows.shape[1]), self.counts(context, rand)
         empty, scales = counts == 0, self._scales(context)
@@ -162,7 +186,7 @@ class SIGM(SubsampledMechanism):
         return self._released(total, context, rand, symbols)
 
     def code(self, context: RoundContext) -> Code:
-        """Elias gamma: what can be read without any shared randomness."""
+        """Return Elias gamma, which a reader can decode without shared randomness."""
         return Elias()
 
     def message_code(self, client: int, context: RoundContext, rand: PublicRandomness) -> Code:
@@ -170,7 +194,7 @@ class SIGM(SubsampledMechanism):
         return self._code(selected, dither[selected], step[selected], context)
 
     def _code(self, selected: Mask, dither: Array, step: Array, context: RoundContext) -> Subset:
-        if self.entropy_code == "fixed":  # the shortest step is that of a coordinate that everybody sends
+        if self.entropy_code == "fixed":  # a coordinate that all clients send has the shortest step
             shortest = minimal_step("gaussian", self._scales(context)[-1])
             return Subset(selected, fixed_length(Quantizer(dither, step, np.zeros(0)), shortest))
         ends = np.cumsum(self._round(context).segments)
@@ -179,6 +203,6 @@ class SIGM(SubsampledMechanism):
         return Subset(selected, ConditionalRange(dither, step, segments))
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        # a client knows at most half of the noise where another one takes part
-        noise = "a coordinate's noise, of which a curious client knows its own part, one half at most"
+        # a client knows at most half of the noise of a coordinate that another client also sends
+        noise = "a coordinate's noise, of which a curious client knows its own part, at most half"
         return self._subsampled_claims(GaussianLoss(self.noise_multiplier * math.sqrt(0.5), noise), context)

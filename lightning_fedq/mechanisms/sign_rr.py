@@ -1,12 +1,14 @@
-"""signSGD with randomised response: the sign of every coordinate, flipped by an epsilon-LDP coin.
+"""signSGD with randomised response: the sign of every coordinate, flipped with an epsilon-LDP probability.
 
 Source: the baseline "signSGD & RR" of Lang et al., CPA, and Bernstein et al., signSGD with majority vote,
-2018. Departures: a zero has a random sign (the authors' code counts it as +1, which costs five points,
-because their float32 differences hold many exact zeros; `zero_is_positive` brings it back), and the mean
-of the signs is scaled by radius / tanh(epsilon / 2) (theirs has neither; "plain_mean" leaves out the second).
+2018.
 
-It is a one-bit quantiser fed with saturated values, so coins, streams, wire and claims are those of LDP-FL.
-The stated bias: the decoded sum estimates the sum of radius sign(x - center), whatever the size of x.
+Departures: A zero has a random sign. The authors' code counts it as +1, which costs five points, because
+their float32 differences contain many exact zeros. `zero_is_positive` restores it. The mean of the signs is
+scaled by radius / tanh(epsilon / 2). The authors use neither factor, and "plain_mean" leaves out the second.
+
+It is a one-bit quantiser with saturated inputs, so streams, messages and claims are those of LDP-FL. The
+decoded sum is biased: it estimates the sum of radius sign(x - center), for any size of x.
 """
 
 from collections.abc import Sequence
@@ -31,14 +33,27 @@ Aggregation = Literal["mean", "plain_mean", "majority"]
 class SignRR(OneBitMechanism):
     """signSGD with randomised response: one epsilon-LDP sign per coordinate, mean or majority vote.
 
+    Take it as a baseline, or if the sizes of coordinates are not comparable. LDPQ is unbiased at the same
+    bits.
+
     Args:
         epsilon: Local budget per coordinate and round, > 0, in nats.
-        aggregation: "mean" of the signs without the coin's shrinkage; "plain_mean" with it; or "majority",
-            the sign of the sum (0 for a draw). Each is scaled by the radius.
-        zero_is_positive: Count a coordinate that equals the centre as +1 rather than flip a fair coin.
+        aggregation: "mean" of the signs, corrected for randomised response, "plain_mean" without the
+            correction, or "majority", the sign of the sum (0 for a draw). Each is scaled by the radius.
+        zero_is_positive: Whether a coordinate that equals the centre counts as +1 instead of a fair random
+            sign.
 
-    Example:
-        >>> round(SignRR(epsilon=1.0).coin.high / 2**32, 3)  # chance of the true sign
+    The claim is `epsilon` per coordinate and round against every adversary. Against adversaries that see sums
+    only, the other clients' bits also hide the sign.
+
+    A message has one bit per coordinate.
+
+    References:
+        Lang et al., CPA, baseline "signSGD & RR".
+        Bernstein et al., signSGD with majority vote, 2018
+
+    Examples:
+        >>> round(SignRR(epsilon=1.0).coin.high / 2**32, 3)  # probability of the true sign
         0.731
     """
 
@@ -49,11 +64,11 @@ class SignRR(OneBitMechanism):
 
     @property
     def joint(self) -> bool:
-        """Must `decode` see the whole cohort at once? A majority is one of all clients."""
+        """Whether `decode` needs the whole cohort at once, as a majority does."""
         return self.aggregation == "majority"
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        # Symbols are uint8 bits. Sizes beyond the radius count as clipped.
+        # symbols are uint8 bits, and sizes beyond the radius count as clipped
         rows = update.detach().reshape(len(rand.clients), context.dim).float().contiguous()
         lines = segment_lines(context.segments, context.center, context.radius)
         far = torch.empty_like(rows)
@@ -72,15 +87,15 @@ class SignRR(OneBitMechanism):
             return decode_sum(symbols, *lines, multiple=2, shift=count)  # 2 ones - n is the sum of the signs
         ones = symbols.sum(0, dtype=torch.int32) if symbols.dim() == 2 else symbols
         votes = (2 * ones.to(torch.int64) - count).sign()
-        return decode_sum(votes, *lines, multiple=count)  # a sum is wanted: the majority counts once a client
+        return decode_sum(votes, *lines, multiple=count)  # `decode` returns a sum, n times the majority
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
-        """At most radius^2 alpha^2 / n for a mean of bits worth +-alpha, radius^2 for a majority."""
+        """Bound the variance by radius^2 alpha^2 / n for a mean of bits +-alpha, radius^2 for a majority."""
         if self.aggregation == "majority":
             return context.radius**2
         scale = self.coin.scale if self.aggregation == "mean" else 1.0
         return (context.radius * scale) ** 2 / len(clients)
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        """Independent coins, as in LDP-FL. Majority and mean are functions of the same bits."""
+        """Return the claims of independent bits, as in LDP-FL. Majority and mean are functions of bits."""
         return independent_claims(self.coin, context)

@@ -1,15 +1,16 @@
-"""Top-k and random-k: a few coordinates as floats, the others not at all. Not private.
+"""Top-k and random-k: some coordinates are sent as floats, the others not at all. Not private.
 
-Sources: top-k with memory, Stich, Cordonnier, Jaggi, Sparsified SGD with Memory, NeurIPS 2018; random-k,
+Sources: top-k with memory, Stich, Cordonnier, Jaggi, Sparsified SGD with Memory, NeurIPS 2018, and random-k,
 Konecny, McMahan et al., Federated Learning: Strategies for Improving Communication Efficiency, 2016.
 
-`TopK` sends places and values of the largest coordinates: which they are is told, and follows from the data,
-so that no noise on the values would make it private, and no private mechanism stands inside. What it leaves
-out is lost, unless clients remember it: `algorithms.ErrorFeedback`. `RandomK` draws its places in public, the
-same for all clients of a round, and sends no places; scaled up, the mean is right on average.
+`TopK` sends indices and values of the largest coordinates. The indices depend on the data and are sent in the
+clear, so noise on the values would not make it private, and it can't wrap a private mechanism. Coordinates
+that it leaves out are lost, unless clients keep them: `algorithms.ErrorFeedback`. `RandomK` draws its indices
+publicly, the same for all clients of a round, and sends no indices. Its values are scaled up, so the mean is
+unbiased.
 
-Sparsification that is private is elsewhere, each with a public choice: `RotatedCoins(share=)`,
-`CPA(blocks_per_round=)`, `SIGM` and `CSGM`.
+For private sparsification with a public choice of coordinates take `RotatedCoins(share=)`,
+`CPA(blocks_per_round=)`, `SIGM` or `CSGM`.
 """
 
 import math
@@ -31,7 +32,7 @@ _FLOATS = FixedLength(32, signed=True)
 
 @dataclass(frozen=True)
 class PlacesFirst(Code):
-    """Places of a few bits, then as many float32 as 32 bits."""
+    """Code of a sparse message: indices of fixed length, then as many float32 of 32 bits."""
 
     places: FixedLength
 
@@ -53,7 +54,7 @@ class PlacesFirst(Code):
 
 @dataclass(frozen=True)
 class _Sparse(Mechanism):
-    """Base: the share that is sent, and no promise."""
+    """Base of top-k and random-k: the share that is sent, and no privacy."""
 
     homomorphic = False
 
@@ -67,29 +68,35 @@ class _Sparse(Mechanism):
         return math.inf
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        """No guarantee against anybody."""
-        return no_guarantee("coordinates that are sent are sent as they are", context.dim)
+        """Return no guarantee against any adversary."""
+        return no_guarantee("coordinates are sent without noise", context.dim)
 
 
 @dataclass(frozen=True)
 class TopK(_Sparse):
-    """The largest coordinates of every update with their positions. Biased without memory. Not private.
+    """The largest coordinates of every update, each with its index. Biased without memory. Not private.
+
+    Take it for compression without privacy, together with `ErrorFeedback` of the same share.
 
     Args:
         share: Share of the coordinates that is sent, in (0, 1].
 
-    Example:
-        >>> TopK(share=0.1).share
-        0.1
+    Nothing is claimed against any adversary.
+
+    A message has log2(dim) + 32 bits for each coordinate that is sent.
 
     References:
         Stich, Cordonnier, Jaggi, Sparsified SGD with Memory, NeurIPS 2018
+
+    Examples:
+        >>> TopK(share=0.1).share
+        0.1
     """
 
     unbiased = False
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        # symbols are places in order, then float32 bit patterns
+        # symbols are the sorted indices, then float32 bit patterns
         rows = update.detach().reshape(len(rand.clients), context.dim).float()
         largest = rows.abs().topk(num_kept(self.share, context.dim), dim=1, sorted=False)
         places = largest.indices.sort(1).values
@@ -107,7 +114,7 @@ class TopK(_Sparse):
         places, total = received[:, :half], torch.zeros(context.dim, dtype=torch.float64)
         if bool(((places < 0) | (places >= context.dim)).any()):
             raise ValueError(
-                f"places must lie in [0, {context.dim}); drop the client that sent something else"
+                f"indices must be in [0, {context.dim}). Drop the client that sent something else."
             )
         values = received[:, half:].int().view(torch.float32).double()
         return total.index_add_(0, places.reshape(-1), values.reshape(-1)).float()
@@ -116,38 +123,44 @@ class TopK(_Sparse):
         return num_kept(self.share, dim)
 
     def num_symbols(self, context: RoundContext) -> int:
-        """A place and a value each."""
+        """Return the number of symbols: one index and one value per coordinate that is sent."""
         return 2 * self.num_sent(context.dim)
 
     def code(self, context: RoundContext) -> PlacesFirst:
-        """log2(dim) bits a place, 32 a value."""
+        """Return log2(dim) bits per index and 32 per value."""
         return PlacesFirst(FixedLength(max((context.dim - 1).bit_length(), 1)))
 
     def can_send(self, symbols: Tensor, client: int, context: RoundContext, rand: PublicRandomness) -> bool:
-        # places in order, finite values
+        # a client sends sorted indices and finite values
         places, patterns = symbols.long().chunk(2)
         rising = bool((places.diff() > 0).all()) and int(places[0]) >= 0 and int(places[-1]) < context.dim
         return rising and bool(patterns.int().view(torch.float32).isfinite().all())
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
-        """No noise: what is left out is bias."""
+        """Return zero, because coordinates that are left out are bias, not noise."""
         return torch.zeros_like(context.radius)
 
 
 @dataclass(frozen=True)
 class RandomK(_Sparse):
-    """Coordinates of a public random choice, the same for all clients of a round. Unbiased. Not private.
+    """Coordinates that a public random draw selects, the same for all clients of a round. Not private.
+
+    Take it as a baseline of unbiased compression without privacy.
 
     Args:
         share: Share of the coordinates that is sent, in (0, 1].
 
-    Example:
-        >>> RandomK(share=0.1).share
-        0.1
+    Nothing is claimed against any adversary.
+
+    A message has 32 bits for each coordinate that is sent.
 
     References:
         Konecny, McMahan, Yu, Richtarik, Suresh, Bacon, Federated Learning: Strategies for Improving
         Communication Efficiency, 2016
+
+    Examples:
+        >>> RandomK(share=0.1).share
+        0.1
     """
 
     def _places(self, context: RoundContext, rand: PublicRandomness) -> Tensor:
@@ -156,7 +169,7 @@ class RandomK(_Sparse):
         return torch.from_numpy(np.sort(chosen[: num_kept(self.share, context.dim)]))
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        # Symbols are float32 bit patterns. Nothing is clipped.
+        # symbols are float32 bit patterns, and nothing is clipped
         rows = update.detach().reshape(len(rand.clients), context.dim).float()
         symbols = rows[:, self._places(context, rand)].contiguous().view(torch.int32)
         shape = symbols.shape[1:] if update.dim() == 1 else symbols.shape
@@ -165,7 +178,7 @@ class RandomK(_Sparse):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        # the values, scaled by one over the share
+        # dividing by the share makes the sum unbiased
         patterns = symbols.int().reshape(len(clients), self.num_symbols(context))
         total = torch.zeros(context.dim, dtype=torch.float64)
         sums = patterns.view(torch.float32).double().sum(0) * (context.dim / patterns.shape[1])
@@ -173,14 +186,14 @@ class RandomK(_Sparse):
         return total.float()
 
     def num_symbols(self, context: RoundContext) -> int:
-        """Coordinates that are sent."""
+        """Return the number of coordinates that are sent."""
         return num_kept(self.share, context.dim)
 
     def code(self, context: RoundContext) -> FixedLength:
-        """32 bits a value."""
+        """Return 32 bits per value."""
         return _FLOATS
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
-        """(1 / share - 1) x^2 in the round's range, whoever answers: all leave out the same coordinates."""
+        """Return (1 / share - 1) x^2 in the round's range, as all clients leave out the same coordinates."""
         lost = context.dim / self.num_symbols(context) - 1.0
         return lost * widest(context).square()

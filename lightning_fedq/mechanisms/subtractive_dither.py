@@ -1,8 +1,7 @@
 """Subtractive dithering: uniform errors of a chosen width, integers that add up, a fixed number of bits.
 
-Source: section 2 of Hegazy et al.; the classic of Roberts (1962) and Schuchman (1964). Each coordinate is
-clipped to the round's range, and the error of every client is exactly uniform, whatever its update. No
-privacy is claimed.
+Source: section 2 of Hegazy et al., after Roberts (1962) and Schuchman (1964). Each coordinate is clipped to
+the round's range. The error of every client is exactly uniform for any update. No privacy is claimed.
 """
 
 from collections.abc import Sequence
@@ -26,10 +25,21 @@ _CHUNK = 1 << 14
 class SubtractiveDither(Mechanism):
     """Uniform quantiser with subtractive dither and 2^bits - 1 levels in the range. Not private.
 
-    Args:
-        bits: Bits per coordinate, 2 to 16; the step is radius / (2^(bits - 1) - 1).
+    Take it for compression without privacy, with an error that does not depend on the updates and summable
+    messages.
 
-    Example:
+    Args:
+        bits: Bits per coordinate, 2 to 16. The step is radius / (2^(bits - 1) - 1).
+
+    Nothing is claimed against any adversary.
+
+    A message has `bits` bits per coordinate.
+
+    References:
+        Hegazy et al., Compression with Exact Error Distribution for Federated Learning, AISTATS 2024, section
+        2, after Roberts (1962) and Schuchman (1964)
+
+    Examples:
         >>> from lightning_fedq.mechanisms.contract_suite import make_context, encode
         >>> mechanism = SubtractiveDither(bits=4)
         >>> context = make_context(mechanism, clients=(0, 1))
@@ -47,6 +57,7 @@ class SubtractiveDither(Mechanism):
 
     @property
     def _levels(self) -> int:
+        """Number of levels on each side of zero."""
         return (1 << (self.bits - 1)) - 1
 
     @staticmethod
@@ -71,7 +82,7 @@ class SubtractiveDither(Mechanism):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        missing = -sum_of_rows(symbols).numpy()  # negative, because dithers can only be added
+        missing = -sum_of_rows(symbols).numpy()  # negative, because `add_centred_dither` only adds
         for client in clients:
             stream = self._dither(client, rand)
             for first in range(0, context.dim, _CHUNK):
@@ -81,23 +92,23 @@ class SubtractiveDither(Mechanism):
         return decode_total(torch.from_numpy(-missing), context.segments, base, slope)
 
     def code(self, context: RoundContext) -> FixedLength:
-        """Signed integers."""
+        """Return signed integers of `bits` bits."""
         return FixedLength(self.bits, signed=True)
 
     def symbol_range(self, context: RoundContext, rand: PublicRandomness) -> tuple[int, int]:
-        """The levels, as many on both sides. Their code has room for one more."""
+        """Return the smallest and the largest level. The code has room for one more."""
         return -self._levels, self._levels
 
     def lever(self, client: int, context: RoundContext) -> float:
-        # half a step beyond the range
+        # the dither moves a level up to half a step beyond the range
         return 1.0 + 0.5 / self._levels
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
-        """step^2 / 12 over the number of clients."""
+        """Return step^2 / 12 over the number of clients."""
         return (context.radius / self._levels) ** 2 / (12.0 * len(clients))
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        """No guarantee against anybody."""
+        """Return no guarantee against any adversary."""
         return no_guarantee(
-            "a uniform error has bounded support: inputs far enough apart are told apart surely", context.dim
+            "a uniform error has bounded support, so inputs far apart are always distinguished", context.dim
         )

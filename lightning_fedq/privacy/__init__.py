@@ -1,1 +1,1 @@
-"""Privacy accounting: what was protected, from whom, at which price: report, target, ledger."""
+"""Privacy accounting: report, target, plan and ledger of the privacy of a run."""

@@ -1,7 +1,8 @@
-"""Which claim fits a set-up: the mechanism's own, after dropouts and collusion, or that of a wider view.
+"""Privacy claims that fit a run: the mechanism's own, adjusted for dropouts, collusion and setting.
 
-Where a claim does not fit, it falls back on a view that sees at least as much (post-processing), or is
-`NonPrivate` with the reason; nothing is guessed.
+Some claims do not fit the run, for example because the mean is weighted. Such a claim is replaced by that of
+an adversary who sees at least as much (post-processing), or by `NonPrivate` with the reason. Nothing is
+guessed.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ _HONEST = "every other client runs its coins"
 
 @dataclass(frozen=True)
 class Account:
-    """Claims about a run, and what they have spent, at one delta.
+    """Privacy claims of a run and what they cost, at one delta.
 
     Args:
-        delta: In (0, 1).
+        run: Description of the run: mechanism, cohorts, trust in the parties, charges.
+        delta: Delta of all statements, in (0, 1).
     """
 
     run: Run
@@ -35,29 +37,40 @@ class Account:
 
     @property
     def num_corrupt(self) -> int:
-        """Clients of a cohort that may collude with the server, and those that lie.
+        """Largest number of clients of a cohort that may collude with the server, Byzantine clients included.
 
-        In a drawn cohort a quantile; see `privacy.collusion`.
+        Where cohorts are drawn at random this is a quantile: a round has more with probability at most
+        `CHANCE` times delta (see `privacy.collusion`).
         """
         return self.run.colluders.max_in_cohort(CHANCE * self.delta)
 
     @property
     def masks_hold(self) -> bool:
-        """Can half of delta, or of what dropouts leave, pay for masks that open? Else they count as open."""
+        """Whether half of delta covers the probability that masks open in some round.
+
+        If not, masks count as open. Where clients may drop out, dropouts may use half of delta, so a quarter
+        must cover it.
+        """
         share = 0.25 if self.run.sampling.dropout_probability else 0.5
         return max(self.run.horizon, 1) * self.run.masks_open <= share * self.delta
 
     def _count_known_clients(self, adversary: Adversary) -> int:
-        """Clients whose part of a sum hides nobody from an adversary, as far as it comes from the setting."""
+        """Return the number of clients of a cohort whose contributions the adversary knows.
+
+        The number follows from the setting alone. Such clients hide nobody in a sum. A curious client counts
+        itself only if there are Byzantine clients.
+        """
         if adversary is Adversary.SECAGG_SERVER:
             return self.num_corrupt
         curious = adversary is Adversary.CLIENT and self.run.threat.num_byzantine > 0
         return min(self.run.threat.num_byzantine + curious, len(self.run.context.cohort))
 
     def _wider_adversary(self, adversary: Adversary) -> Adversary | None:
-        """A view that sees at least as much and depends on no aggregation. None: it depends on none itself.
+        """Return an adversary that sees at least as much and whose claim depends on no aggregation.
 
-        Whoever is known to the adversary may be the one that a client shares its bits with.
+        None for an adversary whose claim depends on no aggregation itself. A client that is known to the
+        adversary may be the partner with whom the victim shares bits, so the wider view then includes the
+        partner.
         """
         if adversary not in _OF_SUMS:
             return None
@@ -65,16 +78,20 @@ class Account:
         return Adversary.SERVER if alone else Adversary.SERVER_AND_PARTNER
 
     def available(self, claim: PrivacyClaim, rounds: int = 0) -> float:
-        """Delta that is left for the mechanism.
+        """Return the part of delta that is left for the mechanism.
 
-        Dropouts of a sum take half, every round in which more may collude than are counted `CHANCE`, and
-        every one in which masks may be opened the chance of that. Noise that is handed on is that of others'
-        rounds, too.
+        Dropouts take half, if the loss depends on the number of answers. In every round, `CHANCE` times delta
+        pays for more colluders than are counted, and the probability that masks open is subtracted. A
+        mechanism that hands noise on is charged for the rounds of all clients.
+
+        Args:
+            claim: Claim that is to be accounted for.
+            rounds: Rounds of one client that are accounted for.
         """
         run = self.run
         after_drops = claim.loss.counts_answers and run.sampling.dropout_probability > 0.0
         if claim.adversary in _OF_SUMS and run.min_survivors is not None:
-            after_drops = False  # whoever is missing, so many are there
+            after_drops = False  # at least this many clients are in every sum, so dropouts cost no delta
         share = 0.5 if after_drops else 1.0
         if claim.adversary is Adversary.SECAGG_SERVER and self.masks_hold:
             more = CHANCE * run.colluders.drawn + run.masks_open / self.delta
@@ -89,7 +106,14 @@ class Account:
         past: int = 0,
         delta: float | None = None,
     ) -> Spending:
-        """Cost of `past` rounds of a claim and a lottery of `rounds`, at a delta or at what is left of it.
+        """Return the cost of `past` certain rounds and of `rounds` more in which the client may take part.
+
+        Args:
+            claim: Claim of one round.
+            rounds: Rounds in which the client takes part with probability `participation`.
+            participation: Probability of taking part in one of `rounds`, in [0, 1].
+            past: Rounds in which the client took part for certain.
+            delta: Delta of the statement. None is the part of delta that is `available`.
 
         Raises:
             ValueError: If the claim is `NonPrivate`.
@@ -107,11 +131,17 @@ class Account:
     def epsilon_replace_one(
         self, claim: PrivacyClaim, rounds: int, participation: float = 1.0, past: int = 0
     ) -> float:
-        """Epsilon between any two updates, also where the claim is about an update that is replaced by zero.
+        """Return epsilon under replace-one adjacency, also for a claim under zero-out adjacency.
 
-        From one update to zero and from zero to the other are two steps: P <= e^a P0 + d and P0 <= e^b Q + d'
-        give P <= e^(a + b) Q + d + e^a d'. Two steps of a Gaussian loss are one of half the noise multiplier.
-        Infinite where what is left of delta is too small to account for.
+        From one update to zero and from zero to another update are two steps: P <= e^a P0 + d and P0 <= e^b Q
+        + d' give P <= e^(a + b) Q + d + e^a d'. For a Gaussian loss, the two steps equal one with half the
+        noise multiplier. Infinite if the delta that is left for the second step is below `SMALLEST_DELTA`.
+
+        Args:
+            claim: Claim of one round.
+            rounds: Rounds in which the client takes part with probability `participation`.
+            participation: Probability of taking part in one of `rounds`, in [0, 1].
+            past: Rounds in which the client took part for certain.
 
         References:
             Dong, Roth, Su, Gaussian Differential Privacy, 2022, theorem 2.14 (groups).
@@ -124,26 +154,30 @@ class Account:
             return self.spent(claim, rounds, participation, past, share).epsilon
 
         if isinstance(claim.loss, GaussianLoss):
-            # mu adds up over the two steps
+            # the two steps together have twice the mu
             half = replace(claim.loss, noise_multiplier=claim.loss.noise_multiplier / 2.0)
             return epsilon_for(replace(claim, loss=half), delta)
         best = math.inf
-        for share in (0.5, 0.9, 0.99, 0.999):  # any split holds, so the best of a few does
+        for share in (0.5, 0.9, 0.99, 0.999):  # every split of delta is valid, so the best of a few is
             first = epsilon_for(claim, share * delta)
-            # d + e^a d' = delta, a of the first step
+            # the second step gets d' with d + e^a d' = delta, where a is the epsilon of the first step
             left = (1.0 - share) * delta * math.exp(-min(first, 700.0))
             if left >= SMALLEST_DELTA:
                 best = min(best, first + epsilon_for(claim, left))
         return best
 
     def secret(self, claim: PrivacyClaim, rounds: int) -> float:
-        """Epsilon of `rounds` released rounds with secret draws, between any two updates.
+        """Return epsilon of some released rounds with secret cohorts, under replace-one adjacency.
 
-        The smaller of the amplified epsilon and that of a client that took part as often as one can: both
-        hold.
+        Returns the smaller of two valid bounds: the epsilon amplified by the draw, and the epsilon of a
+        client that takes part in as many rounds as the law of cohorts allows.
+
+        Args:
+            claim: Claim of one round.
+            rounds: Released rounds of the run.
 
         Raises:
-            ValueError: If the claim is not about substitution, or there is no account of the draw.
+            ValueError: If the claim is not under substitution, or there is no account of the draw.
         """
         law, clients = self.run.sampling.law, self.run.num_clients
         amplified = secret_epsilon(
@@ -162,12 +196,16 @@ class Account:
     def epsilon(
         self, adversary: Adversary, charges: int, *, secret: bool, client: int | None = None
     ) -> float:
-        """Epsilon of some rounds of one client, between any two updates, infinite where nothing is claimed.
+        """Return epsilon of some rounds of one client against an adversary, under replace-one adjacency.
 
         Args:
+            adversary: Adversary of the statement.
             charges: Rounds of one client, or released rounds if `secret`.
-            secret: Does the adversary never learn who took part?
-            client: Client that it is about; None is every client.
+            secret: Whether the adversary never learns which clients took part.
+            client: Client of the statement. None is a statement about every client.
+
+        Returns:
+            Epsilon in nats, infinite where nothing is claimed.
         """
         claim = self.claims(client)[adversary]
         if isinstance(claim.loss, NonPrivate):
@@ -175,7 +213,11 @@ class Account:
         return self.secret(claim, charges) if secret else self.epsilon_replace_one(claim, charges)
 
     def claims(self, client: int | None = None) -> dict[Adversary, PrivacyClaim]:
-        """The claim that fits, for every adversary: about every client, or about one."""
+        """Return the claim that fits the run for every adversary, about every client or about one.
+
+        Args:
+            client: Client that the claims are about. None is every client.
+        """
         own = self._claims(client, self.num_corrupt)
         if self.run.colluders.num_in_federation and self.run.num_clients > self.run.cohort_size:
             own[Adversary.SECAGG_SERVER] = _add_assumption(own[Adversary.SECAGG_SERVER], self._colluders())
@@ -184,12 +226,13 @@ class Account:
         return {who: self._fitting_claims(own, who) for who in Adversary}
 
     def _claims(self, client: int | None, num_corrupt: int) -> dict[Adversary, PrivacyClaim]:
-        """The mechanism's own claims, about every client, or about one."""
+        """Return the mechanism's own claims by adversary, about every client or about one."""
         mechanism, context = self.run.mechanism, replace(self.run.context, num_corrupt=num_corrupt)
         claims = mechanism.claims(context) if client is None else mechanism.claims_about(client, context)
         return {claim.adversary: claim for claim in claims}
 
     def _colluders(self) -> str:
+        """Return the assumption on how many clients collude, as a sentence for the report."""
         clients, size, known = (
             self.run.num_clients,
             self.run.cohort_size,
@@ -199,30 +242,33 @@ class Account:
         if not self.run.colluders.drawn:
             return f"{known} of {clients} clients may collude, and a lying server may ask {count} at once"
         return (
-            f"{known} of {clients} clients may collude; {count} count in a cohort of {size}, drawn at "
-            f"random, and more are in it with chance {CHANCE:.0e} delta a round at most, for which delta pays"
+            f"{known} of {clients} clients may collude: {count} are counted in a cohort of {size}, drawn at "
+            f"random, and more are in it with probability {CHANCE:.0e} delta a round at most, which delta "
+            "covers"
         )
 
     def _claim_among_byzantine(
         self, client: int | None, claim: dict[Adversary, PrivacyClaim], adversary: Adversary
     ) -> PrivacyClaim:
-        """A claim about a sum when some of its clients lie.
+        """Return the claim about a sum when some clients of the cohort are Byzantine.
 
-        They may tell everything, so the view is within that of a server behind secure aggregation with which
-        they collude. Where the mechanism does not say what that one sees, the claim is of all messages.
+        Byzantine clients may reveal all they know. The adversary's view is then within that of a server
+        behind secure aggregation that colludes with them. If the mechanism's claim does not depend on
+        colluders, the claim of a view of all messages is used instead.
         """
         wider, known = claim[Adversary.SERVER_AND_PARTNER], self._count_known_clients(adversary)
         if claim[adversary].loss == wider.loss:
             return claim[adversary]
         count = self.run.threat.num_byzantine
-        lie = f"{count} clients lie and count as known to the adversary; all others run their coins"
+        lie = f"{count} clients lie and count as known to the adversary, and all others run their coins"
         honest, colluding = (self._claims(client, n)[Adversary.SECAGG_SERVER] for n in (0, known))
-        # a claim that does not change with colluders does not say what they see
+        # a claim that does not depend on the number of colluders does not cover what they see
         if isinstance(colluding.loss, NonPrivate) or colluding.loss == honest.loss:
             return _claim_of_wider(wider, adversary, lie)
         return replace(_add_assumption(colluding, lie), adversary=adversary)
 
     def _fitting_claims(self, claims: dict[Adversary, PrivacyClaim], adversary: Adversary) -> PrivacyClaim:
+        """Return the claim that holds against one adversary in this run, or `NonPrivate`."""
         claim, run, wider_view = claims[adversary], self.run, self._wider_adversary(adversary)
         if wider_view is None:
             return claim
@@ -232,17 +278,17 @@ class Account:
             return replace(claim, loss=NonPrivate(off))
         if adversary is Adversary.SECAGG_SERVER and not self.masks_hold:
             power = math.ceil(10 * math.log2(run.masks_open)) / 10
-            why = f"colluders open masks with chance up to 2^{power:g} a round, more than delta can pay"
+            why = f"colluders open masks with probability up to 2^{power:g} a round, more than delta covers"
             return _claim_of_wider(wider, adversary, why)
         if not run.threat.plain_sum:
-            why = "the mean is weighted, or no mean"
-            return _claim_of_wider(wider, adversary, why, "; weights (sample counts) are public")
+            why = "the mean is weighted or replaced by a robust rule"
+            return _claim_of_wider(wider, adversary, why, ", and weights (sample counts) are public")
         if claim.loss == wider.loss or isinstance(claim.loss, NonPrivate):
             return claim
         if not run.threat.num_byzantine:
             claim = _add_assumption(claim, _HONEST)
         fixed = run.mechanism.fixed_cohort
-        # what a Byzantine client releases has no more coins in it
+        # a model that a lying server releases holds the randomised bits of the survivors only
         if run.min_survivors is not None and (not fixed or adversary is Adversary.SECAGG_SERVER):
             return self._claim_against_active_server(claim, wider, run.min_survivors)
         if run.sampling.dropout_probability > 0.0:
@@ -254,7 +300,7 @@ class Account:
     def _claim_against_active_server(
         self, claim: PrivacyClaim, wider: PrivacyClaim, survivors: int
     ) -> PrivacyClaim:
-        """The claim of the worst cohort of survivors that a lying server can make the clients confirm."""
+        """Return the claim for the worst survivors that a lying server can make clients confirm."""
         size = len(self.run.context.cohort)
         left_out, tolerated = size - survivors, self.run.mechanism.tolerated_dropouts(self.run.context)
         confirmed = f"at least {survivors} of {size} clients confirm that they survived, whoever they are"
@@ -264,15 +310,15 @@ class Account:
         if tolerated >= left_out:
             return _add_assumption(claim, confirmed)
         lie = (
-            f"a lying server may declare {left_out} of {size} clients dropped, and the noise of all but "
-            f"{tolerated} is counted on; allow for max_dropped >= {left_out}"
+            f"a lying server may declare {left_out} of {size} clients dropped, but the noise tolerates only "
+            f"{tolerated}: set max_dropped >= {left_out}"
         )
         return replace(claim, loss=NonPrivate(lie))
 
     def _claim_with_silent_clients(
         self, claim: PrivacyClaim, wider: PrivacyClaim, answers: int
     ) -> PrivacyClaim:
-        """The claim of the worst clients that may be silent."""
+        """Return the claim for the worst set of clients that may be silent."""
         size = len(self.run.context.cohort)
         if answers == size:
             return claim
@@ -283,19 +329,20 @@ class Account:
         return _reduced(claim, claim.loss.left_out(size - answers), counted, wider, "clients may be silent")
 
     def _claim_after_dropouts(self, claim: PrivacyClaim, wider: PrivacyClaim) -> PrivacyClaim:
+        """Return the claim when clients drop out independently with `dropout_probability`."""
         if self.run.mechanism.fixed_cohort:
             return _add_assumption(
                 claim,
-                "a client that does not answer counts as one that sent zeros, so the noise stays what it was",
+                "a client that does not answer counts as one that sent zeros, so the noise is unchanged",
             )
         tolerated = self.run.mechanism.tolerated_dropouts(self.run.context)
         if tolerated is not None:
             return _add_assumption(claim, f"a round with more than {tolerated} dropouts is aborted")
-        failure = self.delta / (2 * max(self.run.horizon, 1))  # the half that `available` leaves out
+        failure = self.delta / (2 * max(self.run.horizon, 1))  # the half of delta that `available` reserves
         sizes = [len(group) for group in self.run.context.groups]
         corrupt = self._count_known_clients(claim.adversary)
         loss = claim.loss.after_dropouts(sizes, self.run.sampling.dropout_probability, failure, corrupt)
-        independent = "clients drop out independently of data and adversary; half of delta pays for it"
+        independent = "clients drop out independently of data and adversary, and half of delta covers it"
         return _reduced(claim, loss, independent, wider, "the aggregate claim needs every client to answer")
 
 
@@ -307,13 +354,14 @@ def _add_assumption(claim: PrivacyClaim, assumption: str) -> PrivacyClaim:
 
 
 def _claim_of_wider(wider: PrivacyClaim, adversary: Adversary, reason: str, cure: str = "") -> PrivacyClaim:
+    """Return the claim of a view of all messages, stated for `adversary` with the reason as an assumption."""
     return replace(_add_assumption(wider, f"{reason}, {_WIDER}{cure}"), adversary=adversary)
 
 
 def _reduced(
     claim: PrivacyClaim, loss: Loss | None, assumption: str, wider: PrivacyClaim, reason: str
 ) -> PrivacyClaim:
-    """The claim with a loss of fewer clients, or, where there is none, that of the wider view."""
+    """Return the claim with a loss of fewer clients, or of the wider view where there is no such loss."""
     if loss is None:
         return _claim_of_wider(wider, claim.adversary, reason)
     return replace(_add_assumption(claim, assumption), loss=loss)

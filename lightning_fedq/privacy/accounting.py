@@ -1,12 +1,12 @@
 """Composition of privacy claims over coordinates, rounds and cohorts, at a stated delta.
 
-A loss that knows a closed form for many compositions is asked for it (`Loss.epsilon`: a randomised response,
-a Gaussian, sums of Renyi divergences); everything else goes through a loss grid (`grid`, pessimistic). A run
-in which a client takes part with some probability a round composes the round's loss mixed with no loss at
-all: that the client was there is taken as known to the adversary, so sampling buys fewer rounds and no
-amplification.
+Losses with a closed form for many compositions use it (`Loss.epsilon`: randomised response, Gaussian noise,
+sums of Renyi divergences). All other losses go through a loss grid (`grid`), which is pessimistic. If a
+client takes part in a round with some probability, the round's loss is mixed with a loss of zero. The
+adversary is assumed to know in which rounds the client took part. So random cohorts lower the expected number
+of rounds, but give no amplification.
 
-What is no `Loss` is refused, and so is `NonPrivate`: there is nothing to add up.
+Objects that are no `Loss` are refused, and so is `NonPrivate`, which has nothing to compose.
 """
 
 import math
@@ -19,46 +19,47 @@ from lightning_fedq.privacy.grid import SMALLEST_DELTA, LossGrid, added_up, chec
 from lightning_fedq.privacy.losses import Loss, composed_mass
 
 _TAIL_SHARE = 1e-3
-"""Share of delta that truncated tails may take."""
+"""Share of delta that may be spent on truncated tails of loss distributions."""
 
 
 def check_delta(delta: float | None, count: int | None = None, unit: str = "clients or samples") -> float:
-    """Return delta if it is a delta.
+    """Return delta if it is a valid delta.
 
     Args:
-        delta: Chance with which a guarantee may fail.
-        count: How many are protected; None where it is not known.
-        unit: What they are, for the message.
+        delta: Delta of a guarantee, or None where the user gave none.
+        count: Number of protected clients or samples, or None where it is not known.
+        unit: Plural noun for the protected units, used in the message.
 
     Raises:
-        ValueError: If it is missing, below 1e-12 (where an accountant's floats would show), not below 1, or
-            not below 1 / count.
+        ValueError: If delta is missing, below 1e-12 (where the rounding of the accountant's floats would
+            show), not below 1, or not below 1 / count.
     """
     if delta is None:
-        raise ValueError(f"delta is missing; choose one below 1 / {unit}, 1e-5 say")
+        raise ValueError(f"delta is missing. Choose one below 1 / {unit}, such as 1e-5.")
     if 0.0 < delta < SMALLEST_DELTA:
         raise ValueError(
-            f"delta must be >= {SMALLEST_DELTA:g}, got {delta}; below it the accountant's rounding shows, "
-            "and nothing can be stated"
+            f"delta must be >= {SMALLEST_DELTA:g}, got {delta} "
+            "(below it, the accountant's rounding errors matter)"
         )
     limit, known = (1.0, "") if count is None else (1.0 / count, f" = 1 / {count} {unit}")
     if not 0.0 < delta < limit:
         raise ValueError(
-            f"delta must be > 0 and below {limit:g}{known}, got {delta}; above 1 over the number of "
-            f"{unit}, publishing one of them outright would count as private"
+            f"delta must be > 0 and below {limit:g}{known}, got {delta}. "
+            f"With a larger delta, publishing one of the {unit} would count as private."
         )
     return delta
 
 
 @dataclass(frozen=True)
 class Spending:
-    """An (epsilon, delta) statement and how it was found.
+    """An (epsilon, delta) statement and how it was computed.
 
     Args:
-        epsilon: In nats; infinite where the infinite mass exceeds delta.
-        delta: The delta at which it holds.
-        infinite_mass: Chance that an outcome occurs which only one of the two worlds can produce.
-        method: How it was computed.
+        epsilon: Epsilon in nats, infinite where the probability of a distinguishing event exceeds delta.
+        delta: Delta at which epsilon holds.
+        infinite_mass: Probability of a distinguishing event: an outcome that only one of two neighbouring
+            inputs can produce.
+        method: Name of the accounting method.
     """
 
     epsilon: float
@@ -77,43 +78,44 @@ def spent(
     past: int = 0,
     slack: Slack = NO_SLACK,
 ) -> Spending:
-    """Epsilon of `past` rounds and a lottery of `rounds`, of `compositions` losses each, at `delta`.
+    """Return epsilon of `past` certain and `rounds` random rounds, of `compositions` losses each.
 
     Args:
         loss: Loss of one composition.
-        delta: In (0, 1).
+        delta: Delta of the statement, in (0, 1).
         compositions: Compositions in one round, >= 1.
-        rounds: >= 0.
-        participation: Chance that the client takes part in one of them, known to the adversary afterwards.
-        past: Rounds, >= 0, in which it surely takes part. With neither, nothing is spent.
-        slack: How far what is released in one round may be from what `loss` describes, see `with_slack`.
+        rounds: Rounds in which the client takes part with probability `participation`, >= 0.
+        participation: Probability that the client takes part in one of `rounds`. The adversary learns in
+            which.
+        past: Rounds in which the client takes part for certain, >= 0. Without any rounds, nothing is spent.
+        slack: Distance of the law that is released in one round from the law of `loss`, see `with_slack`.
 
     Raises:
-        ValueError: If delta is no delta, or the loss is `NonPrivate`.
+        ValueError: If delta is no delta, a number is out of range, or the loss is `NonPrivate`.
         TypeError: If the loss is of an unknown kind.
     """
     check_delta(delta)
     if compositions < 1 or min(rounds, past) < 0 or not 0.0 <= participation <= 1.0:
         raise ValueError(
-            "compositions >= 1, rounds and past >= 0 and participation in [0, 1] are needed, "
+            "Expected compositions >= 1, rounds >= 0, past >= 0 and participation in [0, 1], "
             f"got {compositions}, {rounds}, {past} and {participation}"
         )
     check_loss(loss)
     mass = loss.infinite_mass
     if past and (loss.every_round or not loss.adds_up or not rounds or participation in (0.0, 1.0)):
-        # no lottery to average over
+        # every round counts as one in which the client takes part, so there is nothing to average over
         rounds, past, participation = rounds * (participation > 0.0) + past, 0, 1.0
     if past + rounds * participation == 0.0:
         return Spending(0.0, delta, 0.0, "nothing was released")
     round_mass = composed_mass(mass, compositions)
     run_mass = min(composed_mass(participation * round_mass, rounds) + composed_mass(round_mass, past), 1.0)
     if run_mass > delta:
-        return Spending(math.inf, delta, run_mass, "infinite-loss mass above delta")
+        return Spending(math.inf, delta, run_mass, "probability of a distinguishing event above delta")
 
     simple = closed_form(loss, participation)
 
     def exact(remaining_delta: float) -> float:
-        # epsilon of a run whose infinite mass is below delta
+        # epsilon without slack, of a run whose infinite mass is below delta
         if simple:
             return loss.epsilon(remaining_delta, compositions * (rounds + past))
         return composed_grid(loss, remaining_delta, compositions, rounds, participation, past).epsilon(
@@ -128,34 +130,34 @@ def spent(
     epsilon = with_slack(exact, delta, total)
     if math.isinf(epsilon):
         reason = (
-            f"the released law is known to a distance of {total.distance:.2g} only, too much for this delta; "
-            f"exact arithmetic would give epsilon {exact(delta):.3g}"
+            f"the released law is known up to a distance of {total.distance:.2g} only, too much for this "
+            f"delta (exact arithmetic would give epsilon {exact(delta):.3g})"
         )
         return Spending(epsilon, delta, run_mass, reason)
     price = f"(1 + e^epsilon) {total.distance:.2g} of delta and {2 * total.log_ratio:.2g} of epsilon"
-    return Spending(epsilon, delta, run_mass, f"{method}; {price} pay for the sampler")
+    return Spending(epsilon, delta, run_mass, f"{method}; {price} cover the sampler's error")
 
 
 def with_slack(exact: Callable[[float], float], delta: float, slack: Slack) -> float:
-    """Smallest epsilon at delta of laws P', Q' that are within a slack of laws P, Q that are known.
+    """Return the smallest epsilon at delta of laws P', Q' that are within a slack of known laws P, Q.
 
-    With t the distance and r the log-ratio, P'(S) <= e^r P(S) + t <= e^r (e^x Q(S) + d) + t
-    <= e^(x + 2 r) (Q'(S) + t) + e^r d + t: an epsilon of x + 2 r where the known laws reach x at
-    d = (delta - (1 + e^epsilon) t) e^-r. The search starts at 0 and only rises, so it ends at the smallest
-    solution, or where nothing is left of delta.
+    Let t be the distance and r the log-ratio. Then P'(S) <= e^r P(S) + t <= e^r (e^x Q(S) + d) + t <= e^(x +
+    2 r) (Q'(S) + t) + e^r d + t. So P' and Q' have epsilon x + 2 r where P and Q have epsilon x at d = (delta
+    - (1 + e^epsilon) t) e^-r. The search starts at epsilon 0 and only rises. It ends at the smallest
+    solution, or where no delta is left.
 
     Args:
-        exact: Epsilon of the known laws at a delta.
-        delta: In (0, 1).
+        exact: Function that returns epsilon of the known laws at a delta.
+        delta: Delta of the statement, in (0, 1).
         slack: Slack of the whole run.
 
     Returns:
-        Rounded up by 1e-9 where there is slack; infinite where no epsilon will do in 100 steps.
+        Epsilon, rounded up by 1e-9 where there is slack. Infinite if 100 steps find no solution.
     """
     if slack == NO_SLACK:
         return exact(delta)
     epsilon = 0.0
-    for _ in range(100):  # a handful, unless a solution hardly exists
+    for _ in range(100):  # a few steps suffice, unless delta is barely large enough
         if epsilon > 700.0 or (left := delta - (1.0 + math.exp(epsilon)) * slack.distance) <= 0.0:
             break
         wanted = exact(left * math.exp(-slack.log_ratio)) + 2.0 * slack.log_ratio
@@ -166,32 +168,45 @@ def with_slack(exact: Callable[[float], float], delta: float, slack: Slack) -> f
 
 
 def closed_form(loss: Loss, participation: float = 1.0) -> bool:
-    """Does an epsilon of a loss cost next to nothing, where no lottery is averaged over?"""
+    """Return whether epsilon of a loss has a closed form, so that it is cheap to compute.
+
+    With participation below 1 this needs a loss that charges every round, since the closed forms do not
+    average.
+    """
     return bool(loss.method) and (participation == 1.0 or loss.every_round)
 
 
 def composed_grid(
     loss: Loss, delta: float, compositions: int, rounds: int, participation: float = 1.0, past: int = 0
 ) -> LossGrid:
-    """The dominating loss distribution of a run. See `spent`."""
+    """Return the dominating loss distribution of a run on a grid. The arguments are those of `spent`."""
     if past:
         lottery = composed_grid(loss, delta / 2, compositions, rounds, participation)
         return added_up([composed_grid(loss, delta / 2, compositions, past), lottery])
     tail = _TAIL_SHARE * delta
     if loss.every_round and (whole := loss.composed(compositions * rounds)) is not None:
-        return loss_grid(whole, tail)  # rounds without the client are not counted on
-    if (one_round := loss.composed(compositions)) is not None:  # a grid holds one loss more exactly than many
+        return loss_grid(whole, tail)  # rounds without the client are charged as well
+    if (one_round := loss.composed(compositions)) is not None:  # one loss fits a grid more exactly than many
         loss, compositions = one_round, 1
     if participation == 1.0:
-        count = compositions * rounds  # independent losses add up: their laws convolve
+        count = compositions * rounds  # losses are independent, so their distributions are convolved
         return loss_grid(loss, tail / count).composed(count, tail)
-    # what is cut counts as infinite mass: shares that exceed `tail` together cost precision only
-    one = loss_grid(loss, tail / (2 * compositions * rounds)).composed(compositions, tail / (2 * rounds))
-    return one.coarser().sometimes(participation).composed(rounds, tail / 2)  # a round without it costs 0
+    # truncated tails count as infinite loss: shares that exceed `tail` in sum only cost precision
+    round_grid = loss_grid(loss, tail / (2 * compositions * rounds)).composed(
+        compositions, tail / (2 * rounds)
+    )
+    # a round without the client has loss 0
+    return round_grid.coarser().sometimes(participation).composed(rounds, tail / 2)
 
 
 class Rounds(NamedTuple):
-    """One kind of a client's rounds, by its claim against one adversary."""
+    """Rounds of a client that have the same claim against one adversary.
+
+    Args:
+        loss: Loss of one composition.
+        compositions: Compositions in one round, >= 1.
+        slack: Slack of one round.
+    """
 
     loss: Loss
     compositions: int = 1
@@ -199,11 +214,11 @@ class Rounds(NamedTuple):
 
 
 def spent_together(kinds: Mapping[Rounds, int], delta: float) -> float:
-    """Epsilon of one client's rounds of several kinds against one adversary, at `delta`.
+    """Return epsilon of one client's rounds under several claims against one adversary, at `delta`.
 
     Args:
-        kinds: How many rounds of each kind there were, >= 1.
-        delta: In (0, 1).
+        kinds: Number of rounds under each claim, >= 1.
+        delta: Delta of the statement, in (0, 1).
 
     Raises:
         ValueError: If delta is no delta, or a loss is `NonPrivate`.
@@ -217,17 +232,22 @@ def spent_together(kinds: Mapping[Rounds, int], delta: float) -> float:
         )
     for loss, *_ in kinds:
         check_loss(loss)
-        _ = loss.infinite_mass  # refuses where there is nothing to account for
+        _ = loss.infinite_mass  # raises for `NonPrivate`
     distance = sum(rounds * kind.slack.distance for kind, rounds in kinds.items())
     log_ratio = sum(rounds * kind.slack.log_ratio for kind, rounds in kinds.items())
-    return with_slack(lambda left: _exact_epsilon(kinds, left), delta, Slack(distance, log_ratio))
+    return with_slack(
+        lambda remaining_delta: _exact_epsilon(kinds, remaining_delta), delta, Slack(distance, log_ratio)
+    )
 
 
 def _exact_epsilon(kinds: Mapping[Rounds, int], delta: float) -> float:
-    """Epsilon of all rounds: losses in closed form are added first, then all losses on one grid."""
+    """Return epsilon of several claims' rounds at `delta`, without slack.
+
+    Losses with closed forms are added in closed form first. The rest is added on one grid.
+    """
     parts: list[tuple[Loss, int, int]] = []
     total: Loss | None = None
-    # several kinds of rounds may share one stream of noise
+    # rounds under several claims may share one stream of noise, so such losses are charged standalone
     shared = sum(not kind.loss.adds_up for kind in kinds) > 1
     for kind, rounds in kinds.items():
         loss = kind.loss.standalone if shared else kind.loss
@@ -243,5 +263,5 @@ def _exact_epsilon(kinds: Mapping[Rounds, int], delta: float) -> float:
         return total.epsilon(delta, 1)
     if total is not None:
         parts.append((total, 1, 1))
-    share = delta / len(parts)  # sizes the tails that are cut; the sum is read at all of delta
+    share = delta / len(parts)  # sets the size of truncated tails, while epsilon is read at the whole delta
     return added_up([composed_grid(loss, share, *counts) for loss, *counts in parts]).epsilon(delta)

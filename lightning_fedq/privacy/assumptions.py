@@ -1,7 +1,7 @@
-"""Kinds of assumptions of a privacy report, in the field's terms, and who sees to each.
+"""Kinds of assumptions of a privacy report, in the field's terms, with the responsible party of each.
 
-`assumptions.json` lists them; SECURITY.md has the same words and says it at length, and a test compares the
-two.
+`assumptions.json` lists them. SECURITY.md has the same fragments with a longer explanation, and a test
+compares the two files.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from typing import NamedTuple
 
 
 class Kind(NamedTuple):
-    """Assumptions of one kind.
+    """A kind of assumption of a privacy report.
 
     Args:
-        term: What the field calls it; one that ends in a colon is told by its sentence, which has a number.
-        who: Whoever sees to it, the library, you or nobody; "" where nothing has to hold, as it says what the
-            adversary is given.
-        words: A sentence that holds one of them is of this kind.
+        term: The field's term. If it ends in a colon, reports print the assumption's sentence behind it,
+            because the sentence has a number.
+        who: Responsible party: the library, you or nobody. "" for statements about the adversary's view,
+            where nothing has to hold.
+        words: Fragments of sentences. A sentence that contains one of them is of this kind.
     """
 
     term: str
@@ -29,17 +30,17 @@ class Kind(NamedTuple):
 
 @cache
 def kinds() -> tuple[Kind, ...]:
-    """All kinds."""
+    """Return all kinds of assumptions, from `assumptions.json`."""
     listed = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
-    return tuple(Kind(one["term"], one["who"], tuple(one["words"])) for one in listed)
+    return tuple(Kind(entry["term"], entry["who"], tuple(entry["words"])) for entry in listed)
 
 
 def find_kinds(sentence: str) -> list[Kind]:
-    """Kinds that an assumption is of, itself where none knows it, which you see to then.
+    """Return the kinds of an assumption. An unknown sentence is its own kind, and you are responsible.
 
-    Example:
+    Examples:
         >>> [kind.term for kind in find_kinds("the server colludes with 9 clients at most")]
         ['bounded collusion:']
     """
-    found = [kind for kind in kinds() if any(words in sentence for words in kind.words)]
-    return found or [Kind(sentence, "you", (sentence,))]
+    known = [kind for kind in kinds() if any(words in sentence for words in kind.words)]
+    return known or [Kind(sentence, "you", (sentence,))]

@@ -1,7 +1,7 @@
-"""Clients that are protected alike and were charged alike: what each kind of them has spent.
+"""Spending of a run's clients, by groups of clients with the same claims and the same number of charges.
 
-A cohort is drawn, rounds are repeated, and a mechanism may give each client an epsilon of its own. So
-the clients of a run have spent different amounts; the worst is the figure, the others stand beside it.
+Clients of a run spend different amounts: cohorts are drawn, rounds are repeated, and a mechanism may give
+each client a different epsilon. Reports state the largest amount and list the others next to it.
 """
 
 import math
@@ -14,17 +14,17 @@ from lightning_fedq.mechanisms.interface import Adversary, NonPrivate, PrivacyCl
 from lightning_fedq.privacy.account import Account
 
 _MOST_LINES = 12
-"""Kinds of clients that a report lists; neighbours in the list are joined until there are no more."""
+"""Largest number of lines in a report's list of clients. Adjacent lines are merged until it fits."""
 
 
 @dataclass(frozen=True)
 class ChargedClients:
-    """Some clients of a finished run and what each of them has spent at most.
+    """Some clients of a finished run and the most that any of them has spent.
 
     Args:
-        clients: How many.
-        charges: Rounds that each of them was charged for, repetitions included; the largest of them.
-        epsilons: By name of the adversary, the largest of them, between any two updates; infinite where there
+        clients: Number of these clients.
+        charges: Largest number of rounds that one of them was charged for, repetitions included.
+        epsilons: Largest epsilon by name of the adversary, under replace-one adjacency. Infinite where there
             is no guarantee.
     """
 
@@ -41,10 +41,17 @@ class _ClientGroup:
 
 
 class Population:
-    """The clients of a federation, by what protects them and by how often they were charged.
+    """The clients of a federation, grouped by their claims and by their number of charges.
+
+    Args:
+        account: Account of the run, whose charges are read.
+
+    Attributes:
+        num_groups: Number of groups of clients that the mechanism protects differently.
+        finished: Whether the run has charges and no rounds to come.
 
     Raises:
-        ValueError: If there is not one charge a client, or one is negative.
+        ValueError: If there is not one charge per client, or a charge is negative.
     """
 
     def __init__(self, account: Account) -> None:
@@ -54,7 +61,7 @@ class Population:
         counted = None if charges is None else torch.as_tensor(charges)
         if counted is not None and (counted.shape != (num_clients,) or bool((counted < 0).any())):
             raise ValueError(
-                f"charges needs a number >= 0 for each of {num_clients} clients, got shape "
+                f"charges must be a number >= 0 for each of {num_clients} clients, got shape "
                 f"{tuple(counted.shape)}"
             )
         self.finished = counted is not None and not run.to_come
@@ -70,17 +77,18 @@ class Population:
         self._epsilons: dict[tuple[PrivacyClaim, int], float] = {}
 
     def worst_claim(self, adversary: Adversary) -> tuple[PrivacyClaim, int]:
-        """The claim, and the charges so far, of the client that an adversary has learnt most about."""
+        """Return the claim and the charges of the client about whom an adversary has learned most."""
         kinds = [(kind.claims[adversary], kind.charges) for kind in self._kinds]
         unprotected = [kind for kind in kinds if isinstance(kind[0].loss, NonPrivate)]
-        most: dict[PrivacyClaim, int] = {}
-        for claim, charges in unprotected or kinds:  # of one claim, more charges never cost less
-            most[claim] = max(charges, most.get(claim, 0))
-        if len(most) == 1:
-            return next(iter(most.items()))
-        return max(most.items(), key=lambda kind: self._epsilon(*kind))
+        max_charges: dict[PrivacyClaim, int] = {}
+        for claim, charges in unprotected or kinds:  # under one claim, more charges never cost less
+            max_charges[claim] = max(charges, max_charges.get(claim, 0))
+        if len(max_charges) == 1:
+            return next(iter(max_charges.items()))
+        return max(max_charges.items(), key=lambda kind: self._epsilon(*kind))
 
     def _epsilon(self, claim: PrivacyClaim, charges: int) -> float:
+        """Return epsilon after a client's charges and the rounds to come, under replace-one adjacency."""
         if isinstance(claim.loss, NonPrivate):
             return math.inf if charges + self._account.run.max_rounds_to_come else 0.0
         if (claim, charges) not in self._epsilons:
@@ -92,18 +100,15 @@ class Population:
         return self._epsilons[claim, charges]
 
     def histogram(self) -> tuple[ChargedClients, ...]:
-        """Spending of every client of a finished run, the worst first.
-
-        Empty for a run to come.
-        """
+        """Return the spending of all clients of a finished run, largest first. Empty for a run to come."""
         if not self.finished:
             return ()
         kinds = self._kinds
-        if self.num_groups == 1:  # before anything is computed
+        if self.num_groups == 1:  # more charges cost more, so groups are merged before any accounting
             kinds = sorted(kinds, key=lambda kind: -kind.charges)
             while len(kinds) > _MOST_LINES:
                 place = _thinnest([kind.clients for kind in kinds])
-                joined = _ClientGroup(  # with the charges of the first, which are more
+                joined = _ClientGroup(  # the first group has more charges, which is an upper bound for both
                     kinds[place].clients + kinds[place + 1].clients, kinds[place].charges, kinds[place].claims
                 )
                 kinds[place : place + 2] = [joined]
@@ -126,11 +131,13 @@ class Population:
 
 
 def current_epsilon(account: Account, adversary: Adversary, rounds: int, secret: bool) -> float:
-    """Epsilon of the client that an adversary has learnt most about, between any two updates.
+    """Return epsilon of the client about whom an adversary has learned most, under replace-one adjacency.
 
     Args:
-        rounds: Rounds where cohorts are secret, and charges are not known.
-        secret: Does the adversary never learn who took part?
+        account: Account of the run.
+        adversary: Adversary of the statement.
+        rounds: Rounds of the run. Used where the charges of clients are not known.
+        secret: Whether the adversary never learns which clients took part.
     """
     if secret:
         return account.epsilon(adversary, rounds, secret=True)
@@ -143,5 +150,8 @@ def current_epsilon(account: Account, adversary: Adversary, rounds: int, secret:
 
 
 def _thinnest(sizes: Sequence[int]) -> int:
-    """Where two neighbours hold fewest clients. The first, the worst of all, stays on its own."""
+    """Return the place of two adjacent groups with the fewest clients, except for the first group.
+
+    The first group is the worst and is never merged.
+    """
     return min(range(1, len(sizes) - 1), key=lambda place: sizes[place] + sizes[place + 1])

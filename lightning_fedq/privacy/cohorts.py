@@ -1,11 +1,14 @@
-"""Who takes part in a round: one frozen law, which draws cohorts, counts charges and prices a secret draw.
+"""Laws of cohorts: which clients take part in a round.
 
-Planner, run, plan and report hold the same object and ask it, so the cohort that is priced is the cohort that
-is drawn. A law knows neither the number of clients nor a seed; its methods take them. Known cohorts follow
-from public randomness, secret ones from a key, never from data.
+A law draws cohorts, bounds the charges of clients and prices secret draws.
 
-A law of one's own is a frozen dataclass below `CohortLaw` with another `drawn` and, unless every round is a
-uniform draw from all clients, `most_rounds` and `of_all = False`; no claim averages over its draw then.
+Planner, run, plan and report use the same law object, so the cohort that is accounted for is the cohort that
+is drawn. A law knows neither the number of clients nor a seed: its methods take them as arguments. Known
+cohorts follow from public randomness and secret ones from a key, never from data.
+
+A user-defined law is a frozen dataclass derived from `CohortLaw` with its own `draw_cohort`. Unless every
+round is a uniform draw from all clients, it also defines `max_rounds` and sets `of_all = False`. Claims then
+never average over its draw.
 """
 
 from __future__ import annotations
@@ -28,20 +31,22 @@ from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.privacy.losses import GaussianLoss, Loss, PoissonGaussianLoss
 
 Streams = Callable[..., Stream]
-"""Randomness of a purpose at a place, such as a round and an attempt: public, or secret to the server."""
+"""Function that returns a random stream for a purpose, a round and an attempt. Streams are public, or known
+to the server only."""
 
 
 class CohortLaw(ABC):
-    """Law by which clients take part in a round. Children are frozen dataclasses.
+    """Law by which clients take part in a round. Subclasses are frozen dataclasses.
 
     Attributes:
-        size: Clients of a round; their expected number where clients draw for themselves; None is everybody.
-        secret: Does nobody but the server learn who took part?
-        own_draws: Does every client draw for itself, so that nobody learns how many took part?
-        of_all: Are cohorts drawn from all clients, each client as likely as the others?
-        word: Name in a checkpoint.
-        rule_name: Name of a user's rule in a checkpoint. "" without one.
-        own_conditions: Conditions of a secret draw, in place of those of the same name (`secret_row`).
+        size: Number of clients of a round, or its expectation where clients draw for themselves. None is all
+            clients.
+        secret: Whether only the server learns which clients took part.
+        own_draws: Whether every client draws for itself, so that nobody learns how many took part.
+        of_all: Whether cohorts are drawn from all clients, each client with the same probability.
+        word: Name of the law in a checkpoint.
+        rule_name: Name of a user-defined rule in a checkpoint. "" without a rule.
+        own_conditions: Conditions of a secret draw that replace those of the same name in `secret_row`.
     """
 
     size: int | None
@@ -56,58 +61,65 @@ class CohortLaw(ABC):
         check_fields(self)
 
     def cohort_size(self, clients: int) -> int:
-        """Clients of a round, of so many in the federation."""
+        """Return the number of clients of a round, in a federation of `clients` clients."""
         return clients if self.size is None else self.size
 
     def with_size(self, size: int) -> CohortLaw:
-        """The same law with cohorts of another size."""
+        """Return the same law with cohorts of another size."""
         resized: Any = self
         return self if self.size is None else replace(resized, size=size)
 
     def with_secret(self) -> CohortLaw:
-        """The same law with a secret draw.
+        """Return the same law with a secret draw.
 
         Raises:
-            ValueError: If there is none, with the cure.
+            ValueError: If the law has no secret draw, with the cure.
         """
         if not self.secret:
             raise ValueError(
-                f"secret cohorts need S1, a draw from all clients, got {self}; use FixedSize(...)"
+                f"secret cohorts need S1, a draw from all clients, got {self}. Use FixedSize(...)."
             )
         return self
 
     def check(self, clients: int) -> None:
-        """Refuse a federation that has no such cohorts.
+        """Check that a federation of `clients` clients has such cohorts.
 
         Raises:
-            ValueError: With the cure.
+            ValueError: If a cohort would be empty or larger than the federation, or a secret draw would
+                include all clients.
         """
         if not 1 <= self.cohort_size(clients) <= clients:
-            raise ValueError(f"cohorts must be of 1 to num_clients = {clients} clients, got {self}")
+            raise ValueError(f"cohorts must have 1 to num_clients = {clients} clients, got {self}")
         if self.secret and self.size == clients:
             raise ValueError(
-                f"secret cohorts need S1, a draw: all {clients} clients take part in every round; take a "
-                f"size below {clients}, or known cohorts"
+                f"secret cohorts need S1, a draw, but all {clients} clients take part in every round. "
+                f"Use a size below {clients}, or known cohorts."
             )
 
     def check_rounds(self, rounds: int, clients: int) -> str:
-        """Refuse more rounds than there are cohorts, and return what a user should know, or "".
+        """Check that the law has cohorts for this many rounds.
+
+        Returns:
+            A message for the user, or "".
 
         Raises:
-            ValueError: With the cure.
+            ValueError: If there are fewer cohorts than rounds, with the cure.
         """
         return ""
 
     def check_mechanism(self, mechanism: Mechanism) -> str:
-        """Name what speaks against a mechanism in such cohorts, with the cure. "" where nothing does."""
+        """Return the reason why a mechanism does not fit such cohorts, with the cure. "" if it fits."""
         return ""
 
     def draw_cohort(self, clients: int, round: int, attempt: int, stream: Streams) -> list[int]:
-        """Draw the cohort of a round, in the order in which clients fall into groups.
+        """Draw the cohort of a round, in the order in which clients are put into groups.
 
         Args:
-            attempt: Number of earlier attempts.
-            stream: Gives randomness; where cohorts are known it is public, and the same in each attempt.
+            clients: Number of clients of the federation.
+            round: Number of the round, from 0.
+            attempt: Number of earlier attempts at this round.
+            stream: Function that returns random streams. Where cohorts are known, the stream is public and
+                the same in every attempt.
 
         Raises:
             ValueError: If there is no cohort for this round.
@@ -115,32 +127,35 @@ class CohortLaw(ABC):
         return stream("cohort", round, attempt).choice(clients, self.cohort_size(clients))
 
     def num_cohorts(self, clients: int) -> int | None:
-        """Disjoint cohorts that there are. None where every round draws its own."""
+        """Return the number of disjoint cohorts. None where every round draws its cohort independently."""
         return None
 
     def num_rounds(self, clients: int) -> int | None:
-        """Rounds after which there is no cohort left. None where there is no end."""
+        """Return the number of rounds after which no cohort is left. None where cohorts never run out."""
         return None
 
     def max_rounds(self, rounds: int, clients: int) -> int | None:
-        """In how many of so many rounds a client takes part at most. None: a lottery decides."""
+        """Return the largest number of rounds of one client among `rounds`. None if a random draw decides."""
         return None
 
     def lottery(self, rounds: int, clients: int) -> tuple[int, float]:
-        """Most rounds in which a client may be drawn, and the largest chance that it is, in one of them."""
+        """Return the most rounds with one client in the draw, and its largest probability in one of them.
+
+        A client takes part at most in this number of rounds, in each with at most this probability.
+        """
         most = self.max_rounds(rounds, clients)
         return (rounds, self.cohort_size(clients) / clients) if most is None else (most, 1.0)
 
     def digest(self, rounds: int, clients: int) -> str:
-        """Digest of what a user's rule has said of the first rounds. "" without a rule."""
+        """Return a digest of the clients that a user-defined rule named. "" without a rule."""
         return ""
 
     def note(self, rounds: int, clients: int) -> str:
-        """Sentences for a report on how often a client takes part. "" where a lottery decides."""
+        """Return sentences for a report on how often a client takes part. "" where a random draw decides."""
         return ""
 
     def method(self, rounds: int, clients: int) -> str:
-        """Method that prices a secret draw, with its numbers."""
+        """Return the name of the accounting method of a secret draw, with its numbers."""
         return (
             "sampling without replacement, one client's update replaced, privacy loss distribution, "
             f"pessimistic; {self.size} of {clients} clients, {rounds} rounds"
@@ -149,21 +164,24 @@ class CohortLaw(ABC):
     def independent_draw_loss(
         self, loss: Loss, compositions: int, rounds: int, clients: int
     ) -> tuple[Loss, int] | None:
-        """Loss of one secret draw of a client for itself, and how many draws so many released rounds hold.
+        """Return the loss of a round in which clients draw secretly for themselves, and the number of rounds.
 
         Args:
-            loss: Loss of one composition towards a client that takes part, under substitution.
+            loss: Loss of one composition against a client that takes part, under substitution.
             compositions: Compositions in one round.
+            rounds: Released rounds of the run.
+            clients: Number of clients of the federation.
 
         Returns:
-            None for a secret draw of a fixed size from all clients (`sampled.amplify_loss`).
+            Loss and number of rounds, or None for a secret draw of a fixed size from all clients
+            (`sampled.amplify_loss`).
 
         Raises:
             ValueError: If the draw is known, or there is no account of such a draw.
         """
         if self.secret:
             return None
-        raise ValueError(f"{self} is no secret draw, which would amplify; use FixedSize(..., secret=True)")
+        raise ValueError(f"{self} has no secret draw, so nothing amplifies. Use FixedSize(..., secret=True).")
 
 
 @dataclass(frozen=True)
@@ -176,13 +194,16 @@ class Everybody(CohortLaw):
 
 @dataclass(frozen=True)
 class FixedSize(CohortLaw):
-    """Every round draws `size` of all clients anew, without replacement.
+    """Law that draws `size` of all clients in every round, without replacement.
+
+    Draws of different rounds are independent.
 
     Args:
-        size: Clients of a round, >= 1.
-        secret: Draw by a key that nobody else has, and let nothing out that tells who was drawn: reports have
-            a second row of an outsider, with an epsilon that the draw has made smaller. What breaks it is
-            refused (`training.secret_cohorts`), and such a run can't be resumed from a checkpoint.
+        size: Number of clients of a round, >= 1.
+        secret: Whether the draw is kept secret. It then follows from a key that only the server has, and
+            nothing may reveal the drawn clients. Reports have a second row for an outsider, with an epsilon
+            that is smaller because of the draw. Settings that would reveal the draw are refused
+            (`training.secret_cohorts`), and such a run can't be resumed from a checkpoint.
     """
 
     size: int
@@ -195,13 +216,13 @@ class FixedSize(CohortLaw):
 
 @dataclass(frozen=True)
 class Cyclic(CohortLaw):
-    """Clients are dealt out into disjoint public cohorts, which take turns in one order for ever.
+    """Law that splits clients into disjoint public cohorts, which take turns in a fixed order without end.
 
-    With b cohorts nobody is asked in more than ceil(T / b) of T rounds, and with no less than b rounds in
-    between. Clients left over by cohorts of equal size are never asked.
+    With b cohorts, no client is asked in more than ceil(T / b) of T rounds, and two of its rounds are b
+    rounds apart. Clients that are left over by cohorts of equal size are never asked.
 
     Args:
-        size: Clients of a cohort, >= 1.
+        size: Number of clients of a cohort, >= 1.
     """
 
     size: int
@@ -212,11 +233,11 @@ class Cyclic(CohortLaw):
 
     def check_rounds(self, rounds: int, clients: int) -> str:
         rest = clients % self.size
-        over = f"{self} leaves {rest} of {clients} clients over, which are never asked; a size that divides "
-        return f"{over}num_clients leaves nobody out" if rest else ""
+        over = f"{self} never asks {rest} of {clients} clients. A size that divides "
+        return f"{over}num_clients asks all clients" if rest else ""
 
     def draw_cohort(self, clients: int, round: int, attempt: int, stream: Streams) -> list[int]:
-        # streams of round 0: one deal for all rounds
+        # the stream of round 0 is used in all rounds, so all rounds have the same partition into cohorts
         dealt, turn = stream("disjoint cohorts", 0), round % self.num_cohorts(clients)
         return dealt.permutation(clients)[turn * self.size : (turn + 1) * self.size]
 
@@ -226,19 +247,22 @@ class Cyclic(CohortLaw):
     def note(self, rounds: int, clients: int) -> str:
         most = self.max_rounds(rounds, clients)
         once = (
-            ": a client is asked in one round at most, so one round's epsilon is that of its whole run "
-            "(parallel composition)."
+            ": a client is asked in one round at most, so the epsilon of one round is the epsilon of its "
+            "whole run (parallel composition)."
         )
-        turns = f" and take turns: a client is asked in {most} rounds at most, with no lottery about it."
+        turns = f" and take turns: a client is asked in {most} rounds at most, without any random draw."
         return f"Cohorts are disjoint and public{once if most <= 1 else turns}"
 
 
 @dataclass(frozen=True)
 class DisjointOnce(Cyclic):
-    """Clients are dealt out into disjoint public cohorts, each of which has one round.
+    """Law that splits clients into disjoint public cohorts, each of which has one round.
 
-    So a client can spend its whole budget in the one round in which it is asked (parallel composition).
-    Clients left over by cohorts of equal size are never asked.
+    A client can thus spend its whole budget in the only round in which it is asked (parallel composition).
+    Clients that are left over by cohorts of equal size are never asked.
+
+    Args:
+        size: Number of clients of a cohort, >= 1.
     """
 
     word = "once"
@@ -250,9 +274,9 @@ class DisjointOnce(Cyclic):
         if rounds > self.num_rounds(clients):
             fits = clients // rounds
             raise ValueError(
-                f"{self} asks every client once at most: {rounds} rounds of {self.size} clients need "
-                f"{rounds * self.size}, there are {clients}; use "
-                + (f"DisjointOnce({fits}) or fewer" if fits else "fewer rounds")
+                f"{self} asks every client at most once: {rounds} rounds of {self.size} clients need "
+                f"{rounds * self.size} clients, got {clients}. Use "
+                + (f"DisjointOnce({fits}) or fewer." if fits else "fewer rounds.")
             )
         return ""
 
@@ -266,9 +290,9 @@ class DisjointOnce(Cyclic):
 
 @dataclass(frozen=True)
 class Poisson(CohortLaw):
-    """Every client takes part in a round by a secret coin of its own, with chance size / num_clients.
+    """Law of independent, secret draws: every client takes part with probability size / num_clients.
 
-    Behind the noise of a trusted adder, which is the same whoever is there.
+    It needs a trusted adder whose noise does not depend on which clients take part.
 
     Args:
         size: Expected number of clients of a round, >= 1.
@@ -281,62 +305,63 @@ class Poisson(CohortLaw):
     own_conditions = (
         "S1: every client draws for itself, independently of all others and anew in every round, "
         "whether it takes part, by a key that only the server has",
-        "S2: no round was begun twice; one of nobody counts as one",
-        "S8: nothing else that depends on the draw gets out, how many took part included: no server's "
+        "S2: no round was begun twice, and a round without clients counts as a round",
+        "S8: nothing else that depends on the draw is revealed, including the number of clients: no server's "
         "memory, no logs or files of clients, no duration of a round, no number of messages or bytes",
-        "S11: noise is the adder's alone, and it and the divisor are those of the expected cohort, whoever "
-        "is there; what a client sends does not depend on who trains beside it, but for the rounding "
-        "of floats",
+        "S11: noise is the adder's alone, it and the divisor are those of the expected cohort in each round, "
+        "and what a client sends does not depend on the other clients, except for the rounding of floats",
     )
 
     def check_mechanism(self, mechanism: Mechanism) -> str:
         if mechanism.noise_of_adder:
             return ""
         return (
-            f"S11, noise of the adder alone, whoever is there: that of {type(mechanism).__name__} comes "
-            f"from clients, or is none; {self} takes BandedGaussian(..., band=1), all others "
-            f"FixedSize({self.size}, secret=True)"
+            f"S11, noise of a trusted adder: {type(mechanism).__name__} adds none, or adds it at clients. "
+            f"Use BandedGaussian(..., band=1) with {self}, or FixedSize({self.size}, secret=True)"
         )
 
     def draw_cohort(self, clients: int, round: int, attempt: int, stream: Streams) -> list[int]:
         coins = stream("cohort of coins", round, attempt).uniform_below(clients, clients)
-        members: list[int] = np.flatnonzero(coins < self.size).tolist()  # chance size / clients exactly
+        members: list[int] = np.flatnonzero(
+            coins < self.size
+        ).tolist()  # probability is size / clients exactly
         return members
 
     def note(self, rounds: int, clients: int) -> str:
         return (
-            f"Every client draws for itself whether it takes part: a cohort has {self.size} clients on "
-            f"average, the mean divides by {self.size} in every round, and nobody learns how many there are."
+            f"Every client draws for itself whether it takes part, so a cohort has {self.size} clients on "
+            f"average. The mean divides by {self.size} in every round, and nobody learns how many took part."
         )
 
     def method(self, rounds: int, clients: int) -> str:
         return (
             "Poisson sampling behind a trusted adder, one client's update replaced, privacy loss "
-            f"distribution, pessimistic; every client with chance {self.size}/{clients}, {rounds} rounds"
+            f"distribution, pessimistic; every client with probability {self.size}/{clients}, {rounds} rounds"
         )
 
     def independent_draw_loss(
         self, loss: Loss, compositions: int, rounds: int, clients: int
     ) -> tuple[Loss, int]:
-        # what a sum of clients' noises is follows from who is there
+        # if clients added noise, the noise of the sum would depend on which clients take part
         if type(loss) is not GaussianLoss or compositions != 1:
             raise ValueError(
-                f"{self} has no account for a {type(loss).__name__} in {compositions} parts, only for a "
-                f"trusted adder's Gaussian noise; use FixedSize({self.size}, secret=True)"
+                f"{self} can't account for {type(loss).__name__} with {compositions} compositions a round, "
+                f"only for one GaussianLoss. Use FixedSize({self.size}, secret=True)."
             )
         return PoissonGaussianLoss(loss.noise_multiplier, self.size / clients, loss.note), rounds
 
 
 @dataclass(frozen=True)
 class Available(CohortLaw):
-    """Every round draws `size` of the clients that a rule names: who is at home, whose turn it is.
+    """Law that draws `size` clients in every round from those that a user-defined rule names as available.
 
-    No claim counts on the draw.
+    Claims never average over this draw.
 
     Args:
-        rule: Returns clients by the number of the round, from 0, the same whenever it is asked, from public
-            facts alone: one that looks at clients' data tells of them without noise.
-        size: Clients of a round, >= 1.
+        rule: Function from the number of a round, from 0, to its available clients. It must return the same
+            clients at every call and use public facts only: a rule that looks at clients' data reveals them
+            without noise.
+        size: Number of clients of a round, >= 1.
     """
 
     rule: Annotated[Callable[[int], Sequence[int]], "a function of the round's number that returns clients"]
@@ -355,31 +380,32 @@ class Available(CohortLaw):
         return getattr(self.rule, "__qualname__", type(self.rule).__name__)
 
     def list_available(self, round: int, clients: int) -> list[int]:
-        """Clients from whom the cohort of a round is drawn, in order. The rule is asked for a round but once.
+        """Return the sorted clients from whom the cohort of a round is drawn. Results are cached.
+
+        The rule is called twice in a round's first use, and both results must be equal.
 
         Raises:
-            TypeError: If the rule returns no numbers.
-            ValueError: If it names too few, or others than there are, or others when it is asked again.
+            TypeError: If the rule does not return integers.
+            ValueError: If the rule names too few clients, unknown clients or duplicates, or other clients in
+                its second call.
         """
         if (round, clients) in self._named:
             return self._named[round, clients]
         try:
-            found, again = (sorted(map(operator.index, self.rule(round))) for _ in range(2))
+            named, second_call = (sorted(map(operator.index, self.rule(round))) for _ in range(2))
         except TypeError as error:
-            raise TypeError(
-                f"{self} must return the numbers of clients, in round {round}: {error}"
-            ) from error
-        if len({*found}) != len(found) or not {*found} <= {*range(clients)} or len(found) < self.size:
+            raise TypeError(f"{self} must return integers in round {round}: {error}") from error
+        if len({*named}) != len(named) or not {*named} <= {*range(clients)} or len(named) < self.size:
             raise ValueError(
                 f"{self} must name at least {self.size} of the clients 0 to {clients - 1}, each once, got "
-                f"{len(found)} for round {round}: {found[:10]}; take a smaller cohort"
+                f"{len(named)} for round {round}: {named[:10]}. Use a smaller cohort."
             )
-        if found != again:
+        if named != second_call:
             raise ValueError(
-                f"{self} named other clients for round {round} when it was asked again; let the rule follow "
-                "from the number of the round alone, so that a resumed run and other processes agree"
+                f"{self} named different clients in two calls for round {round}. "
+                "Let the rule depend on the number of the round only."
             )
-        return self._named.setdefault((round, clients), found)
+        return self._named.setdefault((round, clients), named)
 
     def check_rounds(self, rounds: int, clients: int) -> str:
         self.digest(rounds, clients)
@@ -391,9 +417,9 @@ class Available(CohortLaw):
 
     @lru_cache(maxsize=8)  # noqa: B019 (a report asks twenty times)
     def lottery(self, rounds: int, clients: int) -> tuple[int, float]:
-        named = [self.list_available(round, clients) for round in range(rounds)]
-        often = Counter(client for one in named for client in one).values()
-        return max(often, default=0), self.size / min(map(len, named), default=self.size)
+        available = [self.list_available(round, clients) for round in range(rounds)]
+        counts = Counter(client for members in available for client in members).values()
+        return max(counts, default=0), self.size / min(map(len, available), default=self.size)
 
     def max_rounds(self, rounds: int, clients: int) -> int:
         return self.lottery(rounds, clients)[0]
@@ -404,15 +430,15 @@ class Available(CohortLaw):
 
     def note(self, rounds: int, clients: int) -> str:
         return (
-            "A cohort is drawn from the clients that a rule of the user's names by the number of the round: "
-            f"one is named in {self.max_rounds(rounds, clients)} rounds at most. It is taken to follow from "
-            "public facts: one that looks at clients' data tells of them without noise. No claim counts on "
-            "the draw."
+            "A cohort is drawn from the clients that a user-defined rule names by the number of the round. "
+            f"A client is named in {self.max_rounds(rounds, clients)} rounds at most. The rule is assumed to "
+            "follow from public facts, because a rule that looks at clients' data reveals them without "
+            "noise. No claim counts on the draw."
         )
 
 
 def make_cohort_law(cohort: CohortLaw | int | None) -> CohortLaw:
-    """The law of a shorthand: a number is `FixedSize` of so many, None is `Everybody`."""
+    """Return the law of a shorthand: `FixedSize` for a number, `Everybody` for None."""
     if isinstance(cohort, CohortLaw):
         return cohort
     return Everybody() if cohort is None else FixedSize(cohort)

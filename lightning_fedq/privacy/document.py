@@ -1,8 +1,8 @@
-"""The privacy document of a run: what a `PrivacyReport` says, in the one order and wording of every output.
+"""Privacy document of a run: the content of a `PrivacyReport`, in the order and the words of every output.
 
-Terminal, Markdown and HTML draw the `document`, JSON is the report itself; nothing else words, groups or
-orders. Each part has a depth. A short output draws the parts down to a smaller one, which are the first ones:
-what it says, the whole document says in the same words.
+Terminal, Markdown and HTML print the `document`, and JSON is the report itself. No other module words, groups
+or orders a report. Each part has a depth. A short output prints the first parts, down to a smaller depth,
+with the same words as the whole document.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from lightning_fedq.privacy.secret_row import SECRET_COHORTS, adversary_title
 from lightning_fedq.privacy.verdict import COLOURS, NO_GUARANTEE, NOT_RUN, VACUOUS, format_epsilon, scale
 
 SCHEMA = "fedq-privacy/2"
-"""First entry of the JSON. Another one is refused."""
+"""First entry of the JSON. A file with another schema is refused."""
 AT_THE_END, REPORT, WHOLE = 0, 1, 2
-"""Depths: a terminal at the end of a fit, `report.md`, `privacy.md`."""
+"""Depths of a terminal at the end of a fit, of `report.md` and of `privacy.md`."""
 
 ORDER = (
     Adversary.SECAGG_SERVER,
@@ -37,7 +37,7 @@ ORDER = (
 )
 """Adversaries in the order in which tables for readers have them."""
 PLACES = (*(who.name for who in ORDER), f"{Adversary.OUTSIDER.name}{SECRET_COHORTS}")
-"""The same by name of the row, and behind them the row that counts on secret cohorts."""
+"""Names of rows in the same order, followed by the row for secret cohorts."""
 FAILING = "if an assumption fails"
 
 
@@ -69,11 +69,11 @@ _TENSE: dict[State, _Tense] = {
     ),
 }
 _MACHINES = (
-    "The rows say what each party sees in a federation of separate machines with these settings; an "
-    "outsider's is about what is released of this one."
+    "The rows say what each party sees in a federation of separate machines with these settings. An "
+    "outsider's row is about what this run releases."
 )
 _NO_LENGTHS = (
-    "not known (the checkpoint that this folder began with keeps no lengths of messages, or nobody learns "
+    "not known (the checkpoint that this folder began with has no lengths of messages, or nobody learns "
     "how many clients took part)"
 )
 _COMPARED = {
@@ -81,35 +81,49 @@ _COMPARED = {
     Neighbours.ZERO_OUT.value: "the client's update, zero",
 }
 _LEGEND = (
-    "Compared: the two worlds that the adversary tries to tell apart, all else being equal. Unit: what the "
+    "Compared: the two inputs that the adversary tries to distinguish, all else being equal. Unit: what the "
     "mechanism protects one by one. Pure: at delta 0, infinite (∞) where no bound holds for every outcome, "
-    "as with Gaussian noise. Infinite mass: the chance, over the run, of an outcome that only one of the two "
-    "worlds can produce, which proves in which one we are; above delta there is no guarantee at "
+    "as with Gaussian noise. Infinite mass: the probability, over the run, of an outcome that only one of "
+    "the two inputs can produce, which proves which input it was. Above delta there is no guarantee at "
     "all. -: nothing is claimed."
 )
 
 
 class Items(NamedTuple):
-    """A list, an entry a line."""
+    """A list with one entry per line."""
 
     lines: tuple[str, ...]
 
 
 class Table(NamedTuple):
-    """Heads and rows. A row of one cell heads a group, one that begins with `MARK` is marked."""
+    """A table with heads and rows.
+
+    A row of one cell is the heading of a group. A row that begins with `MARK` is marked.
+
+    Args:
+        heads: Heads of the columns.
+        rows: Cells of each row.
+        colours: Colour class by text of a cell: "good", "fair" or "bad".
+    """
 
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     colours: Mapping[str, str] = types.MappingProxyType({})
-    """By text of a cell: "good", "fair" or "bad"."""
+    """Colour class by text of a cell: "good", "fair" or "bad"."""
 
 
 MARK = "▸ "
-"""Before the row that was asked for."""
+"""Mark before the row of the target."""
 
 
 class Part(NamedTuple):
-    """A section: its title, what stands in it, and from which depth on an output has it."""
+    """A section of the document.
+
+    Args:
+        title: Title of the section.
+        blocks: Content of the section.
+        depth: Smallest depth of an output that has the section.
+    """
 
     title: str
     blocks: tuple[str | Items | Table, ...]
@@ -118,15 +132,16 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class ReportRow:
-    """A row as readers have it.
+    """A row as readers see it.
 
     Args:
-        row: Its figures.
-        group: "as it was run" in the tense of the state, "if an assumption fails", or "behind masks, ...".
-        asked: Is it the one that was asked for?
-        epsilon: Between any two updates of a client, over the run, printed; "∞" without a bound, "not run"
-            for masks of which there were none.
-        when: Condition under which this adversary is met; may be empty.
+        row: Row with its figures.
+        group: Group of the row: "as it was run" in the tense of the state, "if an assumption fails", or
+            "behind masks, ...".
+        asked: Whether the target is about this row.
+        epsilon: Printed epsilon over the run, under replace-one adjacency. "∞" without a bound, "not run" for
+            masks that did not run.
+        when: Condition under which the run has this adversary. It may be empty.
     """
 
     row: Row
@@ -137,28 +152,30 @@ class ReportRow:
 
     @property
     def useful(self) -> bool:
-        """Does the bound exclude anything?"""
+        """Whether the bound excludes anything."""
         return self.row.verdict not in (VACUOUS, NO_GUARANTEE)
 
 
 def report_rows(report: PrivacyReport) -> list[ReportRow]:
-    """One line for each row: the group of the one that was asked for first, and it first in its group.
+    """Return the rows as readers see them: first the group of the target's row, with that row at its top.
 
-    With reproducible keys the lines say what secret ones would give.
+    With reproducible keys, the rows are those that secret keys would give.
     """
-    as_run, found = _TENSE[report.state].as_run, []
-    what = {"counted": "only counted", "assumed": "only assumed"}.get(report.masks, "not there")
-    behind = f"behind secure aggregation, which {'was' if report.state == 'ended' else 'is'} {what}"
+    as_run, report_lines = _TENSE[report.state].as_run, []
+    masks_state = {"counted": "only counted", "assumed": "only assumed"}.get(report.masks, "not there")
+    behind_masks = (
+        f"behind secure aggregation, which {'was' if report.state == 'ended' else 'is'} {masks_state}"
+    )
     for row in report.readable_rows:
         asked = report.asked is not None and report.asked.adversary == row.name
         hypothetical = _needs_masks(row) and not report.masked
-        group = as_run if is_met(row, report.masked) else behind if hypothetical else FAILING
+        group = as_run if is_met(row, report.masked) else behind_masks if hypothetical else FAILING
         epsilon = NOT_RUN if hypothetical and report.masks == "none" else format_epsilon(row.epsilon)
-        found.append(ReportRow(row, group, asked, epsilon, _row_condition(row, report.masked)))
-    groups = (as_run, FAILING, behind)
-    first = next((line.group for line in found if line.asked), as_run)
+        report_lines.append(ReportRow(row, group, asked, epsilon, _row_condition(row, report.masked)))
+    groups = (as_run, FAILING, behind_masks)
+    first = next((line.group for line in report_lines if line.asked), as_run)
     return sorted(
-        found,
+        report_lines,
         key=lambda line: (
             line.group != first,
             groups.index(line.group),
@@ -170,10 +187,12 @@ def report_rows(report: PrivacyReport) -> list[ReportRow]:
 
 
 def _needs_masks(row: Row) -> bool:
+    """Return whether a row is about the server behind secure aggregation."""
     return row.adversary == Adversary.SECAGG_SERVER.name
 
 
 def _row_condition(row: Row, masked: bool) -> str:
+    """Return the condition under which the run has the row's adversary, or ""."""
     if row.cohorts == "secret":
         return "nobody learns who took part"
     if masked and not is_met(row, True):
@@ -188,11 +207,11 @@ class PrivacySummary(NamedTuple):
     """Privacy of a run in one cell of a table, or one entry of a legend.
 
     Args:
-        who: Name of the row; "" where the run has none of that name.
-        epsilon: What holds over the run, between any two updates; None for masks that do not run.
-        verdict: Its word.
-        asked: What was asked for, and whether it is met; "" where this row was not asked for.
-        met: Likewise; None where it was not asked for.
+        who: Name of the row. "" where the run has no row of that name.
+        epsilon: Epsilon over the run, under replace-one adjacency. None for masks that do not run.
+        verdict: Verdict on epsilon.
+        asked: Target of this row and whether it is met, in words. "" where the target is about another row.
+        met: Whether the target is met. None where the target is about another row.
     """
 
     who: str
@@ -203,7 +222,7 @@ class PrivacySummary(NamedTuple):
 
     @property
     def printed(self) -> str:
-        """The epsilon, "not run", or "-" where there is no row."""
+        """Printed epsilon, "not run", or "-" where there is no row."""
         return format_epsilon(self.epsilon) if self.epsilon is not None else NOT_RUN if self.who else "-"
 
     @property
@@ -211,16 +230,16 @@ class PrivacySummary(NamedTuple):
         """Entry of a legend."""
         if self.met is False:
             return "target NOT met"
-        said = {NOT_RUN: "masks not run", "∞": "no finite ε", "-": ""}
-        return said.get(self.printed, f"ε {self.printed}")
+        words = {NOT_RUN: "masks not run", "∞": "no finite ε", "-": ""}
+        return words.get(self.printed, f"ε {self.printed}")
 
 
 def summarise_privacy(report: PrivacyReport, adversary: str | None = None) -> PrivacySummary:
-    """Privacy towards one adversary. With reproducible keys there is none.
+    """Return the privacy against one adversary. With reproducible keys there is none.
 
     Args:
-        report: The report.
-        adversary: Name of a row; None is `PrivacyReport.about`.
+        report: Report of the run.
+        adversary: Name of a row. None is `PrivacyReport.about`.
     """
     row = (
         report.about
@@ -229,34 +248,35 @@ def summarise_privacy(report: PrivacyReport, adversary: str | None = None) -> Pr
     )
     if row is None:
         return PrivacySummary("", None, "")
-    found = PrivacySummary(row.name, row.epsilon, row.verdict)
+    summary = PrivacySummary(row.name, row.epsilon, row.verdict)
     if _needs_masks(row) and not report.masked:
-        found = PrivacySummary(row.name, None, NO_GUARANTEE)
+        summary = PrivacySummary(row.name, None, NO_GUARANTEE)
     asked = report.asked
     if asked is None or asked.adversary != row.name:
-        return found
+        return summary
     over = "a round" if asked.over == "round" else "the run"
-    return found._replace(
+    return summary._replace(
         asked=f"asked for {asked.epsilon:g} over {over}: {_target_text(report)}", met=asked.met
     )
 
 
 def common_adversary(reports: Sequence[PrivacyReport]) -> str:
-    """Name of the one row that several runs are shown by.
+    """Return the name of the row in which several runs are compared.
 
     Returns:
-        What all that had a target were asked about, or all are about; else the outsider, whom every run has.
+        Row of all targets, or of all `about` rows without targets, if they agree. Otherwise the outsider's
+        row, which every run has.
     """
     asked = {report.asked.adversary for report in reports if report.asked is not None}
-    known = asked or {report.about.name for report in reports}
-    return known.pop() if len(known) == 1 else Adversary.OUTSIDER.name
+    candidates = asked or {report.about.name for report in reports}
+    return candidates.pop() if len(candidates) == 1 else Adversary.OUTSIDER.name
 
 
 # ---- sentences ----------------------------------------------------------------------------------------
 
 
 def headline(report: PrivacyReport) -> str:
-    """Sentence for a reader who reads one: how much, at which delta, towards whom, met or not."""
+    """Return one sentence about the run: epsilon, delta, adversary, and whether the target is met."""
     if not report.secure_keys:
         return (
             "NOTHING IS PRIVATE: the keys come from a seed. The rows say what secret keys (seed: null) "
@@ -270,19 +290,19 @@ def headline(report: PrivacyReport) -> str:
             return f"Nothing is promised to any client: {row.reason}."
         if row.verdict == VACUOUS:
             return (
-                f"Nothing useful is promised {at}: the smallest epsilon is {epsilon}, towards "
+                f"Nothing useful is promised {at}: the smallest epsilon is {epsilon}, against "
                 f"{adversary_phrase(row)}."
             )
         smallest = f"No target. The smallest epsilon {at} is {epsilon} ({row.verdict}), "
-        smallest += f"towards {adversary_phrase(row)}."
+        smallest += f"against {adversary_phrase(row)}."
         return smallest + _if_ended(report)
     over = " in every round" if asked.over == "round" else ""
     wanted = f"epsilon {asked.epsilon:g} at delta {report.delta:g}{over}"
-    first = f"Asked for {wanted}, towards {adversary_phrase(row)}: {_target_text(report)}"
+    first = f"Asked for {wanted}, against {adversary_phrase(row)}: {_target_text(report)}"
     if not asked.met and _needs_masks(row) and not report.masked:
         return f"{first}: masks {'were' if report.state == 'ended' else 'are'} {_masks(report)}."
     spent = f"{format_epsilon(asked.spent)} {'planned' if report.state == 'planned' else 'spent'}"
-    if asked.over == "run":  # which may have ended before the rounds that were asked for
+    if asked.over == "run":  # the run may have ended before all rounds that were asked for
         spent += " over a round" if report.rounds == 1 else f" over {report.rounds:,} rounds"
     word = row.verdict if asked.over == "run" else f"{row.verdict} over the run"
     odds = f" {row.sentence}" if asked.met and asked.over == "run" else ""
@@ -290,15 +310,15 @@ def headline(report: PrivacyReport) -> str:
 
 
 def _if_ended(report: PrivacyReport) -> str:
-    """Sentence on a run that ended early: its limit holds, a privacy filter (Whitehouse et al. 2023)."""
+    """Return what still holds for a run that ended early. See privacy filters (Whitehouse et al. 2023)."""
     if not report.ended:
         return ""
-    asked, limit = report.asked, "that of all rounds that were asked for"
+    asked, limit = report.asked, "the epsilon of all rounds that were asked for"
     if asked is not None and asked.met and asked.over == "run":
         limit = f"the target of epsilon {asked.epsilon:g}"
     return (
-        f" The run was ended {report.ended}. Its epsilon is for a number of rounds that was settled "
-        f"beforehand; if what was released decided when to end, {limit} is what holds."
+        f" The run was ended {report.ended}. Its epsilon is for a number of rounds that was fixed "
+        f"beforehand. If released outputs decided when to end, {limit} holds instead."
     )
 
 
@@ -311,7 +331,7 @@ def _target_text(report: PrivacyReport) -> str:
 
 
 def adversary_phrase(row: Row) -> str:
-    """The adversary of a row as it is called in a sentence."""
+    """Return the adversary of a row as it is named in a sentence."""
     secret = " who never learns who took part" if row.cohorts == "secret" else ""
     return f"{Adversary[row.adversary].value}{secret}"
 
@@ -328,47 +348,50 @@ def _masks(report: PrivacyReport) -> str:
 
 
 def caveat(report: PrivacyReport) -> str:
-    """Sentences on what no number covers where one program plays everybody. "" for real clients."""
+    """Return sentences on the limits of a simulation. "" for real clients."""
     if not report.simulated:
         return ""
     tense = _TENSE[report.state]
     return (
         f"This {tense.is_} a simulation: one program {tense.holds} all data, exact updates and keys, so "
-        f"whoever {tense.runs} it {tense.sees} everything, masks or not. {_MACHINES}"
+        f"whoever {tense.runs} it {tense.sees} everything, with or without masks. {_MACHINES}"
     )
 
 
 def bits(report: PrivacyReport) -> str:
-    """Bits up and down with what they hold for, and what they save both ways. "" where nothing is known."""
-    known = report.bits
-    if known is None:
+    """Return a sentence with the bits of uplink and downlink and their saving. "" if nothing is known."""
+    report_bits = report.bits
+    if report_bits is None:
         return ""
-    if known.update is None:
+    if report_bits.update is None:
         return f"Bits a parameter: {_NO_LENGTHS}."
-    about = "" if known.measured else "about "
+    approximately = "" if report_bits.measured else "about "
     hidden = report.masks in ("ran", "asked", "counted")
-    word, up = "unmasked", known.update
+    word, total_up = "unmasked", report_bits.update
     if hidden:
-        word = "masked" if known.unmasked is None else f"masked ({known.unmasked:.3g} unmasked)"
+        word = "masked" if report_bits.unmasked is None else f"masked ({report_bits.unmasked:.3g} unmasked)"
     keys = ""
-    if known.keys:
-        up += known.keys
-        keys = f" + {known.keys:.3g} keys and shares = {up:.3g}"
-    rest = hidden and known.keys is None
-    text = f"Bits a parameter, one client in a round: up {about}{known.update:.3g} {word}{keys}"
+    if report_bits.keys:
+        total_up += report_bits.keys
+        keys = f" + {report_bits.keys:.3g} keys and shares = {total_up:.3g}"
+    rest = hidden and report_bits.keys is None
+    text = f"Bits a parameter, one client in a round: up {approximately}{report_bits.update:.3g} {word}{keys}"
     text += ", keys and shares on top" if rest else ""
-    if known.down is not None:
-        both = up + known.down
+    if report_bits.down is not None:
+        both = total_up + report_bits.down
         saved = 100.0 * (1.0 - both / 64.0)
         what = f"{saved:.0f}% less" if saved >= 0.0 else f"{-saved:.0f}% more"
         before = ", before keys and shares" if rest else ""
-        text += f"; down {about}{known.down:.3g}; both ways {both:.3g}, {what} than 32 each way{before}"
-    if known.megabytes_up is not None:
-        rounds = report.rounds if known.rounds is None else known.rounds
-        text += f". All clients, {rounds:,} rounds: {known.megabytes_up:.4g} MB up"
-        down = known.megabytes_down
+        text += (
+            f"; down {approximately}{report_bits.down:.3g}"
+            f"; both ways {both:.3g}, {what} than 32 each way{before}"
+        )
+    if report_bits.megabytes_up is not None:
+        rounds = report.rounds if report_bits.rounds is None else report_bits.rounds
+        text += f". All clients, {rounds:,} rounds: {report_bits.megabytes_up:.4g} MB up"
+        down = report_bits.megabytes_down
         text += "" if down is None else f", {down:.4g} MB down"
-    elif known.measured:
+    elif report_bits.measured:
         text += f". All clients: {_NO_LENGTHS}"
     return f"{text}."
 
@@ -377,31 +400,32 @@ def bits(report: PrivacyReport) -> str:
 
 
 def document(report: PrivacyReport, depth: int = WHOLE) -> tuple[str, list[Part]]:
-    """Title and parts of the document, down to a depth."""
-    found = [part for part in _parts(report) if part.depth <= depth and part.blocks]
-    return _TENSE[report.state].title, found
+    """Return title and parts of the document, down to a depth."""
+    parts = [part for part in _parts(report) if part.depth <= depth and part.blocks]
+    return _TENSE[report.state].title, parts
 
 
 def _parts(report: PrivacyReport) -> Iterator[Part]:
-    of_lines = report_rows(report)
+    """Yield all parts of the document, in their order."""
+    report_lines = report_rows(report)
     yield Part("", tuple(text for text in (headline(report), caveat(report)) if text), AT_THE_END)
     sent = (text,) if (text := bits(report)) else ()
-    yield Part("Who learns how much", (_adversary_table(report, of_lines), *sent), AT_THE_END)
+    yield Part("Who learns how much", (_adversary_table(report, report_lines), *sent), AT_THE_END)
     over = "One client over the run, any update against any other. "
-    yield Part("What has to hold", (_assumption_list(of_lines), f"{over}{scale().capitalize()}."), REPORT)
+    yield Part("What has to hold", (_assumption_list(report_lines), f"{over}{scale().capitalize()}."), REPORT)
     yield Part("Times", (report.times,) if report.times else (), REPORT)
     yield Part("Of which run", (_facts(report),), REPORT)
     if (samples := report.samples) is not None:
         yield Part(
             "One sample of a client's data", (f"{samples.line[:1].upper()}{samples.line[1:]}.",), REPORT
         )
-    yield Part("Figures to check", (_open_assumptions(of_lines), _LEGEND), WHOLE)
-    reasons = tuple(f"{line.row.title}, {line.group}: {line.row.sentence}" for line in of_lines)
+    yield Part("Figures to check", (_open_assumptions(report_lines), _LEGEND), WHOLE)
+    reasons = tuple(f"{line.row.title}, {line.group}: {line.row.sentence}" for line in report_lines)
     yield Part("What each row means", (Items(reasons),), WHOLE)
-    yield Part("What has to hold, in full", (_full_assumptions(of_lines),), WHOLE)
+    yield Part("What has to hold, in full", (_full_assumptions(report_lines),), WHOLE)
     yield Part("Who sees what", (Items(tuple(f"{who.title}: {who.sees}" for who in ORDER)),), WHOLE)
     yield Part("How to read the numbers", (Items(report.notes),), WHOLE)
-    advice = _merge_equal_texts((line.row.title, line.row.advice) for line in of_lines)
+    advice = _merge_equal_texts((line.row.title, line.row.advice) for line in report_lines)
     if advice:
         yield Part("What would make it better", (Items(advice),), WHOLE)
     if report.charged:
@@ -415,6 +439,7 @@ def _parts(report: PrivacyReport) -> Iterator[Part]:
 
 
 def _adversary_table(report: PrivacyReport, report_lines: Sequence[ReportRow]) -> Table:
+    """Return the table of adversaries: epsilon, verdict and condition."""
     rows: list[tuple[str, ...]] = []
     group = ""
     for line in report_lines:
@@ -427,16 +452,19 @@ def _adversary_table(report: PrivacyReport, report_lines: Sequence[ReportRow]) -
 
 
 def _assumption_list(report_lines: Sequence[ReportRow]) -> Table:
-    """Assumptions by kind, those of every useful row first, with who sees to each."""
-    found: dict[Kind, tuple[dict[str, None], dict[str, None]]] = {}
+    """Return the table of assumptions by kind, with the responsible party of each.
+
+    Assumptions of every useful row come first.
+    """
+    titles_and_sentences: dict[Kind, tuple[dict[str, None], dict[str, None]]] = {}
     useful = [line.row for line in report_lines if line.useful] or [line.row for line in report_lines]
     for row in useful:
         for sentence in row.assumptions:
             for kind in find_kinds(sentence):
-                titles, quoted = found.setdefault(kind, ({}, {}))
+                titles, quoted = titles_and_sentences.setdefault(kind, ({}, {}))
                 titles[row.title] = quoted[sentence] = None
     rows = []
-    for kind, (titles, quoted) in found.items():
+    for kind, (titles, quoted) in titles_and_sentences.items():
         if kind.who:
             what = f"{kind.term} {'; '.join(quoted)}" if kind.term.endswith(":") else kind.term
             rows.append((what, kind.who, "every row" if len(titles) == len(useful) else ", ".join(titles)))
@@ -446,6 +474,7 @@ def _assumption_list(report_lines: Sequence[ReportRow]) -> Table:
 
 
 def _full_assumptions(report_lines: Sequence[ReportRow]) -> Items:
+    """Return all assumptions in full: those of every row first, then those of single rows."""
     common_to_all = set.intersection(*(set(line.row.assumptions) for line in report_lines))
     special = _merge_equal_texts(
         (line.row.title, "; ".join(text for text in line.row.assumptions if text not in common_to_all))
@@ -455,21 +484,22 @@ def _full_assumptions(report_lines: Sequence[ReportRow]) -> Items:
 
 
 def _merge_equal_texts(named_texts: Iterator[tuple[str, str]]) -> tuple[str, ...]:
-    """Of pairs of a name and a text, those of one text in a line."""
-    found: dict[str, list[str]] = {}
+    """Return one line per text, with the names of all pairs (name, text) that have it."""
+    names_by_text: dict[str, list[str]] = {}
     for name, text in named_texts:
-        found.setdefault(text, []).append(name)
-    return tuple(f"{', '.join(names)}: {text}" for text, names in found.items() if text)
+        names_by_text.setdefault(text, []).append(name)
+    return tuple(f"{', '.join(names)}: {text}" for text, names in names_by_text.items() if text)
 
 
 def _facts(report: PrivacyReport) -> Table:
-    # settings of other libraries are priced for vectors of any length, as one number
+    # settings of other libraries are accounted for as a single number, for vectors of any length
+    """Return the table of the run's settings."""
     length = f"; {report.dim:,} parameters" if report.dim > 1 else ""
     name, _, settings = report.mechanism.partition("(")
-    own = f"its own, of one {report.rows[0].unit}; no result of this run"
+    scope = f"the mechanism's, of one {report.rows[0].unit}, and no result of this run"
     settings = settings.removesuffix(")")
     if "epsilon" in settings:
-        settings += f" (epsilon is {own})"
+        settings += f" (epsilon is {scope})"
     origin = report.origin
     rows = [
         ("mechanism", f"{name}{length}"),
@@ -488,6 +518,7 @@ def _facts(report: PrivacyReport) -> Table:
 
 
 def _open_assumptions(report_lines: Sequence[ReportRow]) -> Table:
+    """Return the table of figures: every row's epsilons, delta, infinite mass and accounting method."""
     heads = ("who", "compared", "unit", "unit, pure", "a round", "the run", "any two updates", "delta")
     rows = []
     for line in report_lines:
@@ -502,7 +533,7 @@ def _open_assumptions(report_lines: Sequence[ReportRow]) -> Table:
 
 
 def _charged(report: PrivacyReport) -> Table:
-    """Spending of every client: the rows are the worst of these."""
+    """Return the table of the spending of all clients. The rows of the report state the largest of it."""
     names = list(report.charged[0].epsilons)
     rows = [
         (str(kind.clients), str(kind.charges), *(format_epsilon(kind.epsilons[name]) for name in names))
@@ -512,7 +543,7 @@ def _charged(report: PrivacyReport) -> Table:
 
 
 def sample_table(samples: SampleStatement) -> Table:
-    """Figures of DP-SGD's account."""
+    """Return the table of figures of DP-SGD's account."""
     heads = ("accounts", "steps", "noise multiplier", "gradient norm", "sampling rate")
     figures = ((samples.noise_multiplier, "g"), (samples.max_grad_norm, "g"), (samples.sample_rate, ".3g"))
     printed = ("not known" if value is None else format(value, form) for value, form in figures)
@@ -523,22 +554,25 @@ def sample_table(samples: SampleStatement) -> Table:
 
 
 def to_json(report: PrivacyReport) -> str:
-    """The report with the group and the condition of each row, infinite numbers as the string "inf".
+    """Return the report as JSON, with group and condition of each row.
 
-    `rows` are what holds; with keys from a seed they promise nothing, and what secret keys would give stands
-    in `with_secure_keys`.
+    Infinite numbers are the string "inf".
+
+    `rows` are the rows that hold. With keys from a seed they promise nothing, and `with_secure_keys` has the
+    rows that secret keys would give.
     """
     plain = asdict(report)
     for line in report_rows(report):
-        said = {"name": line.row.name, "group": line.group, "asked": line.asked, "when": line.when}
+        details = {"name": line.row.name, "group": line.group, "asked": line.asked, "when": line.when}
         for row in (*plain["rows"], *plain["with_secure_keys"], plain["secret"] or {}):
             if (row.get("adversary"), row.get("cohorts")) == (line.row.adversary, line.row.cohorts):
-                row |= {**said, "epsilon": max(row["epsilon_run"], row["epsilon_any_two"])}
+                row |= {**details, "epsilon": max(row["epsilon_run"], row["epsilon_any_two"])}
     first = {"schema": SCHEMA, "headline": headline(report), "caveat": caveat(report)}
     return json.dumps(_plain({**first, **plain}), indent=2, ensure_ascii=False)
 
 
 def _plain(value: object) -> object:
+    """Return a value with tuples as lists and infinite numbers as the string "inf"."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -547,32 +581,34 @@ def _plain(value: object) -> object:
 
 
 class OtherVersionError(ValueError):
-    """Refusal of a document that another version of this package wrote."""
+    """Error for a document that another version of this package wrote."""
 
 
 def from_json(text: str) -> PrivacyReport:
-    """The report of a `privacy.json`, whoever wrote it: every value has its type, every text can be printed.
+    """Return the report of a `privacy.json`.
+
+    The file may come from any source. Every value has its type, and every text can be printed.
 
     Raises:
-        OtherVersionError: If it has rows of another version.
-        ValueError: If it is not what `to_json` writes.
+        OtherVersionError: If the file has rows of another version.
+        ValueError: If the file is not one that `to_json` writes.
     """
     try:
-        found = json.loads(text)
-        if isinstance(found, dict) and "rows" in found and found.get("schema") != SCHEMA:
+        fields = json.loads(text)
+        if isinstance(fields, dict) and "rows" in fields and fields.get("schema") != SCHEMA:
             raise OtherVersionError(
-                f"privacy.json is no {SCHEMA} but of another version of this package, so its privacy must be "
-                "computed again: `fedq privacy CONFIG`, or `fedq privacy CKPT` with a checkpoint of the run"
+                f"privacy.json is no {SCHEMA}, but of another version of this package. Compute it again: "
+                "`fedq privacy CONFIG`, or `fedq privacy CKPT` with a checkpoint of the run"
             )
-        report: PrivacyReport = from_plain(PrivacyReport, found)
+        report: PrivacyReport = from_plain(PrivacyReport, fields)
         names = sorted(Adversary.__members__)
         for rows in (report.rows, report.with_secure_keys or report.rows):
             if sorted(row.adversary for row in rows) != names:
-                raise ValueError("rows must be one for each adversary")
+                raise ValueError("there must be one row for each adversary")
         if {row.neighbours for row in report.readable_rows} - _COMPARED.keys():
-            raise ValueError("neighbours are none that this package knows")
+            raise ValueError("neighbours has an unknown value")
         if report.asked is not None and report.asked.adversary not in {row.name for row in report.all_rows}:
-            raise ValueError("it was asked about a row that is not there")
+            raise ValueError("the target is about a row that is missing")
     except OtherVersionError:
         raise
     except ValueError as error:

@@ -1,15 +1,15 @@
-"""The question before a run: which mechanism, at which setting, gives this epsilon against this adversary?
+"""Planning before a run: find mechanisms, calibrated to a target epsilon, and rank them by their error.
 
-Every candidate is calibrated to the target (`privacy.target`) with the accountant, the claims and the
-refusals of the report, and its error follows from its own noise bound. Errors are relative to the update: all
-candidates see updates of l2 norm 1, the same clip for mechanisms that clip vectors; mechanisms that clip
-coordinates get a range of 4.5 / sqrt(dim), which holds every coordinate of an update that is spread evenly,
-as after a rotation. Dropouts are in the settings, that is in what is claimed, and not in the error.
+Every candidate is calibrated to the target (`privacy.target`) with the accountant and the claims of the
+report. Its error follows from its own bound on the noise. Errors are relative to the update: all candidates
+get updates of l2 norm 1, which is also the clipping norm of mechanisms that clip vectors. Mechanisms that
+clip coordinates get a range of 4.5 / sqrt(dim). It holds every coordinate of an update that is spread evenly,
+as after a rotation. Dropouts affect the claims, but not the error.
 
-What decides is R = E / (eta T): E the squared error of the mean of one round, summed over coordinates; T
-rounds; eta = |mean|^2, how alike the clients' updates are. Noise over signal of the whole run: it hardly
-depends on the number of rounds. The verdicts in words were read off trainings on MNIST: R 0.04 lost nothing,
-0.4 five points, 1.5 fifteen, above 4 nearly everything.
+Options are ranked by the noise-to-signal ratio of the whole run, R = E / (eta T). E is the squared error of
+the mean of one round, summed over coordinates. T is the number of rounds. eta = |mean|^2 measures how similar
+the clients' updates are. R hardly depends on the number of rounds. The verdicts in words come from trainings
+on MNIST: R 0.04 lost nothing, 0.4 five points, 1.5 fifteen, above 4 nearly everything.
 """
 
 import math
@@ -29,44 +29,47 @@ from lightning_fedq.secagg import SecAgg
 from lightning_fedq.wire.coding import FixedLength
 
 KAPPA = 4.5
-"""Range of a coordinate in standard deviations, for mechanisms that clip coordinates."""
+"""Range of a coordinate for mechanisms that clip coordinates, in standard deviations."""
 HOMOGENEITY = 0.3
-"""eta: |mean update|^2 over the mean |update|^2; 0.1 to 0.7 was measured on MNIST."""
+"""eta: |mean update|^2 over the mean |update|^2. Values measured on MNIST were 0.1 to 0.7."""
 NEARLY = 1.5
-"""An option whose R is within this factor of the least is as good: bits decide among them. In the demo, half
-of the coordinates (1.4 times the R, 0.6 of the bits) cost nothing that six seeds could tell."""
+"""Factor on R. Options within this factor of the smallest R count as equally good, and bits decide among
+them. In the demo, sending half of the coordinates (1.4 times the R, 0.6 of the bits) had no cost that six
+seeds could show."""
 GOOD, COSTLY = 0.1, 0.7
-"""R up to which no loss was visible, and up to which it cost points."""
+"""Largest R without a visible loss of accuracy, and largest R that cost only points of accuracy."""
 SWAMPED = 4.0
-"""R above which the noise is most of what a model learns."""
+"""R above which a model learns mostly noise."""
 _VERDICTS = ((GOOD, "no visible loss"), (COSTLY, "costs points"), (SWAMPED, "poor"))
 _MOST_ENCODED = 1 << 14
 _MOST_CLIENTS = 20_000
-"""Beyond, the number of clients that would be good is extrapolated only."""
+"""Largest number of clients that is checked by calibration. Beyond it, `clients_needed` is extrapolated."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Resources of a federation, and the target that is asked of it.
+    """Resources of a federation and its privacy target.
 
     Args:
-        clients: Clients in the federation, >= 1.
-        params: Parameters of the model, >= 1.
-        rounds: >= 1.
-        target: Epsilon over the run, delta, against whom.
-        secure_aggregation: How sums are masked if the target is about a server behind secure aggregation:
-            who may collude (`max_corrupt`) and whether the server may lie (`active`).
-        dropout_probability: Chance that a client does not answer.
-        homogeneity: eta, in (0, 1].
+        clients: Number of clients in the federation, >= 1.
+        params: Number of parameters of the model, >= 1.
+        rounds: Number of rounds of the run, >= 1.
+        target: Target epsilon, with delta and adversary.
+        secure_aggregation: Settings of secure aggregation, used if the target is about a server behind it:
+            how many clients may collude (`max_corrupt`), and whether the server may lie (`active`).
+        dropout_probability: Probability that a client does not answer.
+        homogeneity: Similarity of the clients' updates, eta, in (0, 1].
         law: Law of cohorts.
-        plain_sum: Does the model depend on the messages through their plain sum only? A mean with weights, or
-            a robust rule, hides nobody. The error is that of a plain mean all the same.
-        num_byzantine: Clients that lie, >= 0; they hide nobody, and what they do to the mean is not reckoned.
-        may_be_silent: Is there a deadline, so that claims count on the fewest answers that open a sum?
-        masked: Are sums masked whomever the target is about?
+        plain_sum: Whether the model depends on the messages only through their plain sum. A weighted mean or
+            a robust rule hides nobody. The planned error is that of a plain mean in both cases.
+        num_byzantine: Number of Byzantine clients, >= 0. They hide nobody, and their effect on the mean is
+            not planned.
+        may_be_silent: Whether there is a deadline, so that claims count only on the smallest number of
+            answers that open a sum.
+        masked: Whether sums are masked even if the target is about another adversary.
 
     Raises:
-        ValueError: If a number is out of range.
+        ValueError: If a number is out of range, or a secret law does not fit the other settings.
     """
 
     clients: int
@@ -85,7 +88,7 @@ class Problem:
     def __post_init__(self) -> None:
         if not (self.clients >= 1 and self.params >= 1 and self.rounds >= 1 and 0 < self.homogeneity <= 1):
             raise ValueError(
-                "clients >= 1, params >= 1, rounds >= 1 and homogeneity in (0, 1] are needed, "
+                "Expected clients >= 1, params >= 1, rounds >= 1 and homogeneity in (0, 1], "
                 f"got {self.clients}, {self.params}, {self.rounds} and {self.homogeneity}"
             )
         check_delta(self.target.delta, self.clients, "clients")
@@ -93,15 +96,15 @@ class Problem:
         self.law.check_rounds(self.rounds, self.clients)
         why = find_secrecy_obstacle(self.sampling(self.law), self.plain_sum, self.num_byzantine)
         if why and self.law.secret:
-            raise ValueError(f"secret cohorts need {why}; or plan for known ones")
+            raise ValueError(f"secret cohorts need {why}, or plan for known cohorts")
 
     @property
     def cohort(self) -> int:
-        """Clients of a round."""
+        """Number of clients of a round."""
         return self.law.cohort_size(self.clients)
 
     def sampling(self, law: CohortLaw) -> Sampling:
-        """Participation of clients by a law."""
+        """Return how clients take part by a law."""
         return Sampling(
             num_clients=self.clients,
             law=law,
@@ -112,7 +115,12 @@ class Problem:
         )
 
     def run(self, mechanism: Mechanism, law: CohortLaw | None = None) -> Run:
-        """The run that is asked about, by a mechanism and the problem's law of cohorts, or another one."""
+        """Return the planned run of a mechanism.
+
+        Args:
+            mechanism: Mechanism of the run.
+            law: Law of cohorts. None is the problem's law.
+        """
         law = self.law if law is None else law
         cohort = law.cohort_size(self.clients)
         secagg = self.secure_aggregation if self.behind_masks else None
@@ -132,31 +140,33 @@ class Problem:
 
     @property
     def behind_masks(self) -> bool:
-        """Are sums masked, by the target (a server behind them, or what one that lies releases) or anyway?"""
+        """Whether sums are masked: by the target, because of a server that lies, or in any case."""
         lies = self.secure_aggregation.active and self.sees_sums
         return self.target.against is Adversary.SECAGG_SERVER or lies or self.masked
 
     @property
     def sees_sums(self) -> bool:
-        """Does the adversary see aggregates only, so that other clients hide the victim?"""
+        """Whether the adversary sees aggregates only, so that other clients hide the victim."""
         of_sums = (Adversary.SECAGG_SERVER, Adversary.OUTSIDER, Adversary.CLIENT)
         return self.plain_sum and self.target.against in of_sums
 
 
 @dataclass(frozen=True)
 class Option:
-    """One way to reach the target, or the reason why there is none.
+    """A mechanism that reaches the target, or the reason why it can't.
 
     Args:
-        mechanism: Set to the target, for updates of norm 1; or None.
-        law: Law of cohorts: the problem's, or `DisjointOnce`, with the whole budget in one round.
-        epsilon: What a client then spends over the run, at the target's delta.
-        bits: Bits a parameter that one client puts on the wire in a round in which it takes part; behind
-            masks those of the masked sum.
-        error: E, in units of the squared norm of an update; None where the mechanism has no bound.
-        ratio: R; None with `error`.
-        clients_needed: About how many clients would bring R to 0.1; None where R is unknown.
-        reason: Why not, where there is no mechanism.
+        name: Name of the candidate.
+        mechanism: Mechanism calibrated to the target, for updates of norm 1, or None.
+        law: Law of cohorts: that of the problem, or `DisjointOnce`, with the whole budget in one round.
+        epsilon: Epsilon that a client then spends over the run, at the target's delta.
+        bits: Bits per parameter that one client sends in a round in which it takes part. With masks, those of
+            the masked message.
+        error: Squared error E, in units of the squared norm of an update. None where the mechanism has no
+            bound.
+        ratio: Noise-to-signal ratio R. None where `error` is None.
+        clients_needed: Approximate number of clients that would bring R to 0.1. None where R is unknown.
+        reason: Reason why there is no mechanism.
     """
 
     name: str
@@ -171,7 +181,7 @@ class Option:
 
     @property
     def verdict(self) -> str:
-        """R in words."""
+        """The noise-to-signal ratio in words."""
         if self.mechanism is None:
             return "not possible"
         if self.ratio is None:
@@ -189,12 +199,13 @@ def plan(
     """Calibrate every candidate to the target, and rank them by error.
 
     Args:
-        candidates: Mechanisms for updates of norm 1, by name; the value of the free parameter does not count.
-        once: Is a participation in one round only tried, too, where no sum hides a client?
-        on_option: Is given each option as it is found, in the order of the candidates.
+        problem: Resources and target.
+        candidates: Mechanisms for updates of norm 1, by name. The value of their free parameter is ignored.
+        once: Whether to try cohorts that take part in one round only as well, if no sum hides a client.
+        on_option: Function that is called with each option as it is found, in the order of the candidates.
 
     Returns:
-        One option per candidate, best first; impossible ones last.
+        One option per candidate, best first and impossible ones last.
     """
     options = []
     for name, mechanism in candidates.items():
@@ -204,15 +215,18 @@ def plan(
 
 
 def recommended(options: Sequence[Option]) -> Option | None:
-    """The fewest bits among those that lose nothing, or whose R is within `NEARLY` of the least.
+    """Return the option with the fewest bits among those of nearly the smallest R.
+
+    These are the options that lose nothing (R up to `GOOD`), or whose R is within `NEARLY` of the smallest
+    one.
 
     Args:
-        options: Options, best first.
+        options: Options of `plan`, best first.
 
     Returns:
-        None where nothing is possible.
+        The option, or None where no option is possible.
 
-    Example:
+    Examples:
         >>> from lightning_fedq import FedAvg
         >>> cheap = Option("coins", FedAvg(), bits=4.1, ratio=0.55)
         >>> exact = Option("Gaussian", FedAvg(), bits=17.0, ratio=0.49)
@@ -231,7 +245,11 @@ def _rank(option: Option) -> float:
 
 
 def _option(name: str, mechanism: Mechanism, problem: Problem, once_too: bool) -> Option:
-    """The better participation. With sums, more clients a round always hide better."""
+    """Return the better option of a candidate: with the problem's law, or with one round per client.
+
+    Where the adversary sees sums only, one round per client is not tried, because more clients in a round
+    hide better.
+    """
     best = _solve(name, mechanism, problem, problem.law)
     dealt = problem.law.of_all and 1 < problem.rounds <= problem.clients
     if once_too and dealt and not problem.sees_sums:
@@ -242,26 +260,30 @@ def _option(name: str, mechanism: Mechanism, problem: Problem, once_too: bool) -
 
 
 def _solve(name: str, mechanism: Mechanism, problem: Problem, law: CohortLaw) -> Option:
+    """Return a candidate's option under a law: calibrate it, then compute its error, R and bits."""
     cohort = law.cohort_size(problem.clients)
     try:
         if problem.behind_masks:
             problem.secure_aggregation.check(mechanism)
-        found = calibrate(problem.target, problem.run(mechanism, law))
+        calibration = calibrate(problem.target, problem.run(mechanism, law))
     except (ValueError, TypeError) as refused:
         return Option(name, None, law, reason=str(refused))
-    context = make_plan_context(found.mechanism, cohort, problem.params)
-    error = relative_error(found.mechanism, cohort, problem.params, problem.homogeneity)
+    context = make_plan_context(calibration.mechanism, cohort, problem.params)
+    error = relative_error(calibration.mechanism, cohort, problem.params, problem.homogeneity)
     ratio = None if error is None else error / (problem.homogeneity * problem.rounds)
     secagg = problem.secure_aggregation if problem.behind_masks else None
-    bits, _ = bits_behind(found.mechanism, context, secagg)
-    needed = None if ratio is None else _estimate_clients_needed(mechanism, problem, law, ratio, found.level)
-    return Option(name, found.mechanism, law, found.epsilon, bits, error, ratio, needed)
+    bits, _ = bits_behind(calibration.mechanism, context, secagg)
+    clients_needed = (
+        None if ratio is None else _estimate_clients_needed(mechanism, problem, law, ratio, calibration.level)
+    )
+    return Option(name, calibration.mechanism, law, calibration.epsilon, bits, error, ratio, clients_needed)
 
 
 def make_plan_context(mechanism: Mechanism, cohort: int, params: int) -> RoundContext:
-    """A round for updates of norm 1: one segment, each coordinate with a range of 4.5 / sqrt(params).
+    """Return a round for updates of norm 1, with one segment.
 
-    A mechanism with a rule of its own for the radius has one that an update fits into.
+    Each coordinate has a range of 4.5 / sqrt(params). A mechanism with its own rule for the range gets a
+    range of 1, into which every update fits.
     """
     groups, start = [], 0
     for size in mechanism.group_sizes(cohort):
@@ -276,7 +298,19 @@ def make_plan_context(mechanism: Mechanism, cohort: int, params: int) -> RoundCo
 def relative_error(
     mechanism: Mechanism, cohort: int, params: int, homogeneity: float = HOMOGENEITY
 ) -> float | None:
-    """E for evenly spread updates of the longest norm that is not clipped, over its square."""
+    """Return the squared error E of the mean, relative to the squared norm of an update.
+
+    The updates have the longest norm that is not clipped, and are spread evenly over the parameters.
+
+    Args:
+        mechanism: Mechanism of the run.
+        cohort: Number of clients of a round.
+        params: Number of parameters of the model.
+        homogeneity: Similarity of the clients' updates, eta, in (0, 1].
+
+    Returns:
+        Relative error, or None where the mechanism has no bound.
+    """
     context, norm = make_plan_context(mechanism, cohort, params), mechanism.longest_update(params) or 1.0
     scaled = replace(context, center=norm * context.center, radius=norm * context.radius)
     error = mechanism.mean_error(scaled, cohort, homogeneity)
@@ -284,9 +318,9 @@ def relative_error(
 
 
 def verdict_on(ratio: float) -> str:
-    """R in words.
+    """Return the verdict on a noise-to-signal ratio R, in words.
 
-    Example:
+    Examples:
         >>> verdict_on(0.05)
         'no visible loss'
         >>> verdict_on(5.0)
@@ -296,10 +330,15 @@ def verdict_on(ratio: float) -> str:
 
 
 def bits_behind(mechanism: Mechanism, context: RoundContext, secagg: SecAgg | None) -> tuple[float, float]:
-    """Bits a parameter of one client's message, behind masks and without.
+    """Return bits per parameter of one client's message, with masks and without.
 
-    Where codes have variable length, measured on a message about a random update of norm 1, of no more than
-    16,384 coordinates, whose share of the norm stands for the others.
+    For codes of variable length, the length is measured on the message of a random update of norm 1. At most
+    16,384 coordinates are encoded, and stand for the others.
+
+    Args:
+        mechanism: Mechanism of the run.
+        context: Round whose messages are measured.
+        secagg: Settings of secure aggregation. None is no masks.
     """
     plain = _unmasked(mechanism, context)
     if secagg is None:
@@ -309,8 +348,9 @@ def bits_behind(mechanism: Mechanism, context: RoundContext, secagg: SecAgg | No
 
 
 def fixed_bits(mechanism: Mechanism, context: RoundContext) -> float | None:
-    """Bits a parameter of every message without masks, None where they differ: by the code of messages."""
-    code, first = mechanism.code(context), next(iter(context.cohort), 0)  # who draws alone may be nobody
+    """Return bits per parameter of every message without masks. None where messages differ in length."""
+    # the cohort may be empty where clients draw for themselves
+    code, first = mechanism.code(context), next(iter(context.cohort), 0)
     if not isinstance(code, FixedLength):
         return None
     code = mechanism.message_code(first, context, PublicRandomness(SeededKeys(0), context.round))
@@ -320,6 +360,7 @@ def fixed_bits(mechanism: Mechanism, context: RoundContext) -> float | None:
 
 
 def _unmasked(mechanism: Mechanism, context: RoundContext) -> float:
+    """Return bits per parameter of one client's message without masks, measured where the length varies."""
     keys = SeededKeys(0)
     if (fixed := fixed_bits(mechanism, context)) is not None:
         return fixed
@@ -333,10 +374,19 @@ def _unmasked(mechanism: Mechanism, context: RoundContext) -> float:
 def _estimate_clients_needed(
     mechanism: Mechanism, problem: Problem, law: CohortLaw, ratio: float, level: float
 ) -> int | None:
-    """About how many clients bring R to 0.1: a sum's noise falls with n^2, single messages' with n.
+    """Return approximately how many clients bring R to 0.1. None if no number is found.
 
-    Where cohorts are drawn, clients of a round; Byzantine clients stay as many in a hundred.
-    With secret cohorts the same share of all clients is drawn.
+    The noise of a sum falls with n^2 and that of single messages with n. The returned number is that of
+    clients of a round where cohorts are drawn, and of the federation where each client has one round. The
+    fraction of Byzantine clients stays the same. With secret cohorts, the sampling probability stays the
+    same.
+
+    Args:
+        mechanism: Candidate, not calibrated.
+        problem: Resources and target.
+        law: Law of cohorts of the option.
+        ratio: R of the calibrated option.
+        level: Level of the calibrated option, where the next search starts.
     """
     once = isinstance(law, DisjointOnce)
     here = problem.clients if once else law.cohort_size(problem.clients)
@@ -347,7 +397,7 @@ def _estimate_clients_needed(
     clients = max(math.ceil(guess), problem.rounds if once else 1)
     cohort = clients // problem.rounds if once else clients
     byzantine = math.ceil(problem.num_byzantine * clients / here)
-    try:  # a target may be out of reach there, or its delta too large for so many
+    try:  # with more clients, the target may be out of reach, or its delta too large
         larger = replace(
             problem,
             clients=math.ceil(problem.clients * clients / here),
@@ -364,7 +414,7 @@ def _estimate_clients_needed(
         return clients
     reached = error / (problem.homogeneity * problem.rounds)
     slope = math.log(ratio / reached) / math.log(clients / here)
-    if not slope > 0.7:  # noise falls with n at least: what falls slower does not get there
+    if not slope > 0.7:  # noise should fall with n or faster, so a slower fall never reaches R = 0.1
         return None
     better: float = clients * (reached / GOOD) ** (1.0 / slope)
     return math.ceil(better)

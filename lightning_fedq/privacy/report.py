@@ -1,8 +1,8 @@
-"""The privacy statement of a run: one row per adversary, for people and for programs.
+"""Privacy report of a run: one row per adversary, for people and for programs.
 
-Every row says how much, at which delta, for which neighbours, by which method and under which assumptions;
-or "no guarantee", and why. `document` words, groups and orders it for every output. A loss above 20 nats, or
-outcomes of infinite loss more likely than delta, are called vacuous: such a bound excludes nothing.
+Every row states epsilon, delta, the adjacency, the accounting method and the assumptions, or "no guarantee"
+and the reason. `document` words, groups and orders the rows for every output. A loss above 20 nats is called
+vacuous, and so are distinguishing events more likely than delta, because such a bound excludes nothing.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS, VACUOUS_EPSILO
 
 OWN_CODE = (
     "every client runs code of its own (fedq flower client), or only trusted operators start runs and hold "
-    "the SuperLink: Flower sends the client's code with each run"
+    "the SuperLink, because Flower sends the client's code with each run"
 )
 _SECURE_ONLY = (
-    "keys are reproducible: whoever knows the seed can compute every coin; run with secure keys (seed=None)"
+    "keys are reproducible, so everybody who knows the seed can compute all randomness. "
+    "Use secure keys (seed=None)"
 )
 
 
@@ -53,22 +54,24 @@ class Row:
 
     Args:
         adversary: Name of the `Adversary`.
-        unit: What the mechanism protects one by one: a "coordinate", a "block" of them or the "message".
-        epsilon_unit: Pure epsilon of one unit in one round, or None where nothing is claimed; infinite where
-            some outcome excludes an input, or the loss has no largest value (Gaussian noise).
+        unit: Unit that one loss of the mechanism protects: a "coordinate", a "block" of them or the
+            "message".
+        epsilon_unit: Pure epsilon of one unit in one round. None where nothing is claimed. Infinite where
+            some outcome excludes an input, or the loss is unbounded (Gaussian noise).
         epsilon_round: Epsilon of one round, at `delta`.
         epsilon_run: Epsilon of the whole run, at `delta`.
-        delta: The delta of the last two.
-        infinite_mass: Chance, over the run, of an outcome that only one of two inputs can produce.
-        neighbours: What differs between the two worlds.
-        method: How it was computed.
-        assumptions: What has to hold.
-        verdict: One or two words.
-        reason: Why, where the verdict is bad.
-        advice: What would make it better.
-        epsilon_any_two: Epsilon of the run between any two updates: `epsilon_run`, unless `neighbours` are an
-            update and one of zero.
-        cohorts: "secret" for a row that counts on nobody but the server knowing who took part; else "known".
+        delta: Delta of `epsilon_round` and `epsilon_run`.
+        infinite_mass: Probability of a distinguishing event over the run: an outcome that only one of two
+            neighbouring inputs can produce.
+        neighbours: Adjacency: the difference between the two neighbouring inputs, in words.
+        method: Name of the accounting method.
+        assumptions: Assumptions that must hold, a sentence each.
+        verdict: Verdict of one or two words.
+        reason: Reason for a bad verdict.
+        advice: Setting that would give a better verdict.
+        epsilon_any_two: Epsilon of the run under replace-one adjacency. It equals `epsilon_run`, unless the
+            adjacency is zero-out.
+        cohorts: "secret" for a row that assumes that only the server knows who took part, otherwise "known".
     """
 
     adversary: str
@@ -89,21 +92,26 @@ class Row:
 
     @property
     def name(self) -> str:
-        """Name of the adversary, with what the row counts on."""
+        """Name of the adversary, with a suffix for secret cohorts."""
         return f"{self.adversary}{SECRET_COHORTS}" if self.cohorts == "secret" else self.adversary
 
     @property
     def title(self) -> str:
-        """Name of the adversary for a reader, with what the row counts on."""
+        """Name of the adversary for a reader, with a suffix for secret cohorts."""
         return adversary_title(self.name)
 
     @property
     def epsilon(self) -> float:
-        """Epsilon over the run between any two updates, which every verdict is about."""
+        """Epsilon over the run under replace-one adjacency. All verdicts are about it."""
         return max(self.epsilon_run, self.epsilon_any_two)
 
     def refused(self, reason: str, advice: str = "") -> Row:
-        """The row without a guarantee."""
+        """Return the row without a guarantee.
+
+        Args:
+            reason: Reason why there is no guarantee.
+            advice: Setting that would give one.
+        """
         return replace(
             self,
             epsilon_unit=None,
@@ -119,13 +127,13 @@ class Row:
 
     @property
     def sentence(self) -> str:
-        """The row in a sentence or two."""
+        """The row in one or two sentences."""
         if self.verdict == NO_GUARANTEE:
             return f"No guarantee: {self.reason}."
         if self.verdict == VACUOUS:
             return f"Vacuous: {self.reason}."
         words = (
-            f"Whatever it looks for is at most {_times(self.epsilon_run)} as likely with a client's "
+            f"Any set of outcomes is at most {_times(self.epsilon_run)} as likely with a client's "
             f"update as {_OTHER_WORLD[self.neighbours]}, plus {self.delta:g}."
         )
         if self.neighbours == Neighbours.ZERO_OUT.value:
@@ -134,21 +142,23 @@ class Row:
 
 
 State = Literal["planned", "running", "ended"]
-"""Of a run: not begun, begun, over."""
+"""State of a run: not begun, under way, or over."""
 Masks = Literal["ran", "asked", "counted", "assumed", "none"]
-"""Of secure aggregation: masks ran, will run, are only counted, are assumed by the reader, are not there."""
+"""State of secure aggregation: masks ran, will run, are only counted, are assumed by the reader, or are
+not used."""
 
 
 @dataclass(frozen=True)
 class TargetOutcome:
-    """The target of a run, and what became of it.
+    """Target of a run, and whether it is met.
 
     Args:
-        adversary: Name of the row that it is about.
-        epsilon: Epsilon that was asked for, at the delta of the report.
-        over: What it counts for.
-        spent: Epsilon over that.
-        met: Is it kept, by masks that ran or will?
+        adversary: Name of the row that the target is about.
+        epsilon: Target epsilon, at the delta of the report.
+        over: Scope of the target.
+        spent: Epsilon that was spent over that scope.
+        met: Whether the target is met. A target against the server behind secure aggregation also needs
+            masks.
     """
 
     adversary: str
@@ -160,19 +170,19 @@ class TargetOutcome:
 
 @dataclass(frozen=True)
 class Bits:
-    """Bits that one client sends and receives in a round, a parameter. None is not known.
+    """Bits per parameter that one client sends and receives in a round. None is not known.
 
-    What they hold for is what stands around them: the mechanism at this epsilon, masks, rounds.
+    The mechanism, its epsilon, the masks and the rounds are those of the report.
 
     Args:
-        measured: Were they counted in a run, or are they those of a plan?
-        update: Up: the message; masked where masks run.
-        unmasked: Up: the message as it would be without masks.
-        keys: Up: keys and shares of the masks, set-up left out.
-        down: Down: the model.
-        megabytes_up: Megabytes of all clients over the run, set-up included.
+        measured: Whether the bits were counted in a run, and not planned.
+        update: Uplink: bits of the message, masked if masks run.
+        unmasked: Uplink: bits of the message without masks.
+        keys: Uplink: bits of keys and shares of the masks, without the set-up.
+        down: Downlink: bits of the model.
+        megabytes_up: Megabytes from all clients over the run, including the set-up.
         megabytes_down: Megabytes to all clients over the run.
-        rounds: Rounds of these, which are not those of an earlier training that were charged, too.
+        rounds: Number of rounds of these megabytes. An earlier training may have charged more rounds.
     """
 
     measured: bool
@@ -191,13 +201,13 @@ def _current_origin() -> str:
 
 @dataclass(frozen=True)
 class Origin:
-    """Origin of a report: when, by which version, about which files.
+    """Origin of a report: time, version and files.
 
     Args:
-        made: Time of writing, UTC, to the minute; the day alone where cohorts are secret (S8).
+        made: Time of writing in UTC, to the minute. Only the day where cohorts are secret (S8).
         version: Version of this package.
-        config: SHA-256 of the configuration's file; "" where there is none.
-        model: SHA-256 of the model's file; "" where there is none.
+        config: SHA-256 of the configuration file. "" where there is none.
+        model: SHA-256 of the model file. "" where there is none.
     """
 
     made: str = field(default_factory=_current_origin)
@@ -208,32 +218,36 @@ class Origin:
 
 @dataclass(frozen=True)
 class PrivacyReport:
-    """The statement of one run.
+    """Privacy report of one run.
 
     Args:
-        state: Is the run to come, under way, or over?
-        mechanism: The mechanism, as it would be written in Python.
-        dim: Parameters sent each round.
-        cohort_size: Clients per round.
-        rounds: Rounds accounted for.
-        delta: Chance with which the guarantee may fail.
-        secure_keys: Were the keys drawn from the operating system?
-        masks: Did the masks of secure aggregation run?
-        server: What the server behind them may do; "" without secure aggregation.
-        simulated: Does one program play the server and all clients?
-        rows: One per adversary.
-        with_secure_keys: Rows that secure keys would give, where keys are reproducible. Else empty.
-        notes: What the numbers leave out.
-        samples: What DP-SGD inside the clients protects; None without it.
-        charged: Spending of a finished run's clients (with reproducible keys: would have with
-            secure ones), the worst first; empty for a run to come.
-        leaves: What else left, without noise, a sentence each; empty where that is not known.
-        times: What the times of a run's files and logs tell, where clients draw for themselves. "" elsewhere.
-        secret: Row of an outsider who never learns who took part; None where cohorts are known.
-        asked: The target; None where there was none.
-        by_round: Rounds, and the epsilon of `about` after them; empty where it is not known.
-        ended: What ended a run before its last round; "" for nothing.
-        bits: Bits up and down; None where nothing is known of them.
+        state: State of the run: planned, running or ended.
+        mechanism: Mechanism, as Python code.
+        dim: Number of parameters that are sent in each round.
+        cohort_size: Number of clients per round.
+        num_clients: Number of clients of the federation.
+        rounds: Number of rounds accounted for.
+        delta: Delta of all rows.
+        secure_keys: Whether the keys were drawn from the operating system.
+        masks: State of secure aggregation.
+        server: What the server behind secure aggregation may do. "" without it.
+        simulated: Whether one program plays the server and all clients.
+        rows: One row per adversary.
+        with_secure_keys: Rows that secure keys would give, where keys are reproducible. Otherwise empty.
+        notes: Sentences on how to read the numbers, and on what they do not cover.
+        samples: Statement of DP-SGD inside the clients. None without it.
+        charged: Spending of the clients of a finished run, largest first. Empty for a run to come. With
+            reproducible keys, it is what the clients would have spent with secure ones.
+        leaves: Outputs that differential privacy does not cover, a sentence each. Empty where they are not
+            known.
+        times: What the times of a run's files and logs reveal, where clients draw for themselves. ""
+            elsewhere.
+        secret: Row of an outsider who never learns who took part. None where cohorts are known.
+        asked: Target of the run. None without one.
+        by_round: Pairs of a number of rounds and the epsilon of `about` after them. Empty where it is not
+            known.
+        ended: What ended the run before its last round. "" for nothing.
+        bits: Bits of the uplink and the downlink. None where nothing is known.
         origin: Time, version and files.
     """
 
@@ -264,46 +278,46 @@ class PrivacyReport:
 
     @property
     def masked(self) -> bool:
-        """Do masks run, now or in a run to come?"""
+        """Whether masks run, now or in a planned run."""
         return self.masks in ("ran", "asked")
 
     @property
     def all_rows(self) -> tuple[Row, ...]:
-        """The rows, and after them the one that counts on secret cohorts, if there is one."""
+        """The rows, followed by the row for secret cohorts if there is one."""
         return self.rows if self.secret is None else (*self.rows, self.secret)
 
     @property
     def readable_rows(self) -> tuple[Row, ...]:
-        """The same, as secret keys would give them."""
+        """The rows as secret keys would give them, followed by the row for secret cohorts if there is one."""
         rows = self.with_secure_keys or self.rows
         return rows if self.secret is None else (*rows, self.secret)
 
     @property
     def about(self) -> Row:
-        """The row that was asked for, or without a target the one of least epsilon that the run has."""
+        """Row of the target, or without a target the row with the smallest epsilon that the run has."""
         rows, name = self.all_rows, "" if self.asked is None else self.asked.adversary
         return next((row for row in rows if row.name == name), None) or min(
             (row for row in self.rows if is_met(row, self.masked)), key=lambda row: row.epsilon
         )
 
     def row(self, adversary: Adversary) -> Row:
-        """The row of one adversary."""
+        """Return the row of one adversary."""
         return next(row for row in self.rows if row.adversary == adversary.name)
 
 
 def privacy_report(
     run: Run, delta: float | None, state: State | None = None, target: PrivacyTarget | None = None
 ) -> PrivacyReport:
-    """State what a run gives away, adversary by adversary.
+    """Make the privacy report of a run.
 
-    Every row is about the client that this adversary learns most about.
+    Every row is about the client about whom its adversary learns most.
 
     Args:
-        run: The run, to come or so far. The rows of a run to come average over who will be drawn.
-        delta: In (0, 1 / num_clients), where the target says none.
-        state: Is it to come, under way or over? None goes by its charges: without them it is to come. Secret
-            cohorts have none, whatever the state.
-        target: What was asked for. The report is at its delta.
+        run: Run, planned or so far. The rows of a run to come average over the draw of the cohorts.
+        delta: Delta of the report, in (0, 1 / num_clients). Used where the target has none.
+        state: State of the run. None derives it from the charges: without charges, the run is planned. Runs
+            with secret cohorts have no charges in any state.
+        target: Target of the run. The report is at its delta.
 
     Raises:
         ValueError: If delta is missing or out of range.
@@ -372,7 +386,7 @@ def _target_outcome(target: PrivacyTarget, run: Run, report: PrivacyReport) -> T
 
 
 def is_met(row: Row, masked: bool) -> bool:
-    """Whether a run has this adversary as it runs, and not only where an assumption fails."""
+    """Return whether the run has this adversary as it runs, without a failure of an assumption."""
     if row.adversary == Adversary.SECAGG_SERVER.name:
         return masked
     if row.adversary in (Adversary.SERVER.name, Adversary.EAVESDROPPER.name):
@@ -381,7 +395,7 @@ def is_met(row: Row, masked: bool) -> bool:
 
 
 def epsilon_after(run: Run, row: Row, most: int) -> float:
-    """Epsilon towards a row's adversary where no client was charged for more than so many rounds."""
+    """Return epsilon against a row's adversary if no client is charged for more than `most` rounds."""
     if run.charges is not None:
         run = replace(run, charges=torch.as_tensor(run.charges).clamp(max=most), to_come=0)
     return current_epsilon(Account(run, row.delta), Adversary[row.adversary], most, row.cohorts == "secret")
@@ -392,87 +406,88 @@ def _notes(account: Account, population: Population) -> tuple[str, ...]:
     law, most_rounds, masked = run.sampling.law, run.max_rounds, run.threat.secure_sum is not None
     public = "" if law.secret else ", cohorts and groups"
     notes = [
-        "An epsilon bounds what an adversary learns about all updates of one client in the run: whatever set "
-        "of outcomes it looks for, its chance under one of the two worlds that are compared is at most "
-        f"e^epsilon times that under the other, plus delta = {account.delta:g}. (Delta is no bound on the "
-        "chance of an outcome that changes the odds by more: for Gaussian noise that is 111 delta at epsilon "
-        "0.1, 16 delta at 1 and 6 delta at 4, for delta = 1e-5.)",
-        f"Ranges{public} are public and follow from released models only; they cost nothing.",
+        "Epsilon bounds what an adversary learns about all updates of one client in the run. For the two "
+        "inputs that are compared, the probability of any set of outcomes under one input is at most "
+        f"e^epsilon times its probability under the other, plus delta = {account.delta:g}. (Delta does not "
+        "bound the probability of an outcome that changes the odds by more. For Gaussian noise and delta = "
+        "1e-5, that probability is 111 delta at epsilon 0.1, 16 delta at 1 and 6 delta at 4.)",
+        f"Ranges{public} are public and follow from released models only, so they cost nothing.",
         "Statements that rest on a key agreement are computational.",
     ]
     if population.num_groups > 1:
         notes.append(
-            "Clients have epsilons of their own: every row is that of the client with the least protection "
-            f"(of {population.num_groups} kinds), whether a cohort held it or not."
+            "Clients have different epsilons. Every row is about the client with the least protection "
+            f"(of {population.num_groups} kinds), whether a cohort had that client or not."
         )
-    if said := law.note(run.rounds, run.num_clients):
-        notes.append(said)
+    if note := law.note(run.rounds, run.num_clients):
+        notes.append(note)
     if population.finished:
         notes.append(
-            "Every row is that of the most charged client: who was drawn how often is taken as known, "
-            "repeated attempts count as often as they were made, and there is no amplification by sampling."
+            "Every row is about the client that was charged most often. The adversary is assumed to know who "
+            "was drawn how often. Each repeated attempt counts, and sampling gives no amplification."
         )
     elif law.secret:
         lottery = (
-            f"A client takes part in a round with chance {run.participation:.4g}, and the rows of others "
-            "than the outsider average over that lottery: what a client has spent would tell who was drawn."
+            f"A client takes part in a round with probability {run.participation:.4g}. The rows of other "
+            "adversaries than the outsider average over this draw, because a client's spending would reveal "
+            "who was drawn."
         )
         if most_rounds is not None:
             lottery = (
-                f"A client takes part in one round of every block, {most_rounds} in all, and the rows of "
-                "others than the outsider take it as known in which."
+                f"A client takes part in one round of every block, {most_rounds} in all. The rows of other "
+                "adversaries than the outsider assume that these know in which."
             )
         notes += [lottery, NOTE]
     elif run.participation < 1.0 and most_rounds is None:
-        top = "" if run.charges is None else ", on top of what each client has been charged for"
+        top = "" if run.charges is None else ", in addition to what each client has been charged for"
         notes.append(
-            f"A client takes part in a round with chance {run.participation:.4g}, whatever its data. "
-            f"This is a run to come, and its epsilon averages over the lottery that draws the cohorts{top}: "
-            "who is drawn more often than others will have spent more, and the report of the finished run "
-            "says how much. "
-            "In a round that a client takes part in there is no amplification by sampling."
+            f"A client takes part in a round with probability {run.participation:.4g}, whatever its data. "
+            f"This is a run to come, and its epsilon averages over the draw of the cohorts{top}. "
+            "A client that is drawn more often than others will have spent more, and the report of the "
+            "finished run states how much. "
+            "In a round in which a client takes part, sampling gives no amplification."
         )
     if run.min_answers is not None:
         notes.append(
-            "Clients may be silent. What hides a client in a sum is counted on "
+            "Clients may be silent. The protection of a client in a sum counts on "
             f"{run.min_answers} of {run.cohort_size} answers, "
             + (
-                "without which no sum is opened (SecAgg(threshold=...) sets it), or as the mechanism says "
-                "(max_dropped)."
+                "without which no sum is opened (SecAgg(threshold=...) sets the number), or on as many as "
+                "the mechanism sets (max_dropped)."
                 if masked
-                else "its own, as nothing makes others answer; secure aggregation would, or a mechanism that "
-                "says how many may be missing (max_dropped)."
+                else "its own, because nothing makes others answer. Secure aggregation would, and so would a "
+                "mechanism that sets how many may be missing (max_dropped)."
             )
         )
     if run.sampling.dropout_probability > 0.0:
-        notes.append("Dropouts are taken as independent of the data and caused by nobody.")
+        notes.append("Dropouts are assumed to be independent of the data and caused by nobody.")
     if masked and run.min_survivors is None:
         notes.append(
-            "The server behind secure aggregation follows the protocol: one that can force clients out voids "
-            "the aggregate rows. SecAgg(active=True) makes clients insist on survivors, and counts on those "
-            "alone."
+            "The server behind secure aggregation is assumed to follow the protocol. A server that can force "
+            "clients out voids the rows about sums. With SecAgg(active=True), clients insist on a number of "
+            "survivors, and the rows count on those alone."
         )
     notes.append(
-        "A client is who is protected: people whose data several clients hold, and what the same people have "
-        "spent in trainings with other ledgers, are not counted."
+        "The unit of protection is a client. The numbers do not cover people whose data several clients "
+        "hold, or what the same people have spent in trainings with other ledgers."
     )
     notes.append(
-        "What was picked on validation data (a server learning rate, a checkpoint) is not accounted for."
+        "Choices made on validation data (a server learning rate, a checkpoint) are not accounted for."
     )
     return tuple(notes)
 
 
 def _row_behind_masks(row: Row, masks: Masks, server: str, run: Run) -> Row:
-    """Add masks to what the row of the server behind secure aggregation counts on."""
+    """Add masks to the assumptions of the row of the server behind secure aggregation."""
     if row.adversary != Adversary.SECAGG_SERVER.name:
         return row
     if run.min_survivors is not None:
-        server += f"; at least {run.min_survivors} of {run.cohort_size} clients confirm each sum"
-    said = {
+        server += f", and at least {run.min_survivors} of {run.cohort_size} clients confirm each sum"
+    words = {
         "counted": "masks run (they are only counted here)",
         "assumed": "masks run (assumed, no protocol does)",
     }
-    return replace(row, assumptions=(*row.assumptions, f"{said.get(masks, 'masks run')}, {server}"))
+    return replace(row, assumptions=(*row.assumptions, f"{words.get(masks, 'masks run')}, {server}"))
 
 
 def _row(claim: PrivacyClaim, charges: int, account: Account) -> Row:
@@ -494,9 +509,9 @@ def _row(claim: PrivacyClaim, charges: int, account: Account) -> Row:
         return replace(blank, reason=claim.loss.reason)
     run = account.spent(claim, rounds, participation, charges)
     any_two = account.epsilon_replace_one(claim, rounds, participation, charges)
-    # the verdict is about any two updates, so that rows of different relations can be read side by side
+    # the verdict is under replace-one adjacency, so that rows of different adjacencies can be compared
     word, reason = _verdict(run, max(run.epsilon, any_two))
-    # Pure epsilon of one unit in one round. A law that is known up to a distance only has none.
+    # a law that is known only up to a distance has no finite pure epsilon of a unit
     return replace(
         blank,
         epsilon_unit=math.inf if claim.slack.distance else claim.unit_losses * claim.loss.pure_epsilon,
@@ -512,18 +527,18 @@ def _row(claim: PrivacyClaim, charges: int, account: Account) -> Row:
 
 
 def _verdict(run: Spending, epsilon: float) -> tuple[str, str]:
-    """Of the run, by an epsilon between any two updates."""
+    """Return verdict and reason for a run, by its epsilon under replace-one adjacency."""
     if run.infinite_mass > run.delta:
         chance = f"{run.infinite_mass:.3g}"
         return (
             VACUOUS,
-            f"with chance {chance}, above delta, an outcome occurs that excludes one of two updates",
+            f"with probability {chance}, above delta, an outcome occurs that excludes one of two updates",
         )
     if math.isinf(run.epsilon):
         return VACUOUS, run.method
     if math.isinf(epsilon):
-        zero = f"epsilon {run.epsilon:.3g} tells an update from zero"
-        return VACUOUS, f"{zero}; between any two updates nothing is left of delta"
+        zero = f"epsilon is {run.epsilon:.3g} between an update and zero"
+        return VACUOUS, f"{zero}, but for any two updates nothing is left of delta"
     if epsilon > VACUOUS_EPSILON:
         return VACUOUS, f"epsilon is above {VACUOUS_EPSILON:g}: the bound excludes nothing"
     word = verdict(epsilon)
@@ -533,7 +548,7 @@ def _verdict(run: Spending, epsilon: float) -> tuple[str, str]:
 
 
 def _advice(claim: PrivacyClaim, account: Account) -> str:
-    """Setting that would do, as far as the loss can tell, and the mechanism's advice."""
+    """Return the loss's setting for a useful epsilon, if it is known, and the mechanism's advice."""
     steps = claim.compositions * max(account.run.horizon, 1) * account.run.participation
     enough = claim.loss.advice(steps, account.delta)
     own = account.run.mechanism.advice(claim)

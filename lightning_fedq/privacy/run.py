@@ -1,7 +1,7 @@
-"""One description of a run: all that a statement about its privacy may count on, and nothing else.
+"""Description of a run: everything that a privacy statement about it may use, and nothing else.
 
-Report, target, budget, plan and loggers take a `Run`, a delta and an adversary. Nothing has a default:
-whoever describes a run has to say each thing, so the weakest adversary is never what is left by forgetting.
+Report, target, budget, plan and loggers take a `Run`, a delta and an adversary. No field has a default, so
+the description can't contain the weakest adversary because a setting was forgotten.
 """
 
 from __future__ import annotations
@@ -19,15 +19,20 @@ from lightning_fedq.privacy.collusion import NOBODY, Colluders
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Participation of clients.
+    """Participation of clients in a run.
 
     Args:
-        num_clients: Clients of the federation, from whom cohorts come.
+        num_clients: Number of clients of the federation, from whom cohorts are drawn.
         law: Law of cohorts.
-        broken: Condition of secret cohorts that the run has not kept, by name, with the cure; "" for none.
-        dropout_probability: Chance that a client of a cohort does not answer.
-        real_clients: Are clients machines of a deployment? Whose code they run is assumed then.
-        may_be_silent: May any number of clients be silent, whoever they are (real clients, a deadline)?
+        broken: Name of a condition of secret cohorts that the run does not meet, with the cure. "" for none.
+        dropout_probability: Probability that a client of a cohort does not answer.
+        real_clients: Whether clients are machines of a deployment. Reports then state an assumption on the
+            code that they run.
+        may_be_silent: Whether any number of clients, and any of them, may be silent (real clients, a
+            deadline).
+
+    Raises:
+        ValueError: If a number is out of range, or the law has no cohort in such a federation.
     """
 
     num_clients: int
@@ -47,17 +52,18 @@ class Sampling:
 
 @dataclass(frozen=True, kw_only=True)
 class SecureSum:
-    """Guarantee of a secure aggregation for the cohorts of a run. `SecAgg.guarantee` knows it.
+    """Guarantee of a secure aggregation for the cohorts of a run, made by `SecAgg.guarantee`.
 
     Args:
-        colluders: Clients that may collude with the server, which masks, noise and statement count alike.
-        opened_log2: log2 of the chance that an attempt shows more than its sum; delta pays for it.
-        min_survivors: Clients that confirm a sum, where the server may lie about who dropped out (malicious);
-            it may leave out all others. None is a server that follows the protocol (honest but curious).
-        min_summands: Messages without which no sum is opened, >= 1.
-        ran: Did masks really run, so that the server saw sums only?
-        settings: The protocol with its settings, as in Python; a ledger adds up charges of the same only.
-        statement: What the server may do, and how likely the masks show more, in words.
+        colluders: Clients that may collude with the server. Masks, noise and report use the same numbers.
+        opened_log2: log2 of the probability that one attempt reveals more than its sum. Delta covers it.
+        min_survivors: Smallest number of clients that confirm a sum, where the server may lie about dropouts
+            (malicious). Such a server may leave out all other clients. None is a server that follows the
+            protocol (honest but curious).
+        min_summands: Smallest number of messages whose sum is opened, >= 1.
+        ran: Whether masks really ran, so that the server saw sums only.
+        settings: Protocol with its settings, as Python code. A ledger adds up charges of equal settings only.
+        statement: What the server may do, and how likely masks reveal more than sums, in words.
     """
 
     colluders: Colluders
@@ -81,29 +87,31 @@ ASSUMED = SecureSum(
 
 
 def check_colluders(law: CohortLaw, colluders: Colluders) -> None:
-    """Refuse colluders that were counted as a draw from all clients has them, where a rule names some.
+    """Check that colluders are not counted for a random draw from all clients if a rule names the clients.
 
     Raises:
-        ValueError: With the cure.
+        ValueError: If they are, with the cure.
     """
     if colluders.drawn and not law.of_all:
         raise ValueError(
-            f"max_corrupt={colluders.fraction:g} counts colluders as a draw from all clients has them, and "
-            f"those whom {law} names may all collude; use SecAgg(active=True, ...), which counts as many as "
-            "there are, max_corrupt=0, or another law"
+            f"max_corrupt={colluders.fraction:g} assumes a draw from all clients, but the clients of {law} "
+            "may all collude. Use SecAgg(active=True, ...), max_corrupt=0, or another law."
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ThreatModel:
-    """Trust in the parties, and what they are handed.
+    """Trust in the parties, and what they receive.
 
     Args:
-        secure_sum: How the server is handed sums only. None where it is handed messages.
-        plain_sum: Does the model depend on the messages through their plain sum only: no weights, no robust
-            rule?
-        num_byzantine: Clients of a cohort, at most, that do not run the protocol; they hide nobody.
-        secure_keys: Do keys come from the operating system? With reproducible ones nothing is private.
+        secure_sum: Guarantee that the server receives sums only. None where it receives messages.
+        plain_sum: Whether the model depends on the messages only through their plain sum, without weights or
+            a robust rule.
+        num_byzantine: Largest number of clients of a cohort that do not run the protocol. They hide nobody.
+        secure_keys: Whether keys come from the operating system. With keys from a seed, nothing is private.
+
+    Raises:
+        ValueError: If num_byzantine < 0.
     """
 
     secure_sum: SecureSum | None
@@ -118,20 +126,21 @@ class ThreatModel:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Run:
-    """A run, to come or so far.
+    """Description of a run, planned or so far.
 
     Args:
-        mechanism: What encodes every message.
-        context: A round of it: cohort, groups, dim. As long as the longest vector that was charged for.
-        rounds: Rounds of the run, >= 0; released ones where cohorts are secret.
-        sampling: How clients come to take part.
-        threat: What parties may do and what they are handed.
-        charges: `(num_clients,)`, rounds that each client was charged for; None before the first one, and
-            where cohorts are secret.
-        to_come: How many of the rounds are not charged yet, where charges are given; else 0.
+        mechanism: Mechanism that encodes every message.
+        context: A round of the run: cohort, groups, segments. Its vector is the longest one that was charged
+            for.
+        rounds: Number of rounds of the run, >= 0. With secret cohorts, the number of released rounds.
+        sampling: Participation of clients.
+        threat: Trust in the parties, and what they receive.
+        charges: `(num_clients,)` number of rounds for which each client was charged. None before the first
+            charge, and with secret cohorts.
+        to_come: Number of rounds that are not charged yet, where charges are given. Otherwise 0.
 
     Raises:
-        ValueError: If parts of it contradict each other.
+        ValueError: If parts of the description contradict each other.
     """
 
     mechanism: Mechanism
@@ -151,48 +160,48 @@ class Run:
                 value = getattr(sums, name)
                 if value is not None and not 1 <= value <= size:
                     raise ValueError(
-                        f"{name} must be in [1, cohort = {size}], got {value}; SecAgg.guarantee knows it"
+                        f"{name} must be in [1, cohort = {size}], got {value} (see SecAgg.guarantee)"
                     )
-            those, liars = sums.colluders, self.threat.num_byzantine
-            check_colluders(self.sampling.law, those)
-            here = replace(those, clients=self.num_clients, cohort=size, byzantine=liars)
-            if those not in (NOBODY, here):
+            colluders, num_byzantine = sums.colluders, self.threat.num_byzantine
+            check_colluders(self.sampling.law, colluders)
+            expected = replace(colluders, clients=self.num_clients, cohort=size, byzantine=num_byzantine)
+            if colluders not in (NOBODY, expected):
                 raise ValueError(
-                    f"colluders are counted in cohorts of {those.cohort} of {those.clients} clients, and "
-                    f"these are of {size} of {self.num_clients}, or with {those.byzantine} Byzantine clients "
-                    f"for {liars}; SecAgg.guarantee knows it"
+                    f"colluders are for cohorts of {colluders.cohort} of {colluders.clients} clients, got "
+                    f"{size} of {self.num_clients}, or for {colluders.byzantine} Byzantine clients, got "
+                    f"{num_byzantine} (see SecAgg.guarantee)"
                 )
         if self.sampling.law.cohort_size(self.num_clients) != size:
-            raise ValueError(f"a round of {size} clients is none of {self.sampling.law}")
+            raise ValueError(f"a round of {size} clients does not fit {self.sampling.law}")
         if self.sampling.law.secret and self.charges is not None:
-            raise ValueError("charges tell who was drawn, and cohorts are secret: leave charges out")
+            raise ValueError("charges reveal who was drawn, but cohorts are secret. Leave charges out.")
 
     @property
     def cohort_size(self) -> int:
-        """Clients of a round."""
+        """Number of clients of a round."""
         return len(self.context.cohort)
 
     @property
     def num_clients(self) -> int:
-        """Clients of the federation."""
+        """Number of clients of the federation."""
         return self.sampling.num_clients
 
     @property
     def min_survivors(self) -> int | None:
-        """Clients that confirm a sum of a lying server. None without one."""
+        """Smallest number of clients that confirm a sum. None if the server does not lie about dropouts."""
         sums = self.threat.secure_sum
         return None if sums is None else sums.min_survivors
 
     @property
     def min_answers(self) -> int | None:
-        """Answers that a sum is sure to hold, where clients may be silent. None where nobody is."""
+        """Smallest number of answers in a sum, where clients may be silent. None where no client may."""
         if not self.sampling.may_be_silent:
             return None
         return 1 if self.threat.secure_sum is None else self.threat.secure_sum.min_summands
 
     @property
     def colluders(self) -> Colluders:
-        """Clients that may collude with the server behind secure aggregation, and those that lie."""
+        """Clients that may collude with the server behind secure aggregation, and Byzantine clients."""
         sums, size = self.threat.secure_sum, self.cohort_size
         if sums is not None and sums.colluders != NOBODY:
             return sums.colluders
@@ -200,38 +209,38 @@ class Run:
 
     @property
     def masks_open(self) -> float:
-        """Chance that one attempt shows more than its sum to the server behind secure aggregation."""
+        """Probability that one attempt reveals more than its sum to the server behind secure aggregation."""
         return 0.0 if self.threat.secure_sum is None else 2.0**self.threat.secure_sum.opened_log2
 
     @property
     def max_rounds(self) -> int | None:
-        """Largest number of rounds of a client, where disjoint cohorts say so. None: a lottery decides."""
+        """Largest number of rounds of one client. None if a random draw decides."""
         return self.sampling.law.max_rounds(self.rounds, self.num_clients)
 
     @property
     def horizon(self) -> int:
-        """Rounds of one client that are accounted for."""
+        """Number of rounds of one client that are accounted for."""
         return self.max_rounds_to_come + (0 if self.charges is None else int(max(self.charges, default=0)))
 
     @property
     def max_rounds_to_come(self) -> int:
-        """Rounds in which one client may take part on top of its charges."""
+        """Largest number of rounds in which one client may take part after those that it was charged for."""
         to_come = self.rounds if self.charges is None else self.to_come
-        most = self.sampling.law.max_rounds(to_come, self.num_clients)
-        return to_come if most is None else most
+        max_rounds = self.sampling.law.max_rounds(to_come, self.num_clients)
+        return to_come if max_rounds is None else max_rounds
 
     @property
     def participation(self) -> float:
-        """Chance that a client takes part in a round and answers, 1 where nothing is averaged over."""
+        """Probability that a client takes part in a round and answers. 1 where nothing is averaged over."""
         if (self.charges is not None and not self.to_come) or self.max_rounds is not None:
             return 1.0
         return self.cohort_size / self.num_clients * (1.0 - self.sampling.dropout_probability)
 
     @property
     def terms(self) -> dict[str, str]:
-        """Terms on which the price of a charge depends, by name, in words. A ledger holds to one set of them.
+        """Terms on which the price of a charge depends, by name. All charges of a ledger have the same terms.
 
-        A mechanism that claims nothing has no price, whatever they are.
+        A mechanism that claims nothing has no price, so its terms are always the same.
         """
         if all(isinstance(claim.loss, NonPrivate) for claim in self.mechanism.claims(self.context)):
             return {"claims": "nothing"}
@@ -253,21 +262,23 @@ class Run:
         return terms
 
     def with_mechanism(self, mechanism: Mechanism) -> Run:
-        """The same run by another mechanism."""
+        """Return the same run with another mechanism."""
         return replace(self, mechanism=mechanism)
 
     @classmethod
     def ideal(
         cls, mechanism: Mechanism, context: RoundContext, rounds: int, secure_sum: SecureSum | None
     ) -> Run:
-        """A run to come in which nothing goes wrong, for mechanisms that are looked at on their own.
+        """Return a planned run without faults, for statements about a mechanism by itself.
 
-        Every client of `context` takes part in every round, answers and follows the protocol; the mean is
+        Every client of `context` takes part in every round, answers and follows the protocol. The mean is
         plain, and keys are secure.
 
         Args:
-            rounds: Rounds of the run, >= 0.
-            secure_sum: Guarantee that the server is handed sums only. None where it is handed messages.
+            mechanism: Mechanism that encodes every message.
+            context: A round of the run.
+            rounds: Number of rounds of the run, >= 0.
+            secure_sum: Guarantee that the server receives sums only. None where it receives messages.
         """
         everybody = Sampling(
             num_clients=len(context.cohort),

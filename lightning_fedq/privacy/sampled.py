@@ -1,34 +1,35 @@
-"""Amplification by cohorts that stay secret, one client's update replaced by another.
+"""Privacy amplification by secret cohorts, where one client's update is replaced by another.
 
 Draws of a fixed size
 ---------------------
 
-Of n clients m are drawn uniformly for every round, and who was drawn is never known. With q = m / n and
-delta(e) the curve of one whole round, a round whose cohort is secret has, for e >= 0,
+In every round, m of n clients are drawn uniformly, and the adversary never learns which. Let q = m / n, and
+let delta(e) be the curve of one whole round. A round with a secret cohort has, for e >= 0,
 
     delta'(ln(1 + q (e^epsilon - 1))) = q delta(epsilon)
 
-and its reflection below 0. Rounds compose, because their draws are independent. On a grid the curve is
-exact: an atom of mass Q_i e^(l_i) at l_i > 0 goes to L_i = ln(1 + q (e^(l_i) - 1)) with mass Q_i e^(L_i), and
-to -L_i with mass Q_i; q times the infinite mass stays infinite; the rest is at 0.
+and the reflection of this curve below 0. Rounds compose, because their draws are independent. On a grid the
+curve is exact: an atom of mass Q_i e^(l_i) at l_i > 0 moves to L_i = ln(1 + q (e^(l_i) - 1)) with mass Q_i
+e^(L_i), and to -L_i with mass Q_i. The fraction q of the infinite mass stays infinite, and the rest is at 0.
 
-A mechanism that is known by a curve of Renyi divergences only has the bound's lower convex hull in
-e^epsilon for its curve: the true curve is convex, is 1 at e^epsilon = 0 and lies below the bound, so it lies
-below the hull. Leaving the hull out states 0.04% more.
+If only Renyi divergences of a mechanism are known, its curve is the lower convex hull of the bounds in
+e^epsilon. The true curve is convex, is 1 at e^epsilon = 0 and lies below the bounds, so it lies below the
+hull. Without the hull, the stated epsilon would be 0.04% larger.
 
-The base is ONE WHOLE ROUND, all its coordinates composed: the draw is one for all of them. It is a claim
-under substitution: a client that is not drawn leaves its place to another one, whose update may be anything.
+The base is one whole round with all its coordinates composed, because all coordinates share one draw. The
+claim is under substitution: if a client is not drawn, another client takes its place, and that client's
+update may be anything.
 
-Draws of every client for itself
+Independent draws of the clients
 --------------------------------
-Behind the Gaussian noise of a trusted adder, the same whoever is there, a client that is not drawn leaves a
-hole. With a coin in every round (`PoissonGaussianLoss`, with the proof) that is worth another factor of two
-in noise. Rounds compose. Nobody may learn how many were there: the divisor is m in every round, and a round
-of nobody releases its noise.
+A trusted adder adds Gaussian noise that does not depend on the clients, and a client that is not drawn has no
+replacement. With an independent draw per client and round (`PoissonGaussianLoss`, with the proof), this is
+worth another factor of two in noise. Rounds compose. Nobody may learn how many clients took part: the divisor
+is m in every round, and a round without clients also releases its noise.
 
-What these functions do not check is whether a training keeps the draw secret. Clients with memory, limits by
-client, one draw for two releases, cohorts that are dealt out and silence that depends on who a client is
-break the theorem: `Federated` refuses them where a law is secret (`privacy.cohorts`), and only its reports
+These functions do not check whether a training keeps the draw secret. The theorem fails for clients with
+memory, limits per client, one draw for two releases, fixed partitions into cohorts, and silence that depends
+on the client. `Federated` refuses these settings for secret laws (`privacy.cohorts`), and only its reports
 state this epsilon.
 
 References:
@@ -58,22 +59,22 @@ _TAIL_SHARE = 1e-3
 
 
 def amplify_loss(base: LossGrid, drawn: int, population: int) -> LossGrid:
-    """The loss of a round whose cohort is a secret uniform draw.
+    """Return the loss of a round whose cohort is a secret uniform draw of fixed size.
 
     Args:
-        base: Loss of one whole round towards a client that takes part, dominating both orders.
-        drawn: Clients in a cohort.
-        population: Clients that could be drawn.
+        base: Loss of one whole round against a client that takes part, which dominates both orders.
+        drawn: Number of clients in a cohort.
+        population: Number of clients that could be drawn.
 
     Raises:
-        ValueError: If no such draw exists, or the base's curve cannot be that of both orders.
+        ValueError: If no such draw exists, or the curve of `base` can't be that of both orders.
     """
     if not 1 <= drawn <= population:
-        raise ValueError(f"1 <= drawn <= population is needed, got {drawn} drawn of {population}")
+        raise ValueError(f"Expected 1 <= drawn <= population, got {drawn} of {population}")
     if drawn == population:
         return base
     q = drawn / population
-    above = base.losses > 0.0  # below 0 it is the reflection
+    above = base.losses > 0.0  # the part below 0 is the reflection of this part
     losses = base.losses[above]
     under_q = base.masses[above] * np.exp(-losses)
     places = np.logaddexp(math.log1p(-q), math.log(q) + losses)  # ln(1 + q (e^l - 1)), where e^l may overflow
@@ -82,8 +83,8 @@ def amplify_loss(base: LossGrid, drawn: int, population: int) -> LossGrid:
     rest = 1.0 - infinite - under_p.sum() - under_q.sum()
     if rest < -1e-9:
         raise ValueError(
-            f"the loss of a round holds a mass of {-rest:.2g} too much above 0 for one that dominates both "
-            "orders; pass a claim's loss, whose curve is about both"
+            f"The loss of a round has {-rest:.2g} too much mass above 0 to dominate both orders. "
+            "Pass the loss of a claim, whose curve covers both orders."
         )
     losses = np.concatenate([-places[::-1], [0.0], places])
     masses = np.concatenate([under_q[::-1], [max(rest, 0.0)], under_p])
@@ -95,56 +96,64 @@ def amplify_loss(base: LossGrid, drawn: int, population: int) -> LossGrid:
 
 
 def find_secrecy_obstacle(sampling: Sampling, plain_sum: bool, num_byzantine: int) -> str:
-    """Name the condition of secret cohorts that a run does not keep, with the cure. "" for none."""
+    """Return the condition of secret cohorts that a run does not meet, with the cure. "" for none.
+
+    Args:
+        sampling: Participation of clients.
+        plain_sum: Whether the model depends on the messages only through their plain sum.
+        num_byzantine: Number of Byzantine clients of a cohort.
+    """
     if sampling.dropout_probability > 0.0 or sampling.may_be_silent:
         return (
-            "S3, everybody who is drawn answers: clients may be silent here; use dropout_probability=0 and "
-            "no deadline"
+            "S3, an answer from every drawn client, but clients may be silent here. "
+            "Use dropout_probability=0 and no deadline"
         )
     if not plain_sum:
         return (
-            "S4, a plain mean: here are weights or a robust rule; use weighting='uniform' and no aggregator"
+            "S4, a plain mean, but this one has weights or a robust rule. "
+            "Use weighting='uniform' and no aggregator"
         )
     if num_byzantine:
-        return "S4, clients that run the protocol: some of them lie; leave ByzantineClients out"
+        return "S4, clients that run the protocol, but some are Byzantine. Leave ByzantineClients out"
     return ""
 
 
 def find_amplification_obstacle(
     mechanism: Mechanism, claim: PrivacyClaim, law: CohortLaw, num_clients: int
 ) -> str:
-    """Name the condition under which a mechanism's rounds do not amplify, with the cure. "" where they do.
+    """Return the reason why secret cohorts do not amplify a mechanism's rounds, with the cure. "" if they do.
 
     Args:
-        claim: Its claim towards outsiders, as it fits the setting.
+        mechanism: Mechanism of the run.
+        claim: Its claim against outsiders, as it fits the setting.
         law: Law of cohorts.
-        num_clients: Clients of the federation.
+        num_clients: Number of clients of the federation.
     """
     name = type(mechanism).__name__
     if isinstance(claim.loss, NonPrivate):
-        return f"S10, a claim towards outsiders: {claim.loss.reason}; take a mechanism that has one"
+        return f"S10, a claim against outsiders: {claim.loss.reason}. Use a mechanism that has one"
     if claim.neighbours is not Neighbours.SUBSTITUTION:
         return (
-            f"S10, a claim in which {Neighbours.SUBSTITUTION.value}: {name}'s is {claim.neighbours.name} "
-            f"({claim.neighbours.value}), whose loss is smaller than what a draw needs; take one that claims "
-            "substitution, such as GaussianNoise"
+            f"S10, a claim in which {Neighbours.SUBSTITUTION.value}, but that of {name} is "
+            f"{claim.neighbours.name} ({claim.neighbours.value}), with a smaller loss. Use a mechanism that "
+            "claims substitution, such as GaussianNoise"
         )
     if len(mechanism.protection_groups(num_clients)) > 1:
-        return f"S4, clients alike: {name} gives clients epsilons of their own; give all of them one"
+        return f"S4, clients treated identically, but {name} gives them different epsilons. Give all one"
     if not mechanism.alike_clients:
         return (
-            f"S4, clients alike: it is not shown that {name} releases nothing of who takes part but sums of "
-            "updates (alike_clients); take GaussianNoise, DistributedDiscreteGaussian or RotatedCoins"
+            f"S4, clients treated identically, but it is not shown that {name} releases only sums of updates "
+            "(alike_clients). Use GaussianNoise, DistributedDiscreteGaussian or RotatedCoins"
         )
     if any(size > 1 for size in mechanism.group_sizes(law.cohort_size(num_clients))):
         return (
-            f"S4, groups of one: {name} pairs clients, and a partner knows who was drawn; take a mechanism "
-            "without groups, such as RotatedCoins or GaussianNoise"
+            f"S4, groups of one client, but {name} pairs clients, and a partner knows who was drawn. "
+            "Use a mechanism without groups, such as RotatedCoins or GaussianNoise"
         )
     if mechanism.separation > 1 or mechanism.hands_on:
         return (
-            f"S7, noise that is independent over rounds: {name}'s is not; take band=1, or a mechanism with "
-            "fresh noise, such as GaussianNoise"
+            f"S7, noise that is independent over rounds, but that of {name} is not. "
+            "Use band=1, or a mechanism with fresh noise, such as GaussianNoise"
         )
     return law.check_mechanism(mechanism)
 
@@ -160,46 +169,46 @@ def secret_epsilon(
     compositions: int = 1,
     slack: Slack = NO_SLACK,
 ) -> float:
-    """Epsilon towards somebody who sees the released models alone and never learns who took part.
+    """Return epsilon against an adversary that sees only released models and never learns who took part.
 
     Args:
-        loss: Loss of one composition towards a client that takes part.
-        delta: In (0, 1).
+        loss: Loss of one composition against a client that takes part.
+        delta: Delta of the statement, in (0, 1).
         law: Law of cohorts.
-        num_clients: Clients that could be drawn.
-        rounds: Released rounds, each with a draw of its own. Everything released from one draw belongs into
-            one `loss`: amplifying two releases of one draw separately states too little.
-        neighbours: Relation of the claim; substitution is needed.
-        compositions: Compositions in one round.
-        slack: Slack of one round, kept as it is.
+        num_clients: Number of clients that could be drawn.
+        rounds: Number of released rounds, each with its own draw. Everything that is released from one draw
+            must be in one `loss`, because amplifying two releases of one draw separately would state a too
+            small epsilon.
+        neighbours: Adjacency of the claim, which must be substitution.
+        compositions: Compositions in one round, >= 1.
+        slack: Slack of one round, which is not amplified.
 
     Raises:
-        ValueError: If delta or the counts are none, the claim is not about substitution, cohorts are known,
-            or there is no account of such a draw.
+        ValueError: If delta or a count is out of range, the claim is not under substitution, cohorts are
+            known, or there is no account of such a draw.
         TypeError: If the loss is of an unknown kind.
     """
     check_delta(delta)
     if compositions < 1 or rounds < 0:
-        raise ValueError(f"compositions >= 1 and rounds >= 0 are needed, got {compositions} and {rounds}")
+        raise ValueError(f"Expected compositions >= 1 and rounds >= 0, got {compositions} and {rounds}")
     if neighbours is not Neighbours.SUBSTITUTION:
         raise ValueError(
-            f"secret cohorts need a claim in which {Neighbours.SUBSTITUTION.value}; this one is about "
-            f"{neighbours.name} ({neighbours.value}), whose loss is smaller than what a draw needs. Take a "
-            "mechanism that claims substitution towards outsiders (GaussianNoise, not CSGM or SIGM)"
+            f"secret cohorts need a claim in which {Neighbours.SUBSTITUTION.value}, got "
+            f"{neighbours.name} ({neighbours.value}). Use a mechanism that claims substitution against "
+            "outsiders (GaussianNoise, not CSGM or SIGM)."
         )
     check_loss(loss)
-    _ = loss.infinite_mass  # refuses where there is nothing to account for
+    _ = loss.infinite_mass  # raises for `NonPrivate`
     if rounds == 0:
         return 0.0
 
-    own = law.independent_draw_loss(loss, compositions, rounds, num_clients)
+    drawn_loss = law.independent_draw_loss(loss, compositions, rounds, num_clients)
 
     def exact(remaining_delta: float) -> float:
-        if own is not None:
-            return composed_grid(own[0], remaining_delta, 1, own[1]).epsilon(remaining_delta)
-        base = composed_grid(
-            loss, remaining_delta / rounds, compositions, 1
-        )  # cuts off a thousandth of its delta
+        if drawn_loss is not None:
+            return composed_grid(drawn_loss[0], remaining_delta, 1, drawn_loss[1]).epsilon(remaining_delta)
+        # the truncated tails of the grid take a thousandth of this delta
+        base = composed_grid(loss, remaining_delta / rounds, compositions, 1)
         run = amplify_loss(base, law.cohort_size(num_clients), num_clients)
         return run.composed(rounds, _TAIL_SHARE * remaining_delta).epsilon(remaining_delta)
 

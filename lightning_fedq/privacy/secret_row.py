@@ -1,7 +1,7 @@
-"""The row of an outsider who never learns who took part: an epsilon of the procedure, or why there is none.
+"""Report row of an outsider who never learns who took part: its epsilon, or the reason why there is none.
 
-It hangs on the numbers of clients, of a cohort's and of released rounds, never on who was charged how often:
-that would tell who was drawn.
+The row depends on the numbers of clients, of clients in a cohort and of released rounds. It never depends on
+how often single clients were charged, because that would reveal who was drawn.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ from lightning_fedq.privacy.sampled import find_amplification_obstacle, find_sec
 from lightning_fedq.privacy.verdict import VACUOUS, VACUOUS_EPSILON, verdict
 
 SECRET_COHORTS = ", cohorts secret"
-"""What the name of an adversary has behind it."""
+"""Suffix of the adversary's name in this row."""
 CONDITIONS = (
     "S1: every cohort is a uniform draw of fixed size, by a key that only the server has",
-    "S2: every released round has a draw of its own; none was begun twice",
-    "S3: the roster is fixed and everybody who is drawn answers",
-    "S4: clients are alike: one mechanism, equal weights, nobody in pairs, nobody who lies",
+    "S2: every released round has its own draw, and none was begun twice",
+    "S3: the set of clients is fixed, and every drawn client answers",
+    "S4: clients are treated identically: one mechanism, equal weights, no pairs, no Byzantine clients",
     "S5: clients keep nothing from one round to the next, and none has a limit of its own",
-    "S6: when the run ends and which model is taken follow from released models and public data",
+    "S6: the end of the run and the choice of the model follow from released models and public data",
     "S7: the noise of rounds is independent",
-    "S8: nothing else that depends on the draw gets out: no server's memory, no logs or files of clients, no "
-    "duration of a round",
-    "S9: the ledger holds this one training",
+    "S8: nothing else that depends on the draw is revealed: no server's memory, no logs or files of clients, "
+    "no duration of a round",
+    "S9: the ledger has charges of this training only",
     "S10: the claim is about any two updates and a whole round",
 )
-"""Conditions of the row, by name; a law of cohorts may have others of the same names."""
+"""Conditions of the row, by name. A law of cohorts may replace conditions by others of the same name."""
 NOTE = (
     "Cohorts are secret: no figure of this page depends on who was drawn. If it becomes known who took part, "
-    "the outsider's other row is what holds, on average over the draw. The server "
-    "knows, and every other row is about somebody who may."
+    "the outsider's other row holds instead, on average over the draw. The server knows who took part, and "
+    "every other row is about an adversary that may know."
 )
 
 
 def adversary_title(name: str) -> str:
-    """Name of an adversary for a reader, from that of a row.
+    """Return the name of an adversary for a reader, from the name of its row.
 
     Args:
-        name: Name of a member of `Adversary`; behind it may be ", cohorts secret".
+        name: Name of a member of `Adversary`, which ", cohorts secret" may follow.
 
-    Example:
+    Examples:
         >>> adversary_title("OUTSIDER, cohorts secret")
         'outsider, cohorts secret'
     """
@@ -52,12 +52,15 @@ def adversary_title(name: str) -> str:
 
 
 def secret_row(blank: Any, account: Account, broken: str) -> Any:
-    """The row of an outsider who never learns who took part.
+    """Return the row of an outsider who never learns who took part.
 
     Args:
-        blank: The `report.Row` of an outsider who may learn it; another one is returned.
-        account: The run, at a delta; each of its rounds is released and has a draw of its own.
-        broken: Condition that this run has not kept, by name, with the cure; "" for none.
+        blank: `report.Row` of an outsider who may learn who took part. It is not changed.
+        account: Account of the run. Each of its rounds is released and has its own draw.
+        broken: Name of a condition that this run does not meet, with the cure. "" for none.
+
+    Returns:
+        A new `report.Row`, without a guarantee if a condition is not met.
     """
     claim, run = account.claims()[Adversary.OUTSIDER], account.run
     law, clients, rounds = run.sampling.law, run.num_clients, run.rounds

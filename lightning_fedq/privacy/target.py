@@ -1,8 +1,8 @@
-"""A target in place of a knob: find the setting of a mechanism that spends an epsilon, and no more.
+"""Privacy targets: calibrate the free parameter of a mechanism to a target epsilon.
 
-Every mechanism with a free privacy parameter says how it looks at a level (`Mechanism.with_level`); the level
-is found by root finding with the accountant, the claims and the refusals of the report. What a run may cost
-is then a number of charges a client, which the ledger holds to.
+A mechanism with a free privacy parameter can be set to a level (`Mechanism.with_level`). The level is found
+by root finding, with the accountant and the claims of the report. The cost of a run is then limited by a
+number of charges per client, which the ledger enforces.
 """
 
 import math
@@ -24,19 +24,19 @@ from lightning_fedq.privacy.sampled import find_amplification_obstacle
 _LARGEST_LEVEL, _SMALLEST_EXPONENT = 1e4, -6
 _LONGEST_STEP = math.log(1e3)
 _MANY_DROPOUTS = 1e-3
-"""Chance that a round has more dropouts than are allowed for, and is given up."""
+"""Probability that a round has more dropouts than the noise allows for, so that it is aborted."""
 _MANY_CHARGES = 1e-2
-"""Chance that a client is drawn more often than is paid for, and the run stops."""
+"""Probability that a client is drawn more often than is paid for, so that the run stops."""
 _MOST_ROUNDS = 1 << 20
 
 
 def adversary_named(name: Adversary | str) -> Adversary:
-    """A member of `Adversary`, or the one with that name in any case.
+    """Return a member of `Adversary`, given itself or its name in any case.
 
     Raises:
-        ValueError: If there is none.
+        ValueError: If there is no such member.
 
-    Example:
+    Examples:
         >>> adversary_named("server").name
         'SERVER'
     """
@@ -50,19 +50,19 @@ def adversary_named(name: Adversary | str) -> Adversary:
 
 @dataclass(frozen=True)
 class PrivacyTarget:
-    """Target epsilon of a run, or of each of its rounds, for every client, between any two of its updates.
+    """Target epsilon of a run, or of each of its rounds, for every client, under replace-one adjacency.
 
     Args:
-        epsilon: > 0, in nats.
-        delta: Chance with which the guarantee may fail, below 1 / clients; there is no default.
-        adversary: Member of `Adversary` or its name in any case, "secagg_server" say.
-        over: The "run", or one "round".
+        epsilon: Target epsilon, > 0, in nats.
+        delta: Delta of the guarantee, below 1 / clients. It must be given.
+        adversary: Member of `Adversary`, or its name in any case, such as "secagg_server".
+        over: Scope of the target: the whole "run", or one "round".
 
     Raises:
         ValueError: If a value is missing or out of its range.
-        TypeError: If a value is of another kind.
+        TypeError: If a value has a wrong type.
 
-    Example:
+    Examples:
         >>> target = PrivacyTarget(epsilon=8.0, delta=1e-5, adversary="secagg_server")
         >>> target.against.name
         'SECAGG_SERVER'
@@ -82,28 +82,28 @@ class PrivacyTarget:
 
     @property
     def against(self) -> Adversary:
-        """The adversary, as a member of `Adversary`."""
+        """Adversary of the target, as a member of `Adversary`."""
         return adversary_named(self.adversary)
 
     def is_met(self, epsilon: float) -> bool:
-        """Does an epsilon that was spent keep within the target, to nine digits?"""
+        """Return whether a spent epsilon is within the target, up to a relative error of 1e-9."""
         return epsilon <= self.epsilon * (1.0 + 1e-9)
 
     def __str__(self) -> str:
-        """In words."""
+        """Return the target in words."""
         return f"epsilon {self.epsilon:g} at delta {self.delta:g} against {self.against.value}, {self.over}"
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Solution of a privacy target: the setting that it asks of a mechanism.
+    """Setting of a mechanism that meets a privacy target.
 
     Args:
-        mechanism: Set to the target.
-        level: The level that was found.
-        rounds: Rounds of the run that it was found for.
-        charges: Rounds of one client that are paid for.
-        epsilon: What these spend.
+        mechanism: Mechanism set to the target.
+        level: Level of the free parameter that was found.
+        rounds: Number of rounds of the run for which it was found.
+        charges: Number of rounds of one client that are paid for.
+        epsilon: Epsilon that these rounds spend.
     """
 
     mechanism: Mechanism
@@ -114,9 +114,10 @@ class Calibration:
 
 
 def planned_charges(run: Run, secret: bool) -> int:
-    """Rounds of a client that are to be paid for: with probability 99% no client is drawn more often.
+    """Return the number of rounds that one client must be able to pay for.
 
-    With secret cohorts, released rounds.
+    With probability 99%, no client is drawn more often. With secret cohorts, it is the number of released
+    rounds.
     """
     if secret:
         return run.rounds
@@ -124,12 +125,12 @@ def planned_charges(run: Run, secret: bool) -> int:
     if chance >= 1.0:
         return rounds
     # union bound over the clients
-    most = int(stats.binom.isf(_MANY_CHARGES / run.num_clients, rounds, chance))
-    return max(min(most, rounds), 1)
+    quantile = int(stats.binom.isf(_MANY_CHARGES / run.num_clients, rounds, chance))
+    return max(min(quantile, rounds), 1)
 
 
 def allowed_dropouts(run: Run) -> int:
-    """Dropouts that noise shared out over a cohort has to allow for in a run."""
+    """Return the number of dropouts that noise must allow for if it is divided over a cohort."""
     size = run.cohort_size
     expected = 0
     if run.sampling.dropout_probability > 0.0:
@@ -140,31 +141,31 @@ def allowed_dropouts(run: Run) -> int:
 
 
 def spent_on(target: PrivacyTarget, run: Run, charges: int) -> float:
-    """Epsilon of some charges towards a target's adversary, at its delta."""
+    """Return epsilon of some charges against the target's adversary, at its delta."""
     return make_account(target, run).epsilon(target.against, charges, secret=run.sampling.law.secret)
 
 
 def check_law(
     kind: Literal["target", "budget"], against: Adversary, over: Literal["run", "round"], law: CohortLaw
 ) -> None:
-    """Refuse a target or a budget that limits single clients where cohorts are secret.
+    """Check that no target or budget limits single clients where cohorts are secret.
 
     Raises:
-        ValueError: With the cure.
+        ValueError: If it does, with the cure.
     """
     if law.secret and (against is not Adversary.OUTSIDER or over != "run"):
         raise ValueError(
-            f"secret cohorts need S5, clients without a limit of their own: a {kind} of a {over} against "
-            f"{against.value} limits the charges of every client; use adversary='outsider' over the run, or "
-            "known cohorts"
+            f"secret cohorts need S5, clients without a limit of their own, but a {kind} of a {over} against "
+            f"{against.value} limits every client. Use adversary='outsider' over the run, or known cohorts."
         )
 
 
 def make_account(target: PrivacyTarget, run: Run) -> Account:
-    """Account of a run at a target's delta, of one round where the target is over one.
+    """Return the account of a run at a target's delta, of one round if the target is over one.
 
     Raises:
-        ValueError: If delta is missing or not below 1 / clients, or it limits clients of secret cohorts.
+        ValueError: If delta is missing or not below 1 / clients, or the target limits clients of secret
+            cohorts.
     """
     check_law("target", target.against, target.over, run.sampling.law)
     if target.over == "round" and run.rounds != 1:
@@ -173,20 +174,22 @@ def make_account(target: PrivacyTarget, run: Run) -> Account:
 
 
 def calibrate(target: PrivacyTarget, run: Run, start: float | None = None) -> Calibration:
-    """Find the least private setting of a mechanism that keeps within a target.
+    """Find the setting with the least noise that still meets a target.
 
     Args:
-        run: The run; its mechanism's own value of the free parameter does not count.
-        start: A level that is nearly right. What is found is then up to 2% more private than it could be.
+        target: Target to meet.
+        run: Planned run. The value of its mechanism's free parameter is ignored.
+        start: Approximate level, from which the search starts. The result is then up to 2% more private than
+            needed.
 
     Raises:
         ValueError: If the run has no rounds, or the mechanism has no free parameter, claims nothing against
-            the adversary in this setting, or can't be made private enough; with what could be.
+            the adversary in this setting, or can't be private enough.
     """
     if target.over == "run" and run.rounds < 1:
         raise ValueError(
-            f"a privacy target over the run needs rounds >= 1, got {run.rounds}; say how many, or "
-            "PrivacyTarget(over='round')"
+            f"a privacy target over the run needs rounds >= 1, got {run.rounds}. "
+            "Set the number of rounds, or use PrivacyTarget(over='round')."
         )
     account = make_account(target, run)
     run, mechanism, adversary = account.run, account.run.mechanism, target.against
@@ -208,11 +211,11 @@ def calibrate(target: PrivacyTarget, run: Run, start: float | None = None) -> Ca
     def spends(log_level: float) -> float:
         try:
             return priced(_level(log_level, lowest)).epsilon(adversary, charges, secret=secret)
-        except ValueError:  # a mechanism may refuse to be so loud
+        except ValueError:  # a mechanism may refuse a level with so little noise
             return math.inf
 
     def excess(log_level: float) -> float:
-        # finite, as steps are as long as this
+        # clamped, because the steps of the search are as long as this value
         return math.log(min(max(spends(log_level), 1e-9), 1e9) / target.epsilon)
 
     log_level = _root(excess, math.log(lowest), math.log(_LARGEST_LEVEL), math.log(guess), within)
@@ -223,34 +226,47 @@ def calibrate(target: PrivacyTarget, run: Run, start: float | None = None) -> Ca
         spends_least = (
             f"spend {least:.3g}"
             if math.isfinite(least)
-            else f"have none: {best.spent(claim, charges).method}"
+            else f"have no finite epsilon: {best.spent(claim, charges).method}"
         )
         raise ValueError(
-            f"{type(mechanism).__name__} can't meet {target}: with the most noise it has, {charges} rounds "
-            f"of a client still {spends_least}; {_cure(best.epsilon_replace_one(claim, 1), adversary, run)}"
+            f"{type(mechanism).__name__} can't meet {target}: with its largest noise, {charges} rounds "
+            f"of a client still {spends_least}. {_cure(best.epsilon_replace_one(claim, 1), adversary, run)}."
         )
     level = _level(log_level, lowest)
     return Calibration(at(level), level, run.rounds, charges, spends(log_level))
 
 
 def _cure(message_is_unprotected: float, adversary: Adversary, run: Run) -> str:
-    """Another mechanism where a message by itself has no finite epsilon, else other numbers."""
+    """Return the cure of a target that can't be met, as the last sentence of the error.
+
+    Where single messages have no finite epsilon, only a mechanism that protects single messages helps.
+    """
     of_messages = (Adversary.EAVESDROPPER, Adversary.SERVER, Adversary.SERVER_AND_PARTNER)
     if math.isfinite(message_is_unprotected) or adversary not in of_messages:
-        return "take fewer rounds, more clients, or a larger epsilon"
+        return "Use fewer rounds, more clients, or a larger epsilon"
     return (
-        "no epsilon is finite against it, whatever rounds and clients are; take a mechanism whose messages "
-        "are private one by one, such as LDPQ"
+        "No number of rounds or clients changes that. Use a mechanism that protects every message by itself, "
+        "such as LDPQ"
     )
 
 
 def _root(
     excess: Callable[[float], float], low: float, high: float, guess: float, within: float
 ) -> float | None:
-    """Where a rising excess is 0, at most `within` too low: the upper end if it is below, None if above.
+    """Return where a rising excess is 0, at most `within` below 0.
 
-    Every evaluation is an accounting of a run, so the bracket is found by steps of slope 1, which epsilon has
-    about: it grows like the level, or a little faster. Then the bracket shrinks by secants or halves.
+    Every evaluation is an accounting of a run, so few are made. Epsilon grows about as fast as the level, so
+    the bracket is found by steps of slope 1. It then shrinks by secants or by halves.
+
+    Args:
+        excess: log(epsilon / target) as a function of the log of the level.
+        low: Smallest log of the level.
+        high: Largest log of the level.
+        guess: Log of the level where the search starts.
+        within: Largest distance of the result's excess from 0.
+
+    Returns:
+        Log of the level, `high` if the excess is negative there, or None if the excess is positive at `low`.
     """
     here = guess
     value = excess(here)
@@ -268,7 +284,7 @@ def _root(
         return here
     low, high, safe = min(here, there), max(here, there), min(value, after)
     while safe < -within and high - low > within:
-        # a line through the last two, aimed just below 0; where it does not get nearer, the middle
+        # a line through the last two points, aimed just below 0, or the middle where that does not converge
         place = there - (after + 0.5 * within) * (there - here) / (after - value) if after != value else low
         if not low < place < high or abs(after) > 0.5 * abs(value):
             place = 0.5 * (low + high)
@@ -281,11 +297,15 @@ def _root(
 
 
 def _level(log_level: float, lowest: float) -> float:
-    return max(math.exp(log_level), lowest)  # exp(log(lowest)) may lie below it
+    return max(math.exp(log_level), lowest)  # by rounding, exp(log(lowest)) may be smaller than lowest
 
 
 def find_smallest_level(at: Callable[[float], Mechanism]) -> float:
-    """The smallest power of ten up to 1 that a mechanism takes."""
+    """Return the smallest power of ten, up to 1, that a mechanism accepts as its level.
+
+    Args:
+        at: Function that returns the mechanism at a level, or raises a ValueError.
+    """
     for exponent in range(_SMALLEST_EXPONENT, 0):
         try:
             at(10.0**exponent)
@@ -297,6 +317,11 @@ def find_smallest_level(at: Callable[[float], Mechanism]) -> float:
 
 
 def _check_claim(account: Account, target: PrivacyTarget) -> None:
+    """Check that the mechanism claims something against the target's adversary, also with secret cohorts.
+
+    Raises:
+        ValueError: If it does not, with the adversaries for which it does.
+    """
     claims, run = account.claims(), account.run
     refused = claims[target.against].loss
     if not isinstance(refused, NonPrivate):
@@ -305,10 +330,10 @@ def _check_claim(account: Account, target: PrivacyTarget) -> None:
             raise ValueError(f"secret cohorts need {why}")
         return
     others = [who.value for who, claim in claims.items() if not isinstance(claim.loss, NonPrivate)]
-    instead = f"it could be against {', '.join(others)}" if others else "nor against anybody else"
+    instead = f"It could be against {', '.join(others)}" if others else "It claims nothing against others"
     raise ValueError(
         f"{type(run.mechanism).__name__} can't be private against {target.against.value} here: "
-        f"{refused.reason}; {instead}"
+        f"{refused.reason}. {instead}."
     )
 
 
@@ -321,27 +346,40 @@ def affordable(
     at_least: int = 0,
     client: int | None = None,
 ) -> int:
-    """Largest number of charges of a client, or of every client, that stay within an epsilon.
+    """Return the largest number of charges of a client, or of every client, that stay within an epsilon.
 
-    No more than the run is accounted for where dropouts are paid for over its rounds only.
+    With dropouts the result is at most the horizon of the run, because delta covers dropouts over those
+    rounds only.
+
+    Args:
+        account: Account of the run.
+        adversary: Adversary of the statement.
+        epsilon: Epsilon that may be spent.
+        secret: Whether the adversary never learns which clients took part.
+        at_least: Number of charges that probably fits.
+        client: Client of the statement. None is every client.
     """
 
     def cost(charges: int) -> float:
         return account.epsilon(adversary, charges, secret=secret, client=client)
 
-    most = max_charges_within(cost, epsilon, at_least)
-    return min(most, account.run.horizon) if account.run.sampling.dropout_probability > 0.0 else most
+    max_charges = max_charges_within(cost, epsilon, at_least)
+    return (
+        min(max_charges, account.run.horizon)
+        if account.run.sampling.dropout_probability > 0.0
+        else max_charges
+    )
 
 
 def max_charges_within(cost: Callable[[int], float], epsilon: float, at_least: int = 0) -> int:
-    """Largest number of charges whose cost stays within an epsilon, by doubling and bisection.
+    """Return the largest number of charges whose cost stays within an epsilon, by doubling and bisection.
 
     Args:
-        cost: Epsilon of so many charges.
-        epsilon: The limit.
-        at_least: A number that probably does.
+        cost: Function that returns epsilon of a number of charges.
+        epsilon: Epsilon that may be spent.
+        at_least: Number of charges that probably fits.
 
-    Example:
+    Examples:
         >>> max_charges_within(lambda rounds: 0.5 * rounds, 8.0)
         16
     """

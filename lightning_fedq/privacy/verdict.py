@@ -1,25 +1,25 @@
-"""Epsilon in words and in print: one scale for clients and for samples."""
+"""Verdicts on an epsilon and its printed form, the same for clients and for samples."""
 
 import math
 
 VACUOUS_EPSILON = 20.0
 NO_GUARANTEE = "no guarantee"
 NOT_RUN = "not run"
-"""In place of an epsilon towards the server behind masks that there were none of."""
+"""Printed in place of an epsilon against the server behind secure aggregation where no masks ran."""
 VACUOUS = "vacuous"
 _SCALE = ((1.0, "strong"), (4.0, "good"), (8.0, "moderate"), (VACUOUS_EPSILON, "weak"))
 
 
 def scale() -> str:
-    """The scale in words, for whoever reads a verdict first."""
+    """Return the scale of verdicts in words, for readers of a verdict."""
     words = ", ".join(f"{word} up to {limit:g}" for limit, word in _SCALE)
-    return f"epsilon, the smaller the more private: {words}, above it {VACUOUS}, which is as good as nothing"
+    return f"a smaller epsilon is more private: {words}, above it {VACUOUS}, which promises nothing useful"
 
 
 def verdict(epsilon: float) -> str:
-    """One word for an epsilon, in nats.
+    """Return one word for an epsilon, in nats.
 
-    Example:
+    Examples:
         >>> verdict(0.5)
         'strong'
         >>> verdict(8.0)
@@ -29,9 +29,9 @@ def verdict(epsilon: float) -> str:
 
 
 def format_epsilon(value: float | None) -> str:
-    """Three digits, rounded up so that a claim never shrinks in print. An infinite one is "∞".
+    """Return epsilon with three digits, rounded up so that a printed claim is never smaller. Infinity is "∞".
 
-    Example:
+    Examples:
         >>> format_epsilon(8.0), format_epsilon(None)
         ('8', '-')
     """
@@ -47,4 +47,4 @@ def format_epsilon(value: float | None) -> str:
 
 COLOURS = {"strong": "good", "good": "good", "moderate": "fair", "weak": "fair", VACUOUS: "bad"}
 COLOURS |= {NO_GUARANTEE: "bad", NOT_RUN: "bad", "NOT met": "bad"}
-"""Classes of the colours of verdicts."""
+"""Colour class of each verdict."""

@@ -1,1 +1,1 @@
-"""Outputs of a run: tables and files, and the page of `fedq report`."""
+"""Outputs of a run: tables, files, pictures, and the page of `fedq report`."""

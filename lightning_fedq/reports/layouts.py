@@ -1,4 +1,4 @@
-"""Three ways to draw the parts of a document: Markdown, terminal, HTML. None of them knows what they say."""
+"""Layouts of a document as Markdown, on a terminal and as HTML. They do not depend on its contents."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _WIDE = 5
-"""Columns of a table on a terminal; one of more is written out, a row a line."""
+"""Maximum number of columns of a table on a terminal. A wider table becomes a list with a line per row."""
 _SHORT = 40
-"""Letters of a cell that is not wrapped there."""
+"""Maximum number of letters in a cell that is not wrapped on a terminal."""
 _STYLES = {"good": "green", "fair": "yellow", "bad": "red"}
 
 
 def markdown(title: str, parts: Sequence[Part], level: int = 1) -> str:
-    """As Markdown, the first sentences of all in bold.
+    """Return a document as Markdown, with the first block in bold.
 
     Args:
-        level: Level of the title's heading; titles of parts are one below.
+        title: Title of the document.
+        parts: Parts of the document.
+        level: Heading level of the title. Titles of parts are one level below.
     """
     out = [f"{'#' * level} {title}", ""]
     for place, part in enumerate(parts):
@@ -41,6 +43,7 @@ def markdown(title: str, parts: Sequence[Part], level: int = 1) -> str:
 
 
 def _of_markdown(row: tuple[str, ...], width: int) -> list[str]:
+    """Return the cells of a row as Markdown: group heads in italics, the wanted row in bold."""
     cells = [cell.replace("|", "\\|") for cell in row]
     if len(cells) == 1:
         return [f"*{cells[0]}*", *[""] * (width - 1)]
@@ -48,7 +51,7 @@ def _of_markdown(row: tuple[str, ...], width: int) -> list[str]:
 
 
 def terminal(console: Console, title: str, parts: Sequence[Part]) -> None:
-    """On a terminal, 80 columns or wider, the first sentences of all in bold."""
+    """Print a document on a terminal of at least 80 columns, with the first block in bold."""
     from rich.table import Table as RichTable
     from rich.text import Text
 
@@ -60,7 +63,7 @@ def terminal(console: Console, title: str, parts: Sequence[Part]) -> None:
             if isinstance(block, str):
                 console.print(Text(block, "" if place or number else "bold"))
                 continue
-            if isinstance(block, Table) and len(block.heads) > _WIDE:  # no terminal has room for it
+            if isinstance(block, Table) and len(block.heads) > _WIDE:  # the table is too wide for a terminal
                 block = Items(tuple(_in_words(block.heads, row) for row in block.rows))
             if isinstance(block, Items):
                 for line in block.lines:
@@ -68,11 +71,11 @@ def terminal(console: Console, title: str, parts: Sequence[Part]) -> None:
                 continue
             whole = [row for row in (block.heads, *block.rows) if len(row) > 1]
             widths = [max(map(len, column)) for column in zip(*whole, strict=True)]
-            long = [width for width in widths if width > _SHORT]  # these share what the others leave
+            long = [width for width in widths if width > _SHORT]  # long columns share the remaining width
             room = console.width - 2 * (len(widths) - 1) - sum(widths) + sum(long)
             widths = [width if width <= _SHORT else room // len(long) for width in widths]
             for row in whole[:1] * bool(block.heads[-1]) + list(block.rows):
-                if len(row) == 1:  # the head of a group may be longer than a column is wide
+                if len(row) == 1:  # the head of a group may be longer than its column
                     console.print(Text(row[0], "italic"))
                     continue
                 drawn = RichTable.grid(padding=(0, 2, 0, 0))
@@ -85,12 +88,13 @@ def terminal(console: Console, title: str, parts: Sequence[Part]) -> None:
 
 
 def _in_words(heads: tuple[str, ...], row: tuple[str, ...]) -> str:
-    said = (f"{head} {cell}" for head, cell in zip(heads[1:], row[1:], strict=True))
-    return f"{row[0]}: {', '.join(said)}"
+    """Return a row of a wide table as one line, with the head before each cell."""
+    pairs = (f"{head} {cell}" for head, cell in zip(heads[1:], row[1:], strict=True))
+    return f"{row[0]}: {', '.join(pairs)}"
 
 
 def html(parts: Sequence[Part], level: int = 2) -> Markup:
-    """As elements of a page, which escapes all of it, the first sentences of all in bold."""
+    """Return a document as escaped HTML elements, with the first block in bold."""
     out: list[str] = []
     for place, part in enumerate(parts):
         out += [f"<h{level}>{escape(part.title)}</h{level}>"] if part.title else []
@@ -107,6 +111,7 @@ def html(parts: Sequence[Part], level: int = 2) -> Markup:
 
 
 def _of_html(row: tuple[str, ...], table: Table) -> str:
+    """Return a row of a table as escaped HTML, with coloured verdicts."""
     if len(row) == 1:
         return f'<tr><th colspan="{len(table.heads)}"><i>{escape(row[0])}</i></th></tr>'
     cells = [f"<th>{escape(row[0])}</th>"]

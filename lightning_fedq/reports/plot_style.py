@@ -1,7 +1,7 @@
-"""One hand for all pictures: narrow panels under each other, legends above them, light and dark.
+"""Common style of all pictures: narrow panels under each other, legends above them, light and dark.
 
-Colours are readable on white and on the dark page of the HTML report, so that a dark picture is the same one
-with other paper and ink.
+The colours of curves are readable on white and on the dark page of the HTML report. A dark picture therefore
+differs only in its background and in the colour of text and lines.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ COLOURS = ("#2a7de1", "#d1610d", "#12a39a", "#b04fa0", "#9a7b00", "#8a6bd6", "#e
 MARKERS = "osD^vPX*"
 LINES = ("-", "--", "-.", ":")
 WIDTH = 4.6
-"""Inches; at 160 dots an inch 736 pixels, so that letters of 10 points have 11 pixels on a telephone."""
+"""Width in inches. At 160 dots per inch it is 736 pixels, so 10-point letters have 11 pixels on a phone."""
 DPI = 160
 _PAPER, _INK = "#12161c", "#e6eaf0"
 
@@ -26,11 +26,11 @@ def panels(count: int, title: str = "", height: float = 3.2) -> tuple[Figure, li
     """Return a figure and its panels, one under the other.
 
     Args:
-        count: Panels, >= 1.
+        count: Number of panels, >= 1.
         title: Title of the picture.
-        height: Inches of a panel with its labels and legend.
+        height: Height in inches of a panel with its labels and legend.
     """
-    from matplotlib.figure import Figure  # half a second to import, and only needed here
+    from matplotlib.figure import Figure  # takes half a second and is needed only here
 
     figure = Figure(figsize=(WIDTH, height * count + (0.3 if title else 0.0)), layout="constrained")
     if title:
@@ -43,9 +43,12 @@ def panels(count: int, title: str = "", height: float = 3.2) -> tuple[Figure, li
 
 
 def series(place: int) -> dict[str, Any]:
-    """Colour, marker and line of a series, told apart also where curves coincide.
+    """Return colour, marker and line style of a series, which stay distinct if curves coincide.
 
-    Example:
+    Args:
+        place: Number of the series, from 0.
+
+    Examples:
         >>> series(1)["marker"], series(1)["linestyle"]
         ('s', '--')
     """
@@ -58,11 +61,11 @@ def series(place: int) -> dict[str, Any]:
 
 
 def legend(axes: Axes, title: str | None = None) -> None:
-    """Put the legend above a panel, where it hides no curve and nothing cuts it.
+    """Put the legend above a panel, where it hides no curve and is not cut off.
 
     Args:
-        axes: The panel, with labels.
-        title: Said above the entries.
+        axes: Panel with labelled curves.
+        title: Title of the legend.
     """
     handles, _ = axes.get_legend_handles_labels()
     axes.legend(
@@ -80,7 +83,7 @@ def legend(axes: Axes, title: str | None = None) -> None:
 
 
 def png(figure: Figure) -> bytes:
-    """Return a figure as PNG of 128 colours: a quarter of the bytes, and lines and letters need no more."""
+    """Return a figure as PNG with 128 colours, which is enough for lines and needs a quarter of the bytes."""
     from PIL import Image  # comes with matplotlib
 
     drawn, packed = io.BytesIO(), io.BytesIO()
@@ -91,7 +94,7 @@ def png(figure: Figure) -> bytes:
 
 
 def darken(figure: Figure) -> None:
-    """Change paper and ink for a dark page: whatever is black or nearly so becomes light."""
+    """Change a figure for a dark page: a dark background, with light text and light lines for dark ones."""
     from matplotlib.colors import to_rgb
     from matplotlib.lines import Line2D
     from matplotlib.text import Text

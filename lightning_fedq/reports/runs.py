@@ -1,8 +1,8 @@
-"""Files of a run: a table of rounds, a summary, a page to read, pictures. No Lightning in here.
+"""Files of a run: a table of rounds, a summary, a report and pictures. The module does not use Lightning.
 
-A run folder holds `config.yaml`, `metrics.csv` (one row a round), `summary.json`, `report.md` and PNG
-pictures. Files are written beside their place and moved there, so a reader never sees half of one; a round's
-row is appended in one go.
+A run folder holds `config.yaml`, `metrics.csv` (one row per round), `summary.json`, `report.md` and PNG
+pictures. Each file is written under a temporary name and then renamed, so a reader never sees a partial file.
+The row of a round is appended with a single write.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BITS_PER_MEGABYTE = 8e6
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file beside its place and move it there. Its folder is made if need be."""
+    """Write a file under a temporary name and rename it. Its folder is created if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(path.name + ".part")
     try:
@@ -46,14 +46,14 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def fresh_folder(path: Path) -> Path:
-    """Make the folder `path`, or `path-2`, `path-3`, ... where one is there already, and return it.
+    """Create the folder `path`, or `path-2`, `path-3`, ... if it exists already, and return it.
 
-    Of two runs that ask at once each has its own: whoever makes the folder has it.
+    Two runs that start at the same time get different folders.
 
     Raises:
-        OSError: If it can't be made.
+        OSError: If the folder can't be created.
     """
-    with suppress(FileExistsError):  # a file is there: what follows says so
+    with suppress(FileExistsError):  # the parent may be a file, which `mkdir` below reports
         path.parent.mkdir(parents=True, exist_ok=True)
     for number in itertools.count(1):
         candidate = path if number == 1 else path.with_name(f"{path.name}-{number}")
@@ -66,16 +66,16 @@ def fresh_folder(path: Path) -> Path:
 
 
 def check_run_name(name: str) -> None:
-    """Refuse names of runs that are no folder below the folder of all runs.
+    """Check that the name of a run is a folder below the folder of all runs.
 
     Raises:
-        ValueError: If it is absolute, empty, or climbs up.
+        ValueError: If the name is empty, absolute, or contains "..".
     """
     parts = Path(name).parts
     if not parts or Path(name).is_absolute() or ".." in parts:
         raise ValueError(
-            f"the name of a run is that of a folder below root, got {name!r}; use one like 'digits', and "
-            "RunFolder(root=...) for where runs are kept"
+            f"The name of a run must be a folder below root, such as 'digits', got {name!r}. Set the parent "
+            "folder with RunFolder(root=...)."
         )
 
 
@@ -83,13 +83,13 @@ def check_run_name(name: str) -> None:
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Write one CSV row per round. Columns in order of first appearance, empty where a value is missing."""
+    """Write one CSV row per round. Columns are in order of appearance, and missing values are empty."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     write_atomically(path, _csv([columns, *_cells(columns, rows)]))
 
 
 def append_row(path: Path, rows: Sequence[Row]) -> None:
-    """Add the last row to a file of `write_rows` that holds the others. New columns write it anew."""
+    """Append the last row to a file that has all earlier rows. The file is rewritten if columns are new."""
     columns = []
     if len(rows) > 1 and path.is_file():
         with path.open(newline="") as file:
@@ -112,25 +112,26 @@ def _csv(lines: Sequence[Sequence[object]]) -> str:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Read what `write_rows` wrote.
+    """Read the rows that `write_rows` wrote.
 
     Raises:
         FileNotFoundError: If there is no such file.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"no {path}; give the folder of a run that had the RunFolder callback")
+        raise FileNotFoundError(f"There is no {path}. Give the folder of a run with the RunFolder callback.")
     with path.open(newline="") as file:
         return [{key: float(value) for key, value in row.items() if value} for row in csv.DictReader(file)]
 
 
 def totals(rows: Sequence[Row]) -> dict[str, float]:
-    """Add up what a run cost.
+    """Sum the communication and time of a run over its rounds.
 
     Args:
         rows: `RoundRecord.metrics()` of every round, with `seconds`.
 
     Returns:
-        Megabytes (10^6 bytes) up, down and for key set-up, seconds, and clients that answered.
+        Megabytes (10^6 bytes) of uplink, downlink, key set-up and protocol, seconds, and the number of
+        messages that the server received.
     """
     return {
         "uplink_megabytes": sum(row["uplink_bits"] for row in rows) / BITS_PER_MEGABYTE,
@@ -146,11 +147,12 @@ def totals(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
-    """Write JSON. NaN and infinity, which JSON lacks, become null."""
+    """Write a summary as JSON. NaN and infinity become null, because JSON does not have them."""
     write_atomically(path, json.dumps(_finite(summary), indent=2) + "\n")
 
 
 def _finite(value: Any) -> Any:
+    """Return a nested value with all NaN and infinite numbers replaced by None."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):
@@ -159,12 +161,12 @@ def _finite(value: Any) -> Any:
 
 
 def summary_lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Word a summary for a reader: pairs of a name and its value, with units."""
+    """Return a summary as pairs of a name and its value with units, for readers."""
     lines = [
         ("trained", f"{summary['rounds']} rounds, {summary['num_clients']} clients send {summary['target']}")
     ]
     if (charged := summary.get("rounds_charged", summary["rounds"])) != summary["rounds"]:
-        lines.append(("rounds charged", f"{charged}, of earlier trainings, repeated and open rounds, too"))
+        lines.append(("rounds charged", f"{charged}, with earlier trainings, repeated and open rounds"))
     stages: dict[str, list[str]] = {}
     for name, value in summary["metrics"].items():
         if stage := metric_stage(name):
@@ -176,20 +178,20 @@ def summary_lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     if best:
         lines.append(("best", f"{best['monitor']} = {best['value']:.4g} after round {best['round']:.0f}"))
     if noise := (summary.get("noise_over_signal") or {}).get("words"):
-        lines.append(("noise over signal", noise))
+        lines.append(("noise-to-signal ratio", noise))
     lines += [("seconds", _seconds(summary["seconds"]))]
     return lines
 
 
 def _seconds(seconds: float | None) -> str:
     if seconds is None or math.isnan(seconds):
-        return "not known: cohorts are secret, or the folder of the rounds before is not here"
-    return f"{seconds:.1f} in rounds, set-up and files not counted"
+        return "unknown, because cohorts are secret or the folder of earlier rounds is missing"
+    return f"{seconds:.1f} in rounds, without set-up and writing of files"
 
 
 def print_summary(summary: Mapping[str, Any], privacy: PrivacyReport, folder: Path) -> None:
-    """Print the result, the first part of the privacy document, and where the files are: 25 lines at most."""
-    from rich.console import Console  # both only needed here
+    """Print the metrics, the first part of the privacy document, and the paths of files, in 25 lines."""
+    from rich.console import Console  # needed only here
 
     from lightning_fedq.privacy.document import AT_THE_END, document
     from lightning_fedq.reports.layouts import terminal
@@ -197,10 +199,10 @@ def print_summary(summary: Mapping[str, Any], privacy: PrivacyReport, folder: Pa
     metrics = {
         name: value for name, value in summary["metrics"].items() if metric_stage(name) in ("val", "test")
     }
-    said = ", ".join(f"{name} {value:.4g}" for name, value in list(metrics.items())[-_METRICS:])
+    result = ", ".join(f"{name} {value:.4g}" for name, value in list(metrics.items())[-_METRICS:])
     console = Console()
     console.width = max(console.width, 80)
-    console.print(f"{summary['name']}: {said or 'no val or test metric'}", highlight=False, markup=False)
+    console.print(f"{summary['name']}: {result or 'no val or test metric'}", highlight=False, markup=False)
     terminal(console, *document(privacy, AT_THE_END))
     console.print(
         f"{folder}/: report.md, privacy.md, model.ckpt", highlight=False, markup=False, soft_wrap=True
@@ -208,24 +210,24 @@ def print_summary(summary: Mapping[str, Any], privacy: PrivacyReport, folder: Pa
 
 
 _METRICS = 4
-"""Metrics that a terminal shows at the end of a fit: the last ones."""
+"""Number of metrics that are printed at the end of `fedq fit`. The last ones are printed."""
 
 
 def report_markdown(summary: Mapping[str, Any], privacy: PrivacyReport, pictures: Sequence[str]) -> str:
-    """Return the page `report.md`: who learns how much of whom, result and cost, pictures."""
-    from lightning_fedq.privacy.document import REPORT, document  # imports torch, and only needed here
+    """Return the page `report.md` with results, costs, privacy and pictures."""
+    from lightning_fedq.privacy.document import REPORT, document  # imports torch, needed only here
     from lightning_fedq.reports.layouts import markdown
 
     lines = [f"# {summary['name']}", "", "| | |", "| --- | --- |"]
     lines += [f"| {name} | {value} |" for name, value in summary_lines(summary)]
     lines += ["", markdown(*document(privacy, REPORT), 2)]
-    lines += ["`privacy.md` goes on from here: every figure, how to read it, what else leaves."]
+    lines += ["`privacy.md` has all figures, explains them, and lists outputs that DP does not cover."]
     if pictures:
         lines += ["", "## Pictures", ""] + [f"![{name}]({name})" for name in pictures]
     lines += [
         "",
-        "What begins with `sim_` only a simulation knows: it compares with the exact mean of the clients' "
-        "updates. It is not private and no real server could print it.",
+        "Values that begin with `sim_` exist only in a simulation. They compare with the exact mean of the "
+        "clients' updates. They are not private, and a real server can't compute them.",
         "",
     ]
     return "\n".join(lines)
@@ -238,8 +240,9 @@ def save_figure(figure: Figure, path: Path, twin: bool = False) -> None:
     """Write a figure as PNG, atomically.
 
     Args:
-        figure: Drawn for white paper.
-        twin: Write `NAME_dark.png` beside it, too; the figure is dark afterwards.
+        figure: Figure for white paper.
+        path: File of the picture.
+        twin: Whether to write also `NAME_dark.png`. The figure object is dark afterwards.
     """
     write_atomically(path, png(figure))
     if twin:
@@ -248,7 +251,7 @@ def save_figure(figure: Figure, path: Path, twin: bool = False) -> None:
 
 
 def set_round_axis(axes: Axes) -> None:
-    """Whole rounds on the x axis."""
+    """Set the x axis to whole rounds."""
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -256,7 +259,7 @@ def set_round_axis(axes: Axes) -> None:
 
 
 def plain_log(axes: Axes, which: Literal["x", "y"]) -> None:
-    """A logarithmic axis with plain numbers at 1, 2 and 5 of every decade."""
+    """Set a logarithmic axis with plain numbers at 1, 2 and 5 times powers of ten."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     (axes.set_xscale if which == "x" else axes.set_yscale)("log")
@@ -268,25 +271,22 @@ def plain_log(axes: Axes, which: Literal["x", "y"]) -> None:
 
 
 def first_metric(rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """`val_acc` or `val/acc` if it was logged, or else the first `val_*` or `val/*` metric there is."""
+    """Return `val_acc` or `val/acc` if it was logged, otherwise the first validation metric, or None."""
     logged = dict.fromkeys(key for row in rows for key in row if metric_stage(key) == "val")
     return next((key for key in logged if key in ("val_acc", "val/acc")), next(iter(logged), None))
 
 
 def metric_stage(metric: str) -> str:
-    """Stage that a metric is of, by the usual prefixes: "train", "val" or "test".
-
-    "" where it has none of them.
-    """
-    found = _STAGE.match(metric)
-    return "" if found is None else {"validation": "val", "valid": "val"}.get(found[1], found[1])
+    """Return the stage of a metric by its prefix: "train", "val" or "test", or "" without a known prefix."""
+    match = _STAGE.match(metric)
+    return "" if match is None else {"validation": "val", "valid": "val"}.get(match[1], match[1])
 
 
 _STAGE = re.compile(r"(train|validation|valid|val|test)[_/]")
 
 
 def metric_mode(metric: str) -> Literal["max", "min"]:
-    """Is a larger or a smaller value better? Losses, errors and perplexities are better small."""
+    """Return "min" if the metric's name is that of a loss, error or perplexity, otherwise "max"."""
     small = ("loss", "err", "mse", "mae", "nll", "perplexity", "ppl")
     return "min" if any(word in metric.lower() for word in small) else "max"
 
@@ -302,10 +302,10 @@ def plot_progress(
 
     Args:
         runs: Rows of each run, by name.
-        monitor: Column to draw, such as `val_acc`; where no run has it, the picture says so.
+        monitor: Column to draw, such as `val_acc`. The picture names runs that did not log it.
         title: Title of the picture.
-        baseline: A value of the metric to draw as a line.
-        dashed: Runs to draw dashed and grey: those to compare with.
+        baseline: Value of the metric that is drawn as a line.
+        dashed: Names of runs that are drawn dashed and grey, such as runs without privacy.
     """
     figure, (by_round, by_size) = panels(2, title)
     longest: list[float] = []
@@ -323,14 +323,14 @@ def plot_progress(
         by_size.plot(megabytes, values, label=name, **style)
         if not points:
             there = ", ".join(sorted({key for row in rows for key in row if "_" in key and key[:3] != "num"}))
-            text = f"{name} never logged {monitor}; it has:\n{there}"
+            text = f"{name} never logged {monitor}. It logged:\n{there}"
             by_round.text(0.5, 0.5, text, transform=by_round.transAxes, ha="center", wrap=True, fontsize=7)
     if baseline is not None:
         for axes in (by_round, by_size):
             axes.axhline(baseline, color="0.5", linestyle=":", label=f"baseline {baseline:g}")
     set_round_axis(by_round)
     by_round.set_ylabel(monitor)
-    by_size.set_xlabel("megabytes up, all clients, set-up included")
+    by_size.set_xlabel("uplink megabytes of all clients, with set-up")
     by_size.set_ylabel(monitor)
     if min(longest) > 0 and max(longest) >= 10 * min(longest):
         plain_log(by_size, "x")

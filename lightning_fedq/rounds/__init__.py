@@ -1,4 +1,4 @@
-"""One federated round in two halves: clients encode and pack, the server decodes, steps and records."""
+"""One federated round in two halves: clients encode and pack updates, the server decodes and applies them."""
 
 from lightning_fedq.rounds.broadcast import Broadcast
 from lightning_fedq.rounds.client import (

@@ -1,13 +1,13 @@
-"""The model on its way down, in few bits a coordinate: from the server to the clients of a round.
+"""Compression of the downlink: the global model, rounded to a few bits per coordinate.
 
 Every segment is rounded to the nearest of 2^bits levels between its smallest and largest value. The server
-keeps its own model in full and adds the mean update to that one, so that rounding errors do not add up over
-rounds; nobody needs to have been there in the round before, because the model is sent and no difference
-(Philippenko and Dieuleveut, NeurIPS 2021, keep the central model likewise, with a difference that clients
-add up).
+keeps its own model at full precision and adds the mean update to it, so rounding errors do not add up over
+rounds. The server sends the model, not a difference of models, so a client does not need the model of the
+round before. Philippenko and Dieuleveut (NeurIPS 2021) also keep the central model, but their clients add up
+differences.
 
-Privacy: what is sent is a function of the server's model, which adversaries are taken to see anyway
-(post-processing). No claim changes, and none gets better.
+Privacy: the rounded model is a function of the server's model, which every adversary is assumed to see.
+Rounding is therefore post-processing, and privacy claims stay the same.
 """
 
 import math
@@ -22,23 +22,25 @@ from lightning_fedq.wire.coding import FixedLength
 
 
 class _Levels(NamedTuple):
+    """Rounded model: level numbers, and the smallest value and step of each segment."""
+
     numbers: Tensor
-    """`(dim,)` int64 in [0, 2^bits)."""
+    """`(dim,)` int64 in [0, 2^bits): level of each coordinate."""
     lines: Tensor
-    """`(segments, 2)` float64: smallest value and distance of two levels."""
+    """`(segments, 2)` float64: smallest value of a segment, and distance between its levels."""
 
 
 @dataclass(frozen=True)
 class Broadcast:
-    """Rounding of a model that is sent down, and its bytes.
+    """Rounding of the model on the downlink, and its encoding as bytes.
 
     Args:
-        bits: Bits of a coordinate, 1 to 16.
+        bits: Bits per coordinate, 1 to 16.
 
     Raises:
-        ValueError: If they are out of this range.
+        ValueError: If `bits` is not in [1, 16].
 
-    Example:
+    Examples:
         >>> Broadcast(2).rounded(torch.tensor([0.0, 0.4, 3.0, 7.0]), (3, 1))
         tensor([0., 0., 3., 7.])
         >>> Broadcast(2).num_bits((3, 1))
@@ -50,27 +52,27 @@ class Broadcast:
     def __post_init__(self) -> None:
         if not 1 <= self.bits <= 16:
             raise ValueError(
-                f"broadcast_bits must be in [1, 16], or None for floats as they are, got {self.bits}"
+                f"broadcast_bits must be in [1, 16], or None for unrounded floats, got {self.bits}"
             )
 
     def num_bits(self, segments: tuple[int, ...]) -> int:
-        """Bits of one model: its levels, and two float64 a segment."""
+        """Return the size of a rounded model in bits: its levels, and two float64 values per segment."""
         return self.bits * sum(segments) + 128 * len(segments)
 
     def rounded(self, weights: Tensor, segments: tuple[int, ...]) -> Tensor:
-        """The model `(dim,)` that clients get."""
+        """Return the model `(dim,)` that clients receive."""
         return self._values(self._levels(weights, segments), segments, weights.dtype).to(weights.device)
 
     def pack(self, weights: Tensor, segments: tuple[int, ...]) -> bytes:
-        """The bytes of a model. One that is `rounded` already goes through unchanged."""
+        """Return the bytes of a model. A model that `rounded` returned is encoded without further error."""
         numbers, lines = self._levels(weights, segments)
         return lines.numpy().astype("<f8").tobytes() + FixedLength(self.bits).pack(numbers)
 
     def unpack(self, stream: bytes, segments: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """The model `(dim,)` in these bytes.
+        """Decode the model `(dim,)` from the bytes that `pack` wrote.
 
         Raises:
-            ValueError: If `pack` writes no such bytes.
+            ValueError: If `pack` cannot have written these bytes.
         """
         head = 16 * len(segments)
         lines = np.frombuffer(stream[:head].ljust(head, b"\0"), "<f8").astype(np.float64).reshape(-1, 2)
@@ -82,23 +84,26 @@ class Broadcast:
                 or (int(part.min()), int(part.max())) != ends
             ):
                 raise ValueError(
-                    "a segment's levels run from its smallest to its largest value, other ones came"
+                    "The levels of a segment must run from its smallest to its largest value, got others"
                 )
         return self._values(_Levels(numbers.long(), torch.from_numpy(lines)), segments, dtype)
 
     def _levels(self, weights: Tensor, segments: tuple[int, ...]) -> _Levels:
+        """Round each segment of a model to its levels."""
         numbers, lines, highest = [], [], 2**self.bits - 1
         for part in weights.detach().cpu().double().split_with_sizes(list(segments)):
             low, high = part.aminmax()
             step = (high - low) / highest
-            places = (part - low) / step if step > 0 else torch.zeros_like(part)  # 0: all alike
+            # step 0: all values of the segment are equal
+            places = (part - low) / step if step > 0 else torch.zeros_like(part)
             numbers.append(places.round().clamp(0, highest).long())
             lines.append(torch.stack([low, step]))
         return _Levels(torch.cat(numbers), torch.stack(lines))
 
     @staticmethod
     def _values(levels: _Levels, segments: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        # on the CPU and in float64, product and sum apart: the same floats at the server and at every client
+        """Convert level numbers back to model values `(dim,)`."""
+        # CPU and float64, product before sum: the server and every client get bit-identical floats
         parts = levels.numbers.double().split_with_sizes(list(segments))
         pairs = zip(parts, levels.lines, strict=True)
         return torch.cat([numbers * step + low for numbers, (low, step) in pairs]).to(dtype)

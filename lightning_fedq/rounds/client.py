@@ -1,15 +1,18 @@
-"""The clients' half of a round: use a stream once, encode, pack. No transport, no Lightning.
+"""The clients' half of a round: mark a stream as used, encode, pack. No transport, no Lightning.
 
-`RoundClient` is one real client, with its own keys and its own memory of what it has sent.
-`encode_updates` is what it does to an update, and what a simulation does to a stack of them at once.
+`RoundClient` is one real client, with its own keys and its own log of used streams. `encode_updates` encodes
+the update of a real client, or a stack of updates in a simulation.
 
 The server's ledger protects clients from an honest server that miscounts. A client that does not trust the
-server counts for itself (`ClientBudget`): its own log has one line for every stream that it has used,
-repeated rounds and attempts included, and before a stream is used the accountant says what that many messages
-spend. It enforces what a client can know by itself: the claim of its own messages against those who receive
-them. What a message costs hangs on its round, too: who shares bits with whom, and how many hide it in a sum.
-That is the server's to write, so the log holds these terms with every stream; only groups of the mechanism's
-own rule are answered, and only rounds of the terms of all those before.
+server counts its messages itself (`ClientBudget`). Its log has one line for every stream that it has used,
+including repeated rounds and attempts. Before a stream is used, the accountant computes the epsilon of all
+these messages.
+
+The budget covers only claims that a client can check alone: the claims of its own messages against the
+parties that receive them. The epsilon of a message also depends on its round, because clients share bits
+within a group and a sum hides a message among others. The server chooses these terms, so the log stores them
+with every stream. A client answers only rounds whose groups follow the mechanism's rule and whose terms equal
+the terms of all earlier rounds.
 """
 
 import json
@@ -49,11 +52,11 @@ class Encoded(NamedTuple):
     """Encoded updates of some clients.
 
     Args:
-        message: One row a client.
-        updates: `(clients, dim)`, those that are not finite replaced by zeros.
-        values: `(clients, dim)`, what was encoded: updates, or weights.
-        non_finite: Clients whose update held what float32 can't hold, or a NaN.
-        rand: The streams that were used.
+        message: Encoded message with one row per client.
+        updates: `(clients, dim)` updates. An update that is not finite is replaced by zeros.
+        values: `(clients, dim)` encoded values: updates or local weights, depending on the target.
+        non_finite: Clients whose update contained a NaN or a value outside the range of float32.
+        rand: Random streams that the encoding used.
         energy: Sum of squares of all `updates`.
     """
 
@@ -74,17 +77,21 @@ def encode_updates(
     weights: Tensor,
     context: RoundContext,
 ) -> Encoded:
-    """Encode the updates of one client or of a stack. What float32 can't hold, NaN too, counts as zero.
+    """Encode the updates of one client, or of a stack of clients.
+
+    An update with a NaN or with a value outside the range of float32 counts as a zero update.
 
     Args:
-        target: What is encoded: "updates" (local - global), or local weights.
+        mechanism: Mechanism that encodes.
+        target: "updates" to encode updates (local - global), or "weights" to encode local weights.
         keys: Keys of these clients.
         clients: Clients that the updates belong to.
-        updates: `(len(clients), dim)`.
-        weights: `(dim,)` the global model.
+        updates: `(len(clients), dim)` updates.
+        weights: `(dim,)` global model.
+        context: Public facts of the round.
     """
     energy, non_finite = sum_of_squares(updates), tuple[int, ...]()
-    if not energy <= _LARGEST**2:  # also where it is NaN
+    if not energy <= _LARGEST**2:  # true for a NaN as well
         finite = (updates.abs() <= _LARGEST).all(1)
         updates = torch.where(finite[:, None], updates, 0.0)
         energy = sum_of_squares(updates)
@@ -99,44 +106,47 @@ _ENFORCED = (Adversary.SERVER, Adversary.SERVER_AND_PARTNER, Adversary.SECAGG_SE
 
 
 class UsedStreamError(RuntimeError):
-    """A server asks for a round, or an attempt, that this client has answered before, or one that is over."""
+    """Error for a task whose stream this client has used before, or whose round or attempt is over."""
 
 
 _MARKED = 256
-"""Lines of a log that are read at most, about, before its sum is written down."""
+"""Approximate number of log lines after which the log's totals are saved to the `.mark` file."""
 
 
 def _last_line_end(path: Path, position: int) -> str:
-    """The end of the last line before a position, its checksum included."""
+    """Return the last 80 bytes before a position as hex: the end of a line with its checksum."""
     with path.open("rb") as file:
         file.seek(max(0, position - 80))
         return file.read(min(80, position)).hex()
 
 
 class StreamLog:
-    """A client's own memory of the streams that have carried a payload, written before the payload exists.
+    """A client's log of used random streams. Each entry is written before its message is encoded.
 
-    One keystream must never carry two payloads, and a client can't rely on the server to see to that: whoever
-    holds both learns how they differ. Attempts come in order, so a log of the last one says it all.
+    A keystream must never mask two different messages, because a party that holds both learns their
+    difference. A client cannot rely on the server for this, so it keeps its own log. Attempts come in
+    increasing order, so the last entry is enough to recognise a used stream.
+
+    Only one process may use a log at a time. Draft files of a killed process are removed at the start.
 
     Args:
-        path: A file on the client's own disk; None forgets with the process, so that a client which comes
-            back must not use its old keys again.
-        owner: Names the client and its federation; a file of somebody else is refused.
-
-    One process uses a log at a time; drafts that one has left which was killed are taken away.
+        path: File on the client's own disk. With None the log ends with the process, and a client that
+            restarts must not use its old keys again.
+        owner: Name of the client and its federation. A file of another owner is refused.
 
     Attributes:
-        last: Round and attempt of the last stream that was used. (-1, -1) if none was.
-        charges: Streams that were used, which is what the client has paid for.
-        dim: Coordinates of the longest vector that one of them was used for.
-        mechanisms: Mechanisms that the streams were used with, as text; "" if an earlier version did not say.
-        terms: Terms of their rounds on which the price of a message depends, as text; "" likewise.
-        lines_read: Lines of the file that were read; the rest is known from the `.mark` beside it.
+        last: Round and attempt of the last used stream. (-1, -1) if there is none.
+        charges: Number of used streams, each of which counts as one message in the budget.
+        dim: Coordinates of the longest vector that was encoded.
+        mechanisms: Mechanisms that encoded the messages, as text. "" for entries of versions that did not
+            record them.
+        terms: Terms of the rounds that affect the epsilon of a message, as text. "" for entries of versions
+            that did not record them.
+        lines_read: Lines of the file that this process read. The `.mark` file next to it covers the others.
 
     Raises:
-        ValueError: If the file is damaged, or another client's or federation's.
-        OSError: If it can't be read or written.
+        ValueError: If the file is damaged, or belongs to another client or federation.
+        OSError: If the file can't be read or written.
     """
 
     def __init__(self, path: Path | None, owner: str) -> None:
@@ -150,15 +160,16 @@ class StreamLog:
         self._read()
 
     def _read(self) -> None:
-        found = [] if self._journal is None else self._journal.unread()
-        self.lines_read += len(found)
-        for entry in found:
+        """Add the entries that were appended to the file since the last read."""
+        entries = [] if self._journal is None else self._journal.unread()
+        self.lines_read += len(entries)
+        for entry in entries:
             self._used(entry.round, entry.attempt, entry.dim, entry.state, entry.terms)
-        if len(found) >= _MARKED:
+        if len(entries) >= _MARKED:
             self._write_position()
 
     def _write_position(self) -> None:
-        """Write down what the log says so far, or each message would read the lines of all rounds."""
+        """Save the log's totals to the `.mark` file, so that the next process reads only later lines."""
         assert self._journal is not None
         path, position = self._journal.path, self._journal.position
         known = {
@@ -174,20 +185,21 @@ class StreamLog:
         new = draft_path(path)
         with name_file_in_errors(path), open(new, "wb", opener=OWN) as file:
             file.write(sign_entry(known))
-        # not synced: without it, or torn, the log is read from its start
+        # no fsync: if the mark is missing or torn, the log is read from its start
         new.replace(path.with_suffix(".mark"))
 
     def _read_position(self, path: Path) -> int:
-        """Take over what `_write_position` wrote. Return up to which byte, or 0 if nothing can be trusted."""
+        """Load the totals of the `.mark` file. Return the position they cover, or 0 if it is unusable."""
         try:
             line = path.with_suffix(".mark").read_bytes()
             known = json.loads(line)
             position = int(known["position"])
             if line != sign_entry(known) or known["owner"] != self._owner:
                 return 0
-            whole = path.exists() and path.stat().st_size >= position  # else the journal says what is lost
+            # a log shorter than the mark has lost lines: the journal raises the error
+            whole = path.exists() and path.stat().st_size >= position
             if whole and _last_line_end(path, position) != known["before"]:
-                return 0  # another log: its lines say
+                return 0  # the mark belongs to another log, so all lines are read
             last, charges, dim = tuple(known["last"]), int(known["charges"]), int(known["dim"])
             mechanisms, terms = set(known["mechanisms"]), set(known["terms"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -197,6 +209,7 @@ class StreamLog:
         return position
 
     def _used(self, round: int, attempt: int, dim: int, mechanism: str, terms: str) -> None:
+        """Add one used stream to the totals in memory."""
         self.last, self.dim = max(self.last, (round, attempt)), max(self.dim, dim)
         self.charges += 1
         self.mechanisms.add(mechanism)
@@ -211,18 +224,20 @@ class StreamLog:
         terms: str,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Use up one stream. When it returns, the disk knows.
+        """Mark the stream of one attempt as used. The entry is on disk when the method returns.
 
         Args:
+            round: Round number, from 0.
+            attempt: Number of earlier attempts at the round.
             dim: Coordinates of the vector that is encoded.
             mechanism: Mechanism that encodes the message, as text.
             terms: Terms of the round, as text.
-            check: Raises where one more is too much, by what the log holds now.
+            check: Function that raises if the log as it is now allows no further message.
 
         Raises:
-            UsedStreamError: If it, or a later one, was used before.
-            RuntimeError: If another process uses one at the same time.
-            OSError: If it can't be written; then nothing may be sent.
+            UsedStreamError: If this stream or a later one was used before.
+            RuntimeError: If another process uses the log at the same time.
+            OSError: If the entry can't be written. The message must not be sent then.
         """
         self._read()
         self.check(round, attempt)
@@ -232,38 +247,39 @@ class StreamLog:
         self._used(round, attempt, dim, mechanism, terms)
 
     def check(self, round: int, attempt: int) -> None:
-        """Refuse a stream that was used, by what is known here. `use` asks again, of the disk.
+        """Check that a stream is unused, from the totals in memory. `use` repeats the check with the file.
 
         Raises:
-            UsedStreamError: If it, or a later one, was used before.
+            UsedStreamError: If this stream or a later one was used before.
         """
         if (round, attempt) <= self.last:
             raise UsedStreamError(
-                f"the server asks for round {round}, attempt {attempt}, and this client has answered round "
-                f"{self.last[0]}, attempt {self.last[1]}: a stream serves one payload. A server that was "
-                "restarted goes on with a new attempt; one that has lost its state needs a new federation"
+                f"Round {round}, attempt {attempt} was asked, but this client has answered round "
+                f"{self.last[0]}, attempt {self.last[1]}. A restarted server needs a new attempt, "
+                "or a new federation if its state is lost."
             )
 
 
 class BudgetSpentError(RuntimeError):
-    """A message that would overspend the client's own budget. Nothing is encoded, and no stream is used."""
+    """Error for a message that would exceed the client's own budget. No stream is used."""
 
 
 @dataclass(frozen=True)
 class ClientBudget:
-    """One client's own budget over all messages that its log knows.
+    """Privacy budget that one client enforces itself, over all messages in its log.
 
     Args:
-        target: Over the "run", which is the life of the client's log. Against the server that receives its
-            messages, that server and the partner that it shares bits with, or the server behind secure
-            aggregation.
-        num_clients: Clients in the federation; the target's delta is below 1 / num_clients.
-        secure_sum: Guarantee of the secure aggregation, `SecAgg.guarantee`. Without one against a server that
-            may lie there is no budget against the server behind it: a client can not see that the others'
-            coins are in the sum.
+        target: Target over the "run", which is the lifetime of the client's log. The adversary is one of
+            three: the server that receives the messages, this server together with the partner that shares
+            bits, or the server behind secure aggregation.
+        num_clients: Clients in the federation. The target's delta must be below 1 / num_clients.
+        secure_sum: Guarantee of the secure aggregation, `SecAgg.guarantee`. A budget against the server
+            behind secure aggregation needs a guarantee against a server that may lie. Otherwise a client
+            cannot verify that the randomised bits of other clients are in the sum.
 
     Raises:
-        ValueError: If the target is over a round, or against somebody of whom a client knows too little.
+        ValueError: If the target is not over the run, if a client cannot observe what the target's adversary
+            learns, or if the secure aggregation has no guarantee against a lying server.
     """
 
     target: PrivacyTarget
@@ -275,57 +291,58 @@ class ClientBudget:
         check_delta(self.target.delta, self.num_clients, "clients")
         if self.target.over != "run":
             raise ValueError(
-                "a client's own budget is over the run: all that it sends; leave over='round' out"
+                "A client's own budget is over the run, which means all its messages. Leave over='round' out."
             )
         if against not in _ENFORCED:
             raise ValueError(
-                f"a client can't see what {against.value} learns, so it can't hold to a budget against it; "
-                "take adversary='server' or 'server_and_partner'"
+                f"A client can't enforce a budget against {against.value}. "
+                "Use adversary='server' or 'server_and_partner'."
             )
         if against is Adversary.SECAGG_SERVER and self.required_sum is None:
             raise ValueError(
-                "whether a sum hides a client is the server's to say, unless it is held to it: use "
-                "SecAgg(active=True), or a budget with adversary='server', which counts on no sum"
+                "A client can't verify that the sum hides its message. "
+                "Use SecAgg(active=True), or a budget with adversary='server', which assumes no sum."
             )
 
     @property
     def required_sum(self) -> SecureSum | None:
-        """The guarantee, where clients insist on survivors. None where the server's word is all there is."""
+        """Guarantee of secure aggregation, if clients verify the number of survivors. None otherwise."""
         sums = self.secure_sum
         return None if sums is None or sums.min_survivors is None else sums
 
     def check(self, mechanism: Mechanism, context: RoundContext, log: StreamLog) -> None:
-        """Refuse one more message.
+        """Check that one more message fits the budget.
 
         Args:
-            log: What was sent before; all of it counts as encoded by `mechanism` and as long as the longest.
+            mechanism: Mechanism that encodes the message.
+            context: Public facts of the message's round.
+            log: Log of earlier messages. All of them are priced like the longest one, encoded by `mechanism`.
 
         Raises:
-            BudgetSpentError: If it would overspend, if the groups are not the mechanism's, or if the log has
-                messages of another mechanism or other terms.
+            BudgetSpentError: If the message would exceed the budget, if the groups differ from the
+                mechanism's rule, or if the log has messages of another mechanism or other terms.
         """
         target, charges = self.target, log.charges
         if others := log.mechanisms - {repr(mechanism)}:
             raise BudgetSpentError(
-                f"this client's log has messages of {', '.join(sorted(others)) or 'an unknown mechanism'}, "
-                f"and what they spent is not known to {mechanism!r}; begin a new federation in a new folder, "
-                "whose privacy adds to that of the old one"
+                f"This client's log has messages of {', '.join(sorted(others)) or 'an unknown mechanism'}, "
+                f"not of {mechanism!r}. Start a new federation in a new folder: the epsilons of both add up."
             )
         sizes, wanted = tuple(map(len, context.groups)), tuple(mechanism.group_sizes(len(context.cohort)))
         if sizes != wanted:
             raise BudgetSpentError(
-                f"the server asks for groups of {sizes[:10]}, the mechanism's are {wanted[:10]}, so what a "
-                "message spends is not what was agreed; nothing is sent"
+                f"Nothing is sent, because the server's groups change the epsilon of a message. "
+                f"Its group sizes are {sizes[:10]}, the mechanism's are {wanted[:10]}."
             )
         terms = describe_price_terms(mechanism, context, self)
         if others := log.terms - {terms}:
             known = "; ".join(other or "unknown terms" for other in sorted(others))
             raise BudgetSpentError(
-                f"this client's log has messages of {known}, and the server asks for one of {terms}, at "
-                "which those are not priced; begin a new federation in a new folder, whose privacy adds to "
-                "that of the old one"
+                f"This client's log has messages of {known}, but the server asks for {terms}. "
+                "Start a new federation in a new folder: the epsilons of both add up."
             )
-        # what it can't see, others' weights, lies and silence, no view of its own message hangs on
+        # A client cannot see the weights, false updates or dropouts of others. No adversary's view of its own
+        # message depends on them, so `Run.ideal` is enough.
         run = Run.ideal(mechanism, pad_segments(context, log.dim), charges + 1, None)
         clients, sums = max(self.num_clients, run.cohort_size), self.required_sum
         if sums is not None:
@@ -335,18 +352,21 @@ class ClientBudget:
         spent = spent_on(target, run, charges + 1)
         if spent > target.epsilon:
             raise BudgetSpentError(
-                f"this client's own budget is {target}: {charges} messages were encoded before, and with one "
-                f"more they would spend epsilon {spent:.4g}; nothing is sent. Raise the budget, or leave the "
-                "federation"
+                f"Nothing is sent: this client's budget is {target}, and after {charges} messages one more "
+                f"would spend epsilon {spent:.4g}. Raise the budget, or leave the federation."
             )
 
 
 def describe_price_terms(mechanism: Mechanism, context: RoundContext, budget: ClientBudget | None) -> str:
-    """Terms of the price of a client's message, beside the mechanism, in words.
+    """Describe the terms of a round that affect the epsilon of a client's message, apart from the mechanism.
+
+    The text is stored in the log, and rounds with different texts are not summed.
 
     Args:
-        mechanism: Its length is among them where a long message does not cover a shorter one.
-        budget: Budget of the client, which says what it insists on behind secure aggregation.
+        mechanism: Mechanism of the message. If the charge of a long vector does not cover a shorter one, the
+            terms include the number of coordinates.
+        context: Public facts of the round.
+        budget: Budget of the client, with its requirements on secure aggregation, or None.
     """
     sizes = Counter(map(len, context.groups))
     groups = ", ".join(f"{number} of {size}" for size, number in sorted(sizes.items()))
@@ -357,19 +377,21 @@ def describe_price_terms(mechanism: Mechanism, context: RoundContext, budget: Cl
         return terms
     terms += f"; {sums.min_survivors} confirm a sum, a share of {sums.colluders.fraction:g} may collude"
     drawn = sums.colluders.num_in_federation and sums.colluders.clients > sums.colluders.cohort
-    return f"{terms}; {sums.settings}" if drawn else terms  # whose graph earlier versions made for a share
+    # earlier versions made the graph for the cohort's share of colluders, so these terms name the settings
+    # too
+    return f"{terms}; {sums.settings}" if drawn else terms
 
 
 class RoundClient:
-    """One real client: uses a stream once, encodes its update, packs it to bytes.
+    """One real client in a round: it marks a stream as used, encodes its update, and packs it to bytes.
 
     Args:
-        client: Its number in the federation.
-        mechanism: Mechanism of the client's own code, never what the server says.
-        keys: What this client knows.
+        client: Number of the client in the federation.
+        mechanism: Mechanism of the client's own configuration. The server cannot change it.
+        keys: Secret keys of this client.
         log: Log of the streams that the client has used.
-        target: "updates" or "weights", see `RoundEngine`.
-        budget: Privacy budget that the client keeps itself; None leaves that to the server's ledger.
+        target: "updates" or "weights", see `RoundServer`.
+        budget: Privacy budget that the client enforces itself. With None only the server's ledger counts.
     """
 
     def __init__(
@@ -385,12 +407,13 @@ class RoundClient:
         self.budget = budget
 
     def check(self, task: RoundTask, weights: Tensor) -> None:
-        """Refuse, before anybody trains, a round that can't be answered. `encode` asks again.
+        """Check before training that the client can answer a round. `encode` repeats the check.
 
-        How long a training takes is seen by the server, so it is for rounds that are paid for.
+        The server can measure the training time, so a client trains only in rounds that its budget covers.
 
         Args:
-            weights: `(dim,)` the global model of the round.
+            task: Task that the server sent.
+            weights: `(dim,)` global model of the round.
 
         Raises:
             ValueError: See `encode`.
@@ -402,19 +425,21 @@ class RoundClient:
         self._check_price(task)
 
     def encode(self, task: RoundTask, weights: Tensor, update: Tensor) -> Message:
-        """Encode this client's update. Its stream is used up, whatever happens to the message.
+        """Encode this client's update. The stream counts as used even if the message is never sent.
 
         Args:
-            weights: `(dim,)` the global model of the round.
-            update: `(dim,)` local - global; a NaN, or what float32 can't hold, makes it a zero update.
+            task: Task that the server sent.
+            weights: `(dim,)` global model of the round.
+            update: `(dim,)` local - global. With a NaN or a value outside the range of float32, it counts as
+                a zero update.
 
         Raises:
-            ValueError: If the client is not in the cohort, or the model has another shape than the task.
+            ValueError: If the client is not in the cohort, or if the model and the task differ in length.
             UsedStreamError: If the stream was used before.
-            BudgetSpentError: If the message would overspend the client's own budget.
+            BudgetSpentError: If the message would exceed the client's own budget.
         """
         context = self._context(task)
-        self._check_length(context, weights, update)  # first: what is refused here uses no stream
+        self._check_length(context, weights, update)  # first, so that a refused task uses no stream
         name, terms = repr(self.mechanism), describe_price_terms(self.mechanism, context, self.budget)
         check = partial(self._check_price, task)
         self.log.use(task.round, task.attempt, context.dim, name, terms, check)
@@ -423,43 +448,45 @@ class RoundClient:
         ).message
 
     def _check_price(self, task: RoundTask) -> None:
-        """Refuse a round that costs more than its claims say, or than this client's own budget has room for.
+        """Check that the round is not too early for the mechanism's claims, and fits the client's own budget.
 
         Raises:
-            UsedStreamError: If it is too soon after the last, where noise that clients hand on links the two.
-            BudgetSpentError: If it would overspend the budget.
+            UsedStreamError: If correlated noise links this round to the client's last one, and the mechanism
+                requires more rounds between them.
+            BudgetSpentError: If the message would exceed the budget.
         """
         needed, last = self.mechanism.separation, self.log.last
         linked = task.hand_over is not None and task.hand_over.since <= last
         if linked and task.round - last[0] < needed:
             raise UsedStreamError(
-                f"the server asks for round {task.round}, and this client has answered round {last[0]} of "
-                f"the same block: {self.mechanism!r} counts on {needed} rounds between the two. A server "
-                "whose clients come back earlier begins a new block"
+                f"Round {task.round} is too soon after this client's round {last[0]}: {self.mechanism!r} "
+                f"needs {needed} rounds between them. The server must start a new block of correlated noise."
             )
         if self.budget is not None:
             self.budget.check(self.mechanism, self._context(task), self.log)
 
     def _check_length(self, context: RoundContext, weights: Tensor, update: Tensor) -> None:
+        """Check that task, model and update have the same number of coordinates."""
         if not update.shape == weights.shape == (context.dim,):
             raise ValueError(
-                f"the server's round is about {context.dim} coordinates, this client's model has "
-                f"{update.numel()} and the server sent {weights.numel()}; both sides need the same module"
+                f"The round has {context.dim} coordinates, this client's model {update.numel()}, and the "
+                f"server sent {weights.numel()}. Both sides need the same module."
             )
 
     def pack(self, task: RoundTask, message: Message) -> bytes:
-        """The bytes that this client sends: the packed bits in their frame."""
+        """Return the bytes that this client sends: the packed bits in a frame."""
         context = self._context(task)
         rand = PublicRandomness(self.keys, task.round, task.attempt)
         packed = self.mechanism.message_code(self.client, context, rand).pack(message.symbols[0])
         return pack_frame(self.client, packed, context, rand)
 
     def answer(self, task: RoundTask, weights: Tensor, update: Tensor) -> bytes:
-        """Encode and pack, see `encode`."""
+        """Encode an update and pack it to bytes. Arguments and errors are those of `encode`."""
         return self.pack(task, self.encode(task, weights, update))
 
     def _context(self, task: RoundTask) -> RoundContext:
+        """Return the public facts of the task's round, if this client is in its cohort."""
         context = task.context()
         if self.client not in context.members:
-            raise ValueError(f"client {self.client} is not in the cohort of round {task.round}")
+            raise ValueError(f"Client {self.client} is not in the cohort of round {task.round}")
         return context

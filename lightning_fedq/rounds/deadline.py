@@ -1,4 +1,4 @@
-"""A time limit of rounds: who takes longer is dropped."""
+"""Time limit of a round: clients that take longer (stragglers) are dropped."""
 
 import math
 from collections.abc import Sequence
@@ -13,25 +13,25 @@ from lightning_fedq.keys.randomness import Stream
 class Deadline:
     """Time limit of every round.
 
-    Between real clients it is the time in which they have to answer. In a simulation nobody waits: a client
-    needs its `durations` entry times exp(spread z), with z standard normal and new in every round, drawn
-    from public randomness. Who needs longer than `seconds` is dropped as if it had not answered.
+    With real clients, it is the time in which a client must answer. A simulation does not wait: a client's
+    simulated time is its `durations` entry times exp(spread z). Here z is standard normal, drawn for every
+    round from public randomness. A client whose time exceeds `seconds` is dropped as if it had not answered.
 
-    Claims about sums then count on the fewest answers that open one, whoever is missing, as they do between
-    real clients. So they hold whatever makes a client late. That somebody was late is seen by the server and
-    is part of no claim.
+    With a deadline, privacy claims about sums assume only the smallest number of answers that opens a sum, as
+    with real clients. The claims therefore hold for any cause of delay. The server sees which clients were
+    late, and no claim covers this fact.
 
     Args:
-        seconds: Limit, > 0.
-        durations: Seconds that a client needs for a round, > 0: one number for all, or one for each client.
-            None is for real clients only.
-        spread: Standard deviation of the logarithm of a duration over rounds, >= 0.
+        seconds: Time limit of a round in seconds, > 0.
+        durations: Seconds that a client needs for a round, > 0: one number for all clients, or one number per
+            client. None is for real clients only.
+        spread: Standard deviation of the logarithm of a client's duration over rounds, >= 0.
 
     Raises:
         ValueError: If a number is out of its range.
-        TypeError: If durations are no numbers.
+        TypeError: If `durations` contains a value that is not a number.
 
-    Example:
+    Examples:
         >>> Deadline(60.0, durations=[20.0, 20.0, 90.0], spread=0.3).chance(2) > 0.9
         True
     """
@@ -47,34 +47,35 @@ class Deadline:
             raise ValueError(f"Deadline(spread=...) must be >= 0 and finite, got {self.spread!r}")
         if self.durations is None:
             return
-        one = isinstance(self.durations, Real)
-        values = [self.durations] if one else list(self.durations)  # type: ignore[arg-type, list-item]
+        scalar = isinstance(self.durations, Real)
+        values = [self.durations] if scalar else list(self.durations)  # type: ignore[arg-type, list-item]
         if not all(isinstance(value, Real) for value in values):
             raise TypeError(
-                f"Deadline(durations=...) must be seconds, one number or one a client, got {self.durations!r}"
+                f"Deadline(durations=...) must be one number, or one per client, got {self.durations!r}"
             )
         if not values or not all(0.0 < float(value) < math.inf for value in values):  # type: ignore[arg-type]
             raise ValueError(f"Deadline(durations=...) must be > 0 and finite, got {self.durations!r}")
-        if not one:
+        if not scalar:
             object.__setattr__(self, "durations", tuple(values))
 
     def check(self, num_clients: int) -> None:
-        """Refuse durations of another number of clients.
+        """Check that there is one duration per client.
 
         Raises:
-            ValueError: With the cure.
+            ValueError: If `durations` has entries for another number of clients.
         """
         if isinstance(self.durations, tuple) and len(self.durations) != num_clients:
             raise ValueError(
-                f"Deadline(durations=...) has {len(self.durations)} entries, and there are {num_clients} "
-                "clients; give one for each, or one number for all"
+                f"Deadline(durations=...) has {len(self.durations)} entries for {num_clients} clients. "
+                "Give one entry per client, or one number for all."
             )
 
     def chance(self, client: int) -> float:
-        """Chance in [0, 1] that a client of a simulation is late in a round."""
+        """Return the probability in [0, 1] that a simulated client is late in a round."""
         return 0.0 if self.durations is None else 1.0 - self._in_time(client)
 
     def _in_time(self, client: int) -> float:
+        """Return the probability that a simulated client answers within the limit."""
         durations = self.durations
         typical = float(durations[client] if isinstance(durations, tuple) else durations)  # type: ignore[arg-type]
         margin = math.log(self.seconds / typical)
@@ -83,7 +84,7 @@ class Deadline:
         return NormalDist().cdf(margin / self.spread)
 
     def late(self, clients: Sequence[int], stream: Stream) -> frozenset[int]:
-        """Clients of a cohort that are late.
+        """Draw the clients of a cohort that are late. The set is empty for real clients.
 
         Args:
             clients: The cohort, in its order.

@@ -1,7 +1,7 @@
-"""A simulated federation: the server's half and all its clients' in one process.
+"""Simulated federation: the server's half and all clients' halves of a round in one process.
 
-The server's half is `RoundServer` as it is. Stacks of updates go through the clients' half at once, so the
-fast path has no loop over clients, and symbols come to the server without being packed; bits are counted.
+The server's half is `RoundServer`. A stack of updates is encoded at once, so the fast path has no loop over
+clients. Symbols reach the server without being packed, but their bits are counted.
 """
 
 import math
@@ -25,24 +25,27 @@ from lightning_fedq.rounds.statistics import is_finite_float32
 
 
 class RoundEngine(RoundServer):
-    """The server of a simulated federation, which is given updates and encodes them for its clients.
+    """Server of a simulated federation. It receives updates and encodes them on behalf of its clients.
 
     Use it as `plan = engine.start()`, then `engine.receive(clients, updates)` for every client of
     `plan.survivors` once, in stacks of any size, then `record = engine.finish()`.
 
     Args:
-        keys: Source of all coins, the server's and everybody's.
-        weights: `(dim,)` initial global model; copied.
-        segments: Length of each segment (layer); they sum to `dim`.
-        diagnostics: Also keep the exact sum of the updates, for MSE, SNR, cosine and `exact_mean`.
-        **options: See `RoundServer`.
+        mechanism: Mechanism of all clients.
+        planner: Planner of the rounds.
+        keys: Keys of the server and of all clients.
+        weights: `(dim,)` initial global model, which is copied.
+        segments: Length of each segment (layer). The lengths sum to `dim`.
+        ranges: Rule for the quantisation range of each round.
+        diagnostics: Whether to keep the exact sum of updates for MSE, SNR, cosine and `exact_mean`.
+        **options: Options of `RoundServer`.
 
     Attributes:
-        client_keys: Keys of all clients, the same as the server's.
-        transform: Applied to all updates as they come in; None leaves them as they are.
-        tampering: Clients that lie, between training, encoding and the wire; None if nobody does.
+        client_keys: Keys of all clients, the same object as the server's keys.
+        transform: Transformation of all updates before encoding. None applies no transformation.
+        tampering: Attack of Byzantine clients. None if all clients are honest.
 
-    Example:
+    Examples:
         >>> from lightning_fedq import FedAvg, FixedRange
         >>> from lightning_fedq.keys.randomness import SeededKeys
         >>> planner, keys = RoundPlanner(4, seed=0), SeededKeys(0)
@@ -74,10 +77,10 @@ class RoundEngine(RoundServer):
 
     @property
     def exact_mean(self) -> Tensor | None:
-        """Weighted mean `(dim,)` of the updates encoded in this round, or in the last one between two.
+        """Exact weighted mean `(dim,)` of the updates encoded in the open round, or else in the last round.
 
-        What only a simulation knows, lies included, and not private. None without diagnostics, before the
-        first answer, and in a round that was aborted.
+        Only a simulation knows it, and it is not private. It contains the updates of Byzantine clients. None
+        without diagnostics, before the first answer, and in an aborted round.
         """
         if self._exact is None or self._aborted or not self._sum.received:
             return None
@@ -85,7 +88,7 @@ class RoundEngine(RoundServer):
 
     def _open(self, plan: RoundPlan) -> None:
         super()._open(plan)
-        self.non_finite: list[int] = []  # clients whose update counts as zero, of the open round
+        self.non_finite: list[int] = []  # clients of the open round whose update counts as zero
         self._clipped = 0
         if self.tampering is not None:
             self.tampering.begin(plan, self._context)
@@ -93,30 +96,31 @@ class RoundEngine(RoundServer):
         self._energy = 0.0
 
     def receive(self, clients: Sequence[int], updates: Tensor) -> None:
-        """Transform and encode the updates of some clients and add the messages to the running sum.
+        """Transform and encode the updates of some clients, and add the messages to the running sum.
 
-        An update with a NaN, or a number that float32 can't hold, counts as a zero update, before anything is
-        encoded, so that neither the model nor the message shows it; the record names the client. In a round
-        that is aborted already, nobody sends anything.
+        An update with a NaN or with a value outside the range of float32 counts as a zero update. It is
+        replaced before encoding, so it is not visible in the message or the model. The record names the
+        client. In an aborted round nothing is encoded.
 
         Args:
             clients: Clients of this round that have not answered yet.
-            updates: `(len(clients), dim)`, local - global; may be overwritten.
+            updates: `(len(clients), dim)` updates, local - global. The tensor may be overwritten.
 
         Raises:
             RuntimeError: If no round is open.
             ValueError: If a client is not expected, or the shape is wrong.
-            BrokenContractError: In the engine's first round, if messages break a rule.
+            BrokenContractError: If messages break a rule of the mechanism contract (first round only).
         """
         plan = self._open_plan()
         self._check_shape("updates", clients, updates)
         unexpected = set(clients) - self._expected
         if unexpected or len(set(clients)) != len(clients):
-            raise ValueError(f"clients {sorted(unexpected) or clients} are not expected, or answered twice")
+            raise ValueError(f"Clients {sorted(unexpected) or clients} are not expected, or answered twice")
         self._expected -= set(clients)
         if self._aborted:
             return
-        self.ledger.raise_dim(self.weights.numel(), plan.round, self.attempt)  # joined since the charge
+        # parameters may have joined since the charge
+        self.ledger.raise_dim(self.weights.numel(), plan.round, self.attempt)
         if self.transform is not None:
             updates = self.transform(clients, updates)
             self._check_shape("transformed updates", clients, updates)
@@ -126,10 +130,12 @@ class RoundEngine(RoundServer):
             self._encode_and_add(clients, updates)
 
     def receive_statistics(self, clients: Sequence[int], vectors: Tensor) -> None:
-        """Receive the statistics of some clients, in a round of them, see `receive`.
+        """Encode the statistics of some clients as updates, in a round of statistics (see `receive`).
 
         Args:
-            vectors: `(len(clients), size)`. One with a NaN counts as zeros, and the record names the client.
+            clients: Clients of this round that have not answered yet.
+            vectors: `(len(clients), size)` statistics. A vector that is not finite counts as zeros, and the
+                record names its client.
         """
         assert self.statistics is not None
         parts = self.mechanism, self._context, self.weights, self.target
@@ -139,11 +145,13 @@ class RoundEngine(RoundServer):
         ]
 
     def _check_shape(self, name: str, clients: Sequence[int], updates: Tensor) -> None:
+        """Check that there is one row of `dim` values per client."""
         expected = len(clients), self.weights.numel()
         if updates.shape != expected:
             raise ValueError(f"{name} must have shape {expected}, got {tuple(updates.shape)}")
 
     def _encode_and_add(self, clients: Sequence[int], updates: Tensor) -> None:
+        """Encode updates, let Byzantine clients change the messages, and add these to the sum."""
         mechanism, context = self.mechanism, self._context
         encoded = encode_updates(
             mechanism, self.target, self.client_keys, clients, updates, self.weights, context
@@ -166,10 +174,11 @@ class RoundEngine(RoundServer):
             self._energy += encoded.energy
 
     def _add(self, symbols: Tensor, clients: Sequence[int]) -> None:
-        """Add messages to the sum."""
+        """Add messages to the running sum. Subclasses override this step."""
         self._sum.add(symbols, clients)
 
     def _scale(self, rows: Tensor, clients: Sequence[int]) -> Tensor:
+        """Multiply each client's row by its weight in the mean."""
         if self.client_weights is None:
             return rows
         return rows * self.client_weights[list(clients)].to(self.weights)[:, None]

@@ -1,11 +1,13 @@
-"""Wire messages of a round: the server's task, a client's answer, and how answers are refused.
+"""Wire messages of a round: the server's task, a client's answer, and the errors for refused answers.
 
-An answer is one packed message in a frame that says whose it is and of which attempt at which round:
+An answer is one packed message in a frame. The frame names the federation, round, attempt and client (sizes
+in bytes or as integer types):
 
     magic "FQUP" | federation, 16 | round u64 | attempt u32 | client u64 | the packed message | tag, 16
 
-The tag is HMAC-SHA256 under a stream that the client shares with the server, so a corrupted, forged or
-replayed answer is told from a valid one; with keys from a seed it is a checksum only, as everything is.
+The tag is HMAC-SHA256 under a stream that the client shares with the server. The server uses it to detect
+corrupted, forged and replayed answers. With keys from a seed the tag is only a checksum, because anybody can
+compute such keys.
 """
 
 from __future__ import annotations
@@ -33,58 +35,58 @@ _LENGTH = struct.Struct(">I")
 _TAG_BYTES = 16
 _PURPOSE = "answer tag"
 FRAME_BYTES = _HEADER.size + _TAG_BYTES
-"""What the frame adds to a packed message."""
+"""Bytes that the frame adds to a packed message."""
 
 
 class RefusedMessageError(ValueError):
-    """A client's message that the server refuses. Nothing has changed, and others may go on answering.
+    """Error for a client's message that the server refuses. The round's state is unchanged.
 
     Args:
-        reason: What was wanted and what came.
-        client: Client that the message names; None if it can't be read that far.
+        reason: Expected and received content of the message.
+        client: Client that the message names. None if the message is too short to name a client.
     """
 
     def __init__(self, reason: str, client: int | None = None) -> None:
         self.client = client
-        super().__init__(reason if client is None else f"client {client}: {reason}")
+        super().__init__(reason if client is None else f"Client {client}: {reason}")
 
 
 class MalformedMessageError(RefusedMessageError):
-    """A message of the wrong length or content: truncated, padded, or symbols that nobody can send."""
+    """Error for a message of wrong length, or with symbols that the mechanism never sends."""
 
 
 class ForeignMessageError(RefusedMessageError):
-    """A message of another federation."""
+    """Error for a message of another federation."""
 
 
 class LateMessageError(RefusedMessageError):
-    """A message of another round or attempt: late, or replayed."""
+    """Error for a late or replayed message: its round or attempt is not the open one."""
 
 
 class UnexpectedMessageError(RefusedMessageError):
-    """A message of a client that is not in the round's cohort."""
+    """Error for a message of a client that is not in the round's cohort."""
 
 
 class RepeatedMessageError(RefusedMessageError):
-    """A second message of a client that has answered."""
+    """Error for a second message of a client that has already answered."""
 
 
 class ForgedMessageError(RefusedMessageError):
-    """A message whose tag does not verify: corrupted, or from somebody without the client's key."""
+    """Error for a message whose tag does not verify: corrupted, or made without the client's key."""
 
 
 @dataclass(frozen=True)
 class RoundTask:
-    """Task of one attempt at one round, from the server to its clients. All of it is public.
+    """Task of one attempt at a round, which the server sends to the cohort. All fields are public.
 
     Args:
         round: Round number, from 0.
-        attempt: Earlier attempts at this round.
-        groups: The cohort in the mechanism's groups.
+        attempt: Number of earlier attempts at this round.
+        groups: Clients of the cohort in the mechanism's groups.
         segments: Length of each segment of the flat vector.
-        center: `(len(segments),)` float64, see `RoundContext`.
-        radius: `(len(segments),)` float64, see `RoundContext`.
-        hand_over: Pairs of clients that hand noise on, where clients correlate theirs over rounds.
+        center: `(len(segments),)` float64 centre of each segment's quantisation range.
+        radius: `(len(segments),)` float64 radius of each segment's quantisation range.
+        hand_over: Pairs of clients that share noise across rounds, if the mechanism correlates noise.
     """
 
     round: int
@@ -97,15 +99,15 @@ class RoundTask:
 
     @classmethod
     def from_context(cls, context: RoundContext) -> RoundTask:
-        """The task of a round that the server has opened."""
+        """Return the task of a round that the server has opened."""
         c = context
         return cls(c.round, c.attempt, c.groups, c.segments, c.center, c.radius, c.hand_over)
 
     def context(self) -> RoundContext:
-        """The round's public facts.
+        """Return the public facts of the round.
 
         Raises:
-            ValueError: If it makes no sense, see `RoundContext`.
+            ValueError: If `RoundContext` refuses a field.
         """
         return RoundContext(
             self.round,
@@ -118,14 +120,17 @@ class RoundTask:
         )
 
     def neighbours(self, client: int) -> tuple[int, ...]:
-        """Those whose noise a client takes back, and who take back its own: it has a key with each."""
+        """Return the clients with which `client` shares correlated noise, and therefore a key.
+
+        The client cancels the noise of its predecessor, and its successor cancels the noise of the client.
+        """
         if self.hand_over is None:
             return ()
         pairs = (*self.hand_over.before, *self.hand_over.after)
-        return tuple(dict.fromkeys(other for own, other in pairs if own == client))
+        return tuple(dict.fromkeys(other for member, other in pairs if member == client))
 
     def to_bytes(self) -> bytes:
-        """A few numbers as JSON, behind them 4 bytes a client and a group, 24 a segment, 8 a hand-over."""
+        """Encode the task: JSON, then 4 bytes per client and group, 24 per segment, 8 per noise pair."""
         fields: dict[str, Any] = {
             "round": self.round,
             "attempt": self.attempt,
@@ -147,14 +152,17 @@ class RoundTask:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> RoundTask:
-        """Read `to_bytes`.
+        """Decode the bytes that `to_bytes` wrote.
 
         Raises:
-            ValueError: If it is no task, or `to_bytes` writes none like it.
+            ValueError: If the bytes are not a task, or `to_bytes` would encode this task differently.
         """
         task = cls._read(data)
         if task.to_bytes() != data:
-            raise ValueError("no task of a round: a server writes it otherwise; is it of the same version?")
+            raise ValueError(
+                "Not the task of a round: its encoding is not canonical. "
+                "Server and client need the same version."
+            )
         return task
 
     @classmethod
@@ -174,7 +182,7 @@ class RoundTask:
                 parts.append(np.frombuffer(data, kind, count, start))
                 start += parts[-1].nbytes
             if data[:4] != _TASK or start != len(data) or parts[1].sum() != len(parts[0]):
-                raise ValueError(f"{len(data)} bytes in place of {start}")
+                raise ValueError(f"{len(data)} bytes, expected {start}")
             round, attempt = int(head["round"]), int(head["attempt"])
             hand_over = None
             if handed:
@@ -182,7 +190,9 @@ class RoundTask:
                 before, after = (tuple((int(a), int(b)) for a, b in p.reshape(-1, 2)) for p in parts[4:])
                 hand_over = HandOver((first, tried), before, after)
         except (ValueError, KeyError, TypeError, struct.error) as error:
-            raise ValueError(f"no task of a round: {error}; is the server of the same version?") from error
+            raise ValueError(
+                f"Not the task of a round: {error}. Server and client need the same version."
+            ) from error
         cohort, sizes, segments, reals = parts[:4]
         places, members = np.cumsum(sizes)[:-1], [int(client) for client in cohort]
         bounds = [0, *map(int, places), len(members)]
@@ -195,15 +205,17 @@ def pack_frame(client: int, packed: bytes, context: RoundContext, rand: PublicRa
     """Put a packed message into its frame.
 
     Args:
-        client: Client that sent the message.
-        packed: The bits, padded to bytes.
-        rand: Randomness of the same attempt at the same round; knows the client's key with the server.
+        client: Client that sends the message.
+        packed: Packed bits of the message, padded to bytes.
+        context: Public facts of the round.
+        rand: Randomness of the same attempt at the round, with the key that client and server share.
     """
     head = _HEADER.pack(_MAGIC, rand.federation, context.round, context.attempt, client)
     return head + packed + _tag(head + packed, client, rand)
 
 
 def _tag(data: bytes, client: int, rand: PublicRandomness) -> bytes:
+    """Compute the authentication tag of a frame under the key that client and server share."""
     key = rand.shared_with_server(client, _PURPOSE).words(8).tobytes()
     return hmac.digest(key, data, "sha256")[:_TAG_BYTES]
 
@@ -211,30 +223,37 @@ def _tag(data: bytes, client: int, rand: PublicRandomness) -> bytes:
 def open_frame(
     message: bytes, context: RoundContext, rand: PublicRandomness, expected: Collection[int]
 ) -> tuple[int, bytes]:
-    """Return who sends a message, and its packed bits.
+    """Check a framed message, and return its client and its packed bits.
 
     Args:
-        message: Bytes made by `pack_frame`, or by anybody.
+        message: Received bytes, which may come from anybody.
+        context: Public facts of the open round.
+        rand: Randomness of the open attempt, with the keys that the server shares with clients.
         expected: Clients that have not answered yet.
 
     Raises:
-        RefusedMessageError: One of its kinds.
+        MalformedMessageError: If the bytes are not a frame.
+        ForeignMessageError: If the message is of another federation.
+        LateMessageError: If the message is of another round or attempt.
+        UnexpectedMessageError: If the client is not in the cohort.
+        ForgedMessageError: If the tag does not verify.
+        RepeatedMessageError: If the client has answered already.
     """
     if len(message) < FRAME_BYTES or not message.startswith(_MAGIC):
-        raise MalformedMessageError(f"no answer of this protocol: {len(message)} bytes, {message[:4]!r}")
+        raise MalformedMessageError(f"Not an answer of this protocol: {len(message)} bytes, {message[:4]!r}")
     _, federation, round, attempt, client = _HEADER.unpack_from(message)
     if federation != rand.federation:
         raise ForeignMessageError("the message is of another federation", client)
     if (round, attempt) != (context.round, context.attempt):
         raise LateMessageError(
-            f"the message is of round {round}, attempt {attempt}; open is round {context.round}, "
-            f"attempt {context.attempt}",
+            f"the message is of round {round}, attempt {attempt}, but round {context.round}, "
+            f"attempt {context.attempt} is open",
             client,
         )
     if client not in context.members:
         raise UnexpectedMessageError("not in the cohort of this round", client)
     if not hmac.compare_digest(_tag(message[:-_TAG_BYTES], client, rand), message[-_TAG_BYTES:]):
         raise ForgedMessageError("the tag does not verify: corrupted, or not from this client", client)
-    if client not in expected:  # behind the tag: a forger is not told who has answered
+    if client not in expected:  # checked after the tag, so that a forger cannot learn who has answered
         raise RepeatedMessageError("has answered already", client)
     return client, message[_HEADER.size : -_TAG_BYTES]

@@ -1,8 +1,8 @@
-"""The plan of a round: a pure function of (seed, round), by the law of cohorts (`privacy.cohorts`).
+"""Plan of a round: a pure function of (seed, round) that follows the law of cohorts (`privacy.cohorts`).
 
-A loader, a callback and a resumed run agree on it without talking. Groups, dropouts and known cohorts follow
-from public randomness, never from data; secret cohorts from a key that the process draws from the operating
-system and that is never written anywhere.
+Because the plan is a pure function, a loader, a callback and a resumed run compute the same one without
+communication. Groups, dropouts and known cohorts are drawn from public randomness, never from data. Secret
+cohorts are drawn from a key that the process takes from the operating system and never stores.
 """
 
 import math
@@ -25,25 +25,25 @@ from lightning_fedq.rounds.deadline import Deadline
 
 
 class CohortKey(OneOwner):
-    """Key of secret cohorts, 32 bytes of the operating system. It can't be copied, pickled or printed."""
+    """Key that draws secret cohorts: 32 random bytes. It can't be copied, pickled or printed."""
 
     def __init__(self) -> None:
         self._key = os.urandom(32)
 
     def stream(self, purpose: str, *place: int) -> Stream:
-        """Randomness of a purpose at a place, such as a round and an attempt."""
+        """Return the random stream for a purpose at a place, such as (round, attempt)."""
         return Stream(hkdf_expand(self._key, pack_fields(purpose, *place)))
 
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """Plan of one round: who takes part, in which groups, and who drops out.
+    """Plan of one round: its cohort in groups, and the clients that drop out.
 
     Args:
         round: Round number, from 0.
-        groups: The cohort in groups of the mechanism's sizes, in random order.
+        groups: Clients of the cohort in random order, in groups of the mechanism's sizes.
         dropped: Clients of the cohort that will not answer.
-        seed: Seed of the planner that made it.
+        seed: Seed of the planner.
     """
 
     round: int
@@ -58,14 +58,15 @@ class RoundPlan:
 
     @cached_property
     def survivors(self) -> tuple[int, ...]:
-        """The clients that will answer, group by group: the order in which they train.
+        """Clients that will answer, group by group, in training order.
 
-        A stack then holds whole groups, and draws what a group shares once.
+        With this order a stack contains whole groups, so it draws the randomness that a group shares only
+        once.
         """
         return tuple(client for client in self.cohort if client not in self.dropped)
 
     def stream_seed(self, purpose: str, client: int | None = None) -> int:
-        """A 63-bit seed for simulation randomness (data order, dropout masks), never for a coin."""
+        """Return a 63-bit seed for simulation randomness (data order, dropout masks), never for privacy."""
         rand = _public_generator(self.seed, self.round)
         stream = rand.public(purpose) if client is None else rand.shared_with_server(client, purpose)
         return int(stream.words64(1)[0]) >> 1
@@ -73,6 +74,7 @@ class RoundPlan:
 
 @lru_cache(16)
 def _public_generator(seed: int, round: int) -> PublicRandomness:
+    """Return the public randomness of a round, cached because every client asks for it."""
     return PublicRandomness(SeededKeys(seed), round)
 
 
@@ -81,16 +83,17 @@ class RoundPlanner:
     """Planner that draws the plan of any round from (seed, round).
 
     Args:
-        num_clients: Size of the population, >= 1.
+        num_clients: Number of clients in the federation, >= 1.
         seed: Seed of known cohorts, groups, dropouts and data order, >= 0.
-        law: Law of cohorts.
-        dropout_probability: Chance in [0, 1) that a client of the cohort does not answer.
-        real_clients: Are these no clients of a simulation? Then any number of them may be silent.
-        deadline: Time limit of a round; None waits for everybody.
-        key: Draws secret cohorts, which the seed says nothing about; None takes a new one where they are.
+        law: Law of cohorts, such as `FixedSize` or `Cyclic`.
+        dropout_probability: Probability in [0, 1) that a client of the cohort does not answer.
+        real_clients: Whether clients are real, not simulated. Any number of real clients may not answer.
+        deadline: Time limit of a round. None waits for all clients.
+        key: Key that draws secret cohorts, independent of the seed. None draws a new key if the law is
+            secret.
 
     Raises:
-        ValueError: If a setting is out of its range.
+        ValueError: If a setting is out of its range, or two settings exclude each other.
     """
 
     num_clients: int
@@ -102,87 +105,94 @@ class RoundPlanner:
     key: CohortKey | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        self.sampling()  # refuses what is out of its range
+        self.sampling()  # its constructor checks the ranges of these settings
         if self.deadline is not None:
             self.deadline.check(self.num_clients)
             if self.dropout_probability > 0.0:
                 raise ValueError(
-                    f"dropout_probability={self.dropout_probability} and a deadline both say who does not "
-                    "answer; leave one out"
+                    f"dropout_probability={self.dropout_probability} and a deadline both choose dropouts. "
+                    "Leave one out."
                 )
         if self.law.secret and self.real_clients:
             raise ValueError(
-                f"secret cohorts are of the clients of a simulation, got real clients and {self.law}; use "
-                "secret=False"
+                f"Secret cohorts need simulated clients, got real clients and {self.law}. Use secret=False."
             )
         object.__setattr__(self, "key", (self.key or CohortKey()) if self.law.secret else None)
 
     @property
     def divisor(self) -> int | None:
-        """Divisor of the mean, where it does not follow who answers. None where it does."""
+        """Fixed divisor of the mean, if the number of answers is secret. None: the number of answers."""
         return self.cohort_size if self.law.own_draws else None
 
     @property
     def may_be_silent(self) -> bool:
-        """May any number of clients be silent, whoever they are?"""
+        """Whether any subset of the cohort may not answer."""
         return self.real_clients or self.deadline is not None
 
     @property
     def cohort_size(self) -> int:
-        """Clients per round."""
+        """Clients per round, or their expected number if clients draw for themselves."""
         return self.law.cohort_size(self.num_clients)
 
     @property
     def num_rounds(self) -> int | None:
-        """Rounds after which there is no cohort left. None where there is no end."""
+        """Number of rounds until no cohort is left. None if rounds are unlimited."""
         return self.law.num_rounds(self.num_clients)
 
     @property
     def separation(self) -> int:
-        """Fewest rounds from one of a client to its next, within one run of this plan. >= 1."""
+        """Smallest number of rounds between two participations of a client in one run, >= 1."""
         return self.law.num_cohorts(self.num_clients) or 1
 
     def check_mechanism(self, mechanism: Mechanism) -> None:
-        """Refuse a mechanism whose noise counts on other rounds of a client, or other cohorts, than these.
+        """Check that the claims of a mechanism hold for these cohorts.
+
+        Correlated noise needs a minimum number of rounds between two participations of a client.
 
         Raises:
-            ValueError: With the cure.
+            ValueError: If the law refuses the mechanism, or clients may return too early.
         """
-        if why := self.law.check_mechanism(mechanism):
-            raise ValueError(f"secret cohorts need {why}")
+        if need := self.law.check_mechanism(mechanism):
+            raise ValueError(f"Secret cohorts need {need}")
         if mechanism.separation > self.separation:
-            most = self.num_clients // mechanism.separation
-            cure = f"Cyclic({most}) or fewer, or " if most else ""
-            other = f"a band of {self.separation}"
+            largest_cohort = self.num_clients // mechanism.separation
+            cure = f"Cyclic({largest_cohort}) or fewer, or " if largest_cohort else ""
+            alternative = f"a band of {self.separation}"
             if mechanism.hands_on:
-                other = f"num_cohorts={self.separation}"
+                alternative = f"num_cohorts={self.separation}"
                 if self.separation < 2:
-                    other = "DistributedDiscreteGaussian, whose noise is independent"
+                    alternative = "DistributedDiscreteGaussian, whose noise is independent"
             raise ValueError(
-                f"{mechanism} counts on {mechanism.separation} rounds from one of a client to its next, here "
-                f"it may be {self.separation}; use {cure}{other}"
+                f"{mechanism} needs {mechanism.separation} rounds between two participations of a client, "
+                f"this plan has {self.separation}. Use {cure}{alternative}."
             )
 
     def successors(self, round: int) -> tuple[tuple[int, int], ...]:
-        """Each client of a round and the one at its place in the next. Empty after the last disjoint cohort.
+        """Pair each client of a round with the client at the same place in the next cohort.
+
+        Mechanisms with correlated noise use these pairs. After the last disjoint cohort there are none.
 
         Raises:
-            ValueError: If cohorts are drawn anew, so that one client may be in both.
+            ValueError: If every round draws a new cohort, so that a client may be in two consecutive ones.
         """
         if self.law.num_cohorts(self.num_clients) is None:
             raise ValueError(
-                f"noise is handed on between cohorts that are dealt out once, got {self.law}; use Cyclic(...)"
+                f"Correlated noise of clients needs fixed disjoint cohorts, got {self.law}. Use Cyclic(...)."
             )
         if round + 1 == self.num_rounds:
             return ()
         return tuple(zip(self.cohort(round), self.cohort(round + 1), strict=True))
 
     def digest(self, rounds: int) -> str:
-        """Digest of what a user's rule has said of the first rounds. "" without a rule."""
+        """Return a digest of the clients that a user's rule named for the first rounds. "" without a rule."""
         return self.law.digest(rounds, self.num_clients)
 
     def sampling(self, broken: str = "") -> Sampling:
-        """Participation of clients, for a `Run`, which has not kept this condition of secret cohorts."""
+        """Describe the participation of clients for a `Run`.
+
+        Args:
+            broken: Condition of secret cohorts that the run has violated. "" if there is none.
+        """
         return Sampling(
             num_clients=self.num_clients,
             law=self.law,
@@ -193,11 +203,12 @@ class RoundPlanner:
         )
 
     def cohort(self, round: int, attempt: int = 0) -> list[int]:
-        """The clients of one round, in the order in which they fall into groups.
+        """Draw the clients of one round, in the order in which they are put into groups.
 
         Args:
-            attempt: Number of earlier attempts; known cohorts are the same in each, and so is what was drawn
-                for a whole block.
+            round: Round number, from 0.
+            attempt: Number of earlier attempts at the round. Known cohorts do not depend on it, nor do
+                cohorts that were drawn for a block of rounds.
 
         Raises:
             ValueError: If there is no cohort for this round.
@@ -205,6 +216,7 @@ class RoundPlanner:
         return self.law.draw_cohort(self.num_clients, round, attempt, self._stream)
 
     def _stream(self, purpose: str, round: int, attempt: int = 0) -> Stream:
+        """Return the stream that draws cohorts: from the secret key if there is one, else from the seed."""
         if self.key is not None:
             return self.key.stream(purpose, round, attempt)
         return PublicRandomness(SeededKeys(self.seed), round).public(purpose)
@@ -213,19 +225,20 @@ class RoundPlanner:
         """Return the plan of one attempt at a round.
 
         Raises:
-            ValueError: If the mechanism can't serve a cohort of this size, or every cohort has had its round.
+            ValueError: If the mechanism does not support this cohort size, or no cohort is left.
         """
         sizes = None if self.law.own_draws else tuple(mechanism.group_sizes(self.cohort_size))
-        # known cohorts: the same in each attempt
+        # known cohorts are equal in all attempts, so attempt 0 lets them share one cache entry
         return _plan(self, round, sizes, attempt if self.law.secret else 0)
 
     def expected(self, round: int, mechanism: Mechanism, attempt: int = 0) -> RoundPlan:
-        """A round as accounts and trials see it: its plan, unless nobody may learn how many take part in it.
+        """Return the plan of a round that accounting and trials use.
 
-        Then it is of as many clients as are expected, in turn.
+        This is the plan of the round, unless clients draw for themselves. Then the real cohort is secret, and
+        the plan has the expected number of clients, taken in turn from all clients.
 
         Raises:
-            ValueError: If the mechanism can't serve a cohort of this size, or every cohort has had its round.
+            ValueError: If the mechanism does not support this cohort size, or no cohort is left.
         """
         if not self.law.own_draws:
             return self.plan(round, mechanism, attempt)
@@ -236,16 +249,16 @@ class RoundPlanner:
         return RoundPlan(round, tuple(groups), frozenset(), self.seed)
 
 
-@lru_cache(maxsize=1)  # loader, callback and server ask for the same one
+@lru_cache(maxsize=1)  # loader, callback and server ask for the same plan
 def _plan(planner: RoundPlanner, round: int, group_sizes: tuple[int, ...] | None, attempt: int) -> RoundPlan:
-    """A plan, in groups of one where no sizes are given."""
+    """Draw a plan. Without `group_sizes` every client is a group of one."""
     rand, order = PublicRandomness(SeededKeys(planner.seed), round), planner.cohort(round, attempt)
     start, groups = 0, []
     for size in (1,) * len(order) if group_sizes is None else group_sizes:
         groups.append(tuple(order[start : start + size]))
         start += size
     if start != len(order):
-        raise ValueError(f"group_sizes sums to {start}, the cohort has {len(order)} clients")
+        raise ValueError(f"group_sizes sums to {start}, expected the cohort's {len(order)} clients")
     words = rand.public("dropouts").words(len(order))
     threshold = round_half_up(planner.dropout_probability * 2**32)
     dropped = frozenset(c for c, word in zip(order, words.tolist(), strict=True) if word < threshold)
@@ -255,5 +268,5 @@ def _plan(planner: RoundPlanner, round: int, group_sizes: tuple[int, ...] | None
 
 
 def round_half_up(value: float) -> int:
-    """Nearest integer, halves up."""
+    """Round to the nearest integer, with halves up."""
     return math.floor(value + 0.5)

@@ -1,6 +1,7 @@
-"""Pluggable parts of a round, and which of them go together.
+"""Interfaces of the exchangeable parts of a round, and the check of their combinations.
 
-The engine knows these shapes only; robust rules, secure aggregation and lying clients stand elsewhere.
+The round engine depends on these interfaces only. Robust rules, secure aggregation and Byzantine clients are
+implemented in other packages.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -18,48 +19,48 @@ OptimizerFactory = Callable[[Iterable[Tensor]], Optimizer]
 
 
 class Aggregator(Protocol):
-    """A robust rule in place of the mean, where the server sees every message."""
+    """Robust aggregation rule in place of the mean. It needs the decoded update of every client."""
 
     @property
     def min_clients(self) -> int:
-        """With fewer answers the round is aborted."""
+        """Smallest number of answers. With fewer, the round is aborted."""
 
     def __call__(self, rows: Tensor, plan: RoundPlan) -> Tensor:
-        """Return `(dim,)` from the decoded rows `(n, dim)`, one a client."""
+        """Aggregate the decoded rows `(n, dim)`, one per client, to one vector `(dim,)`."""
 
 
 class Traffic(Protocol):
-    """Bits that a round has cost so far."""
+    """Bits that secure aggregation has sent so far in a round."""
 
     @property
     def uplink_bits(self) -> int:
-        """From clients to the server."""
+        """Bits from clients to the server."""
 
     @property
     def protocol_bits(self) -> int:
-        """Part of `uplink_bits` that is keys, shares and confirmations, not masked updates."""
+        """Bits of `uplink_bits` that are keys, shares and confirmations, not masked updates."""
 
     @property
     def downlink_bits(self) -> int:
-        """From the server to clients, the model not included."""
+        """Bits from the server to clients, without the model."""
 
 
 class SecureSum(Protocol):
-    """One round behind secure aggregation: messages go in, and only their sum comes out."""
+    """Secure aggregation of one round: it takes messages and returns only their sum."""
 
     @property
     def traffic(self) -> Traffic:
         """Traffic of the protocol so far."""
 
     def add(self, clients: Sequence[int], symbols: Tensor) -> None:
-        """Take the messages `(len(clients), m)` of some clients."""
+        """Add the messages `(len(clients), m)` of some clients."""
 
     def finish(self) -> Tensor:
-        """Return the sum of all messages, `(m,)` int64. Raises `AbortedRoundError` where there is none."""
+        """Return the sum `(m,)` int64 of all messages. Raises `AbortedRoundError` if no sum can be opened."""
 
 
 class SecureSums(Protocol):
-    """Opens one `SecureSum` a round."""
+    """Factory that opens one `SecureSum` per round."""
 
     def __call__(
         self,
@@ -71,32 +72,41 @@ class SecureSums(Protocol):
         weights: Tensor,
         num_clients: int,
     ) -> SecureSum:
-        """Open a round for the clients of `context`, some of `num_clients`, who all received `weights`."""
+        """Open a round for the cohort of `context`.
+
+        Args:
+            mechanism: Mechanism whose messages are summed.
+            context: Public facts of the round.
+            rand: Randomness that the server shares with each client.
+            session: Name of the federation, at most 32 bytes.
+            weights: `(dim,)` global model that all clients of the cohort received.
+            num_clients: Clients in the federation.
+        """
 
 
 class UpdateTransform(Protocol):
-    """Transformation of clients' updates before anything else, e.g. a momentum that they keep."""
+    """Transformation of clients' updates before encoding, e.g. a momentum that each client keeps."""
 
     def __call__(self, clients: Sequence[int], updates: Tensor) -> Tensor:
-        """Return what takes the place of `updates` `(len(clients), dim)`, of the same shape."""
+        """Return the transformed updates, in the shape `(len(clients), dim)` of `updates`."""
 
 
 class Tampering(Protocol):
-    """Byzantine tampering: clients that lie, put between training, encoding and the wire of a simulation.
+    """Attack of Byzantine clients in a simulation, on updates before encoding or on encoded messages.
 
-    A subclass overrides what it tampers with. The rest is honest.
+    A subclass overrides the methods of the steps that it attacks. The default methods are honest.
     """
 
     def begin(self, plan: RoundPlan, context: RoundContext) -> None:
-        """A round starts. What an abandoned one left behind is void."""
+        """Start a round, and discard the state of an abandoned round."""
         return
 
     def hold(self, clients: Sequence[int], updates: Tensor) -> tuple[Sequence[int], Tensor]:
-        """Keep the Byzantine clients' rows back, and return the others."""
+        """Hold back the updates of Byzantine clients, and return the honest clients and their updates."""
         return clients, updates
 
     def release(self) -> tuple[Sequence[int], Tensor]:
-        """Return the Byzantine clients, once everybody else has answered, and what they feed the encoder."""
+        """Return the Byzantine clients and their false updates, after all honest clients have answered."""
         return [], torch.empty(0)
 
     def send(
@@ -107,55 +117,62 @@ class Tampering(Protocol):
         context: RoundContext,
         rand: ClientRandomness,
     ) -> Message:
-        """Return what goes on the wire in place of `message`, the honest encoding of `values`."""
+        """Return the message that is sent in place of `message`, the honest encoding of `values`."""
         return message
 
 
 def check_aggregation(
     mechanism: Mechanism, cohort_size: int, weighted: bool, aggregator: Aggregator | None, secure: bool
 ) -> None:
-    """Refuse settings that don't fit each other.
+    """Check that mechanism, weights, robust rule and secure aggregation can be combined.
+
+    Args:
+        mechanism: Mechanism that encodes updates.
+        cohort_size: Clients per round.
+        weighted: Whether clients have unequal weights in the mean.
+        aggregator: Robust rule in place of the mean, or None.
+        secure: Whether secure aggregation hides single messages from the server.
 
     Raises:
-        ValueError: Naming them and the cure.
+        ValueError: If two settings exclude each other, or a cohort is too small for the robust rule.
     """
     name = type(mechanism).__name__
     if mechanism.range_rule is not None and (weighted or aggregator is not None):
         raise ValueError(
-            f"{name} moves by the plain mean of what clients send; use weighting='uniform', and leave the "
-            "aggregator out"
+            f"{name} adapts its range to the unweighted mean of all messages. "
+            "Use weighting='uniform', and leave the aggregator out."
         )
     if mechanism.hands_on and (weighted or aggregator is not None):
         raise ValueError(
-            f"what clients of {name} hand on cancels in the plain sum only; use weighting='uniform', and "
-            "leave the aggregator out"
+            f"The correlated noise of {name} cancels only in the unweighted sum. "
+            "Use weighting='uniform', and leave the aggregator out."
         )
     if secure and aggregator is not None:
         raise ValueError(
-            "Where SecAgg is on, per-client filters are impossible; "
-            "leave out the aggregator or secure_aggregation"
+            "Per-client filters are impossible with secure aggregation. "
+            "Leave out the aggregator or secure_aggregation."
         )
     if secure and weighted:
         raise ValueError(
-            "behind secure aggregation the server sees the plain sum, so no client can be weighted; "
-            "use weighting='uniform' or leave out secure_aggregation"
+            "Client weights are impossible with secure aggregation. "
+            "Use weighting='uniform', or leave out secure_aggregation."
         )
     if weighted and mechanism.fixed_cohort:
         raise ValueError(
-            f"the noise of {name} is made for a mean with equal weights; "
-            "leave client_weights out (weighting='uniform')"
+            f"The noise of {name} is calibrated for a mean with equal weights. "
+            "Leave client_weights out (weighting='uniform')."
         )
     if weighted and (aggregator is not None or mechanism.joint):
-        raise ValueError("a robust rule or a vote has no weights; leave client_weights out")
+        raise ValueError("A robust rule or a vote takes no client weights. Leave client_weights out.")
     if aggregator is None:
         return
     if mechanism.joint or mechanism.fixed_cohort:
         raise ValueError(
-            f"{name} is decoded for the whole cohort at once, so there are no rows "
-            "for a robust rule; leave the aggregator out"
+            f"{name} decodes the whole cohort at once, but a robust rule needs one row per client. "
+            "Leave the aggregator out."
         )
     if cohort_size < aggregator.min_clients:
         raise ValueError(
-            f"{aggregator} needs {aggregator.min_clients} clients or more, a round has {cohort_size}; "
-            "take fewer Byzantine clients, smaller buckets or a larger cohort"
+            f"{aggregator} needs at least {aggregator.min_clients} clients, a round has {cohort_size}. "
+            "Choose fewer Byzantine clients, smaller buckets or a larger cohort."
         )

@@ -1,4 +1,4 @@
-"""Record of one round: its numbers, ready to log."""
+"""Record of one round: the numbers that are logged."""
 
 from __future__ import annotations
 
@@ -6,28 +6,43 @@ import math
 from dataclasses import dataclass, field, replace
 
 SIMULATED = ("clip_rate", "mse", "snr_db", "cosine", "homogeneity", "num_non_finite")
-"""Numbers of a round that no real server knows; their names in logs and tables begin with `sim_`."""
+"""Numbers that only a simulation knows. Their names in logs and tables begin with `sim_`."""
 
 
 def metric_name(name: str) -> str:
-    """Name of a record's number in logs and tables."""
+    """Return the name of a record's number in logs and tables."""
     return f"sim_{name}" if name in SIMULATED else name
 
 
 @dataclass
 class RoundRecord:
-    """Record of one round.
+    """Numbers of one round.
 
-    Numbers only, ready to log.
+    Some numbers are diagnostics that only a simulation can compute, and they are not private: `clip_rate`,
+    `mse`, `snr_db`, `cosine`, `homogeneity` and `non_finite_clients`.
 
-    `mse`, `snr_db`, `cosine` and `clip_rate` compare with the exact mean of the updates as they reach the
-    encoder, lies included: they are diagnostics that only a simulation can know, and they are not private;
-    nor are the clients whose updates were not finite. `homogeneity`, likewise, is |mean update|^2 over the
-    mean |update|^2: the share of the updates' energy that lies along their mean.
-    `uplink_bits` are all that clients sent; `protocol_bits` of these are keys, shares and confirmations of
-    secure aggregation, and the rest are updates.
-    `aborted` is the reason why a round left the model as it was; empty otherwise. `round` counts from 0, as
-    the streams do; what people read, `metrics` included, counts from 1.
+    Attributes:
+        round: Round number from 0, as in the streams. `metrics` and all outputs for people count from 1.
+        cohort_size: Clients of the cohort.
+        num_received: Clients whose answers arrived. NaN where this number is secret.
+        num_dropped: Clients of the cohort that the plan drops.
+        uplink_bits: Bits that clients sent. NaN where the cohort size is secret.
+        downlink_bits: Bits that the server sent to clients. NaN where the cohort size is secret.
+        setup_bits: Bits of key exchange, counted in the first round.
+        clip_rate: Share of all update coordinates that encoding clipped.
+        radius_min: Smallest quantisation radius of a segment in this round.
+        radius_max: Largest quantisation radius of a segment in this round.
+        update_norm: l2 norm of the mean update that was applied.
+        mse: Mean squared error of the decoded mean against the exact mean of the updates. The exact mean
+            contains the updates of Byzantine clients as they reach the encoder.
+        snr_db: Signal-to-noise ratio of the decoded mean in dB.
+        cosine: Cosine between the decoded mean and the exact mean.
+        homogeneity: |mean update|^2 over the mean of |update|^2: the share of the updates' energy along their
+            mean.
+        protocol_bits: Bits of `uplink_bits` that are keys, shares and confirmations of secure aggregation.
+            The rest are updates.
+        non_finite_clients: Clients whose update was not finite and counted as zero.
+        aborted: Reason why the round did not change the model. Empty otherwise.
     """
 
     round: int
@@ -50,20 +65,23 @@ class RoundRecord:
     aborted: str = ""
 
     def metrics(self) -> dict[str, float]:
-        """Every number, by `metric_name`. `round` from 1, `aborted` 0 or 1."""
+        """Return every number by its name in logs. `round` counts from 1, and `aborted` is 0 or 1."""
         values = {k: v for k, v in vars(self).items() if k != "non_finite_clients"}
         values |= {"round": self.round + 1}
-        # a server, which has no clip rate, can't tell a zero update from one that counts as zero
+        # a real server has no clip rate and cannot distinguish a zero update from one that counts as zero
         known = not math.isnan(self.clip_rate)
         values |= {"num_non_finite": len(self.non_finite_clients) if known else math.nan}
         values |= {"aborted": int(bool(self.aborted))}
         return {metric_name(name): value for name, value in values.items()}
 
     def with_secret_size(self, expected: int) -> RoundRecord:
-        """The record of a round of which nobody may learn how many took part: such numbers are NaN.
+        """Return a copy without numbers that reveal the size of a secret cohort.
+
+        The size becomes its expectation, and numbers that depend on it become NaN or zero. Values that only a
+        simulation knows are also removed.
 
         Args:
-            expected: Clients that a cohort has on average.
+            expected: Expected number of clients in a cohort.
         """
         nan = math.nan
         return replace(
@@ -76,7 +94,7 @@ class RoundRecord:
         )
 
     def released(self) -> RoundRecord:
-        """The record without what only a simulation knows."""
+        """Return a copy without the numbers that only a simulation knows."""
         nan = math.nan
         return replace(
             self, clip_rate=nan, mse=nan, snr_db=nan, cosine=nan, homogeneity=nan, non_finite_clients=()

@@ -1,7 +1,8 @@
-"""The server's half of a round: it is given messages, never an update. It decodes, steps and records.
+"""The server's half of a round: it receives messages, decodes their mean and steps the global model.
 
-It holds the running sum of one round and the server's state; its memory grows with the model, never with the
-number of clients. It names no mechanism, and no transport.
+The server never receives an update. It holds the running sum of one round and the state of the server's step.
+Its memory grows with the model, not with the number of clients, except with a robust rule. The module depends
+on no mechanism and no transport.
 """
 
 import math
@@ -37,32 +38,36 @@ from lightning_fedq.wire.coding import UndecodableError
 
 
 class RoundServer:
-    """The server of a federation: global weights, ranges, running sum, ledger.
+    """Server of a federation, with global weights, quantisation ranges, running sum and ledger.
 
-    Use it as `server.start()`, send `server.task()` and the weights to the clients of the plan, give
-    `receive_message` what they answer, in any order, then `record = server.finish()`.
+    For each round, call `server.start()`, send `server.task()` and the weights to the clients of the plan,
+    and pass their answers to `receive_message` in any order. Then call `record = server.finish()`.
 
     Args:
-        weights: `(dim,)` initial global model; copied.
-        segments: Length of each segment (layer); they sum to `dim`.
-        target: What is quantised: "updates" (local - global) or, as in the CorBin paper, "weights".
-        server_lr: Server learning rate lambda in (0, 1]; the model moves to (1 - lambda) w + lambda w_new.
-        server_optimizer: Takes the parameters, returns a torch optimiser that is given minus the mean
-            update as gradient; None applies the mean update itself.
-        client_weights: `(num_clients,)` weights > 0 of a weighted mean; None is uniform. With weights
-            every message is decoded on its own.
-        aggregator: A robust rule in place of the mean. Every message is then decoded on its own and all
-            rows are kept to the end of the round: memory O(clients x dim).
-        secure_sums: Secure aggregation: opens the sum of each round. Messages go nowhere else, and the
-            record counts the bits of the protocol in place of theirs.
-        ledger: Ledger of an earlier training with the same clients; None starts a new one.
-        broadcast_bits: Bits a coordinate of the model that clients are sent; None sends floats as they are.
-        statistics: What the first rounds release in place of a step; None is nothing.
+        mechanism: Mechanism that encodes updates at clients.
+        planner: Planner of the rounds.
+        keys: Keys of the server.
+        weights: `(dim,)` initial global model, which is copied.
+        segments: Length of each segment (layer). The lengths sum to `dim`.
+        ranges: Rule for the quantisation range of each round. A mechanism with its own rule ignores it.
+        target: Quantised vector: "updates" (local - global) or, as in the CorBin paper, "weights".
+        server_lr: Server learning rate lambda in (0, 1]. The model moves to (1 - lambda) w + lambda w_new.
+        server_optimizer: Function from parameters to a torch optimiser, whose gradient is minus the mean
+            update. None adds the mean update to the model.
+        client_weights: `(num_clients,)` weights > 0 of a weighted mean, with every message decoded
+            separately. None gives all clients equal weights.
+        aggregator: Robust rule in place of the mean. Every message is decoded separately and kept until the
+            end of the round, which takes O(clients x dim) memory.
+        secure_sums: Secure aggregation, which opens the sum of each round. It receives all messages, and the
+            record counts the bits of its protocol in place of theirs.
+        ledger: Ledger of an earlier training with the same clients. None starts a new one.
+        broadcast_bits: Bits per coordinate of the model on the downlink. None sends unrounded floats.
+        statistics: Statistics that the first rounds release in place of a training step. None releases none.
 
     Attributes:
-        weights: The model; in an open round, as its clients were sent it.
-        released: Means that rounds of statistics have released, `(size,)` float64 each, and the standard
-            deviation of their noise; None where it is not known.
+        weights: `(dim,)` global model. In an open round, the rounded model that its clients received.
+        released: Pairs of a mean that a statistics round has released, `(size,)` float64, and the standard
+            deviation of its noise. The deviation is None if it is unknown.
         last_summed_clients: Clients whose answers are in the last round's mean.
     """
 
@@ -88,11 +93,11 @@ class RoundServer:
         if target not in ("updates", "weights"):
             raise ValueError(f"target must be 'updates' or 'weights', got {target!r}")
         if sum(segments) != weights.numel():
-            raise ValueError(f"segments sum to {sum(segments)}, the model has {weights.numel()} parameters")
+            raise ValueError(f"segments sum to {sum(segments)}, expected {weights.numel()} parameters")
         if client_weights is not None:
             if client_weights.shape != (planner.num_clients,):
                 raise ValueError(
-                    f"client_weights needs one weight per client, shape {(planner.num_clients,)}, "
+                    f"client_weights must have shape {(planner.num_clients,)}, one weight per client, "
                     f"got {tuple(client_weights.shape)}"
                 )
             if not bool((client_weights > 0).all() and torch.isfinite(client_weights).all()):
@@ -131,38 +136,41 @@ class RoundServer:
 
     @property
     def plain_sum(self) -> bool:
-        """Does the model depend on the messages through their unweighted sum only?"""
+        """Whether the model depends on the messages only through their unweighted sum."""
         return self.client_weights is None and self.aggregator is None
 
     @property
     def reads_statistics(self) -> bool:
-        """Is the open round, or the one to come, one of statistics?"""
+        """Whether the open or next round is a statistics round."""
         return self.statistics is not None and self.round < self.statistics.rounds
 
     @property
     def statistic(self) -> Tensor | None:
-        """The mean of clients' statistics, `(size,)` float64. None before their last round has ended."""
+        """Mean of clients' statistics, `(size,)` float64. None until the last statistics round has ended."""
         if self.reads_statistics or not self.released:
             return None
         return torch.stack([mean for mean, _ in self.released]).mean(0)
 
     @property
     def statistic_std(self) -> float | None:
-        """Standard deviation of the noise of one number of `statistic`. None where it is not known."""
-        found = [std for _, std in self.released if std is not None]
-        return math.hypot(*found) / len(found) if len(found) == len(self.released) > 0 else None
+        """Standard deviation of the noise in each entry of `statistic`. None if it is unknown."""
+        stds = [std for _, std in self.released if std is not None]
+        return math.hypot(*stds) / len(stds) if len(stds) == len(self.released) > 0 else None
 
     def agree_on_terms(self, run: Run) -> None:
-        """Agree with the ledger on the terms of the rounds to come. Each `start` asks again.
+        """Set the ledger's terms for the next rounds. Each `start` repeats the check.
+
+        Args:
+            run: Description of the run, with its terms.
 
         Raises:
-            ValueError: If the ledger's charges are of other terms.
+            ValueError: If the ledger has charges under other terms.
         """
         self._terms = run.terms
         self.ledger.set_terms(self._terms)
 
     def _default_run(self, context: RoundContext) -> Run:
-        """The run of a server that nobody has told more: masks of some kind, and no clients that lie."""
+        """Return the run assumed without further settings: no Byzantine clients, masks if there are any."""
         masks = None if self.secure_sums is None else replace(ASSUMED, settings="on")
         return Run(
             mechanism=self.mechanism,
@@ -179,14 +187,16 @@ class RoundServer:
     # ---- one round --------------------------------------------------------------------------------
 
     def next_plan(self) -> RoundPlan:
-        """The round to come as accounts see it (`RoundPlanner.expected`). Where every disjoint cohort has had
-        its own, the last one."""
+        """Return the next round's plan for accounting (`RoundPlanner.expected`).
+
+        When no disjoint cohort is left, this is the plan of the last round.
+        """
         last = self.planner.num_rounds
         round = self.round if last is None else min(self.round, last - 1)
         return self.planner.expected(round, self.mechanism, self.attempt)
 
     def context(self, plan: RoundPlan) -> RoundContext:
-        """Public facts of the round of `plan`."""
+        """Return the public facts of the round of `plan`."""
         c, r = self.ranges.center, self.ranges.radius
         since, handed = self._since, self._pair_noise(plan)
         return RoundContext(
@@ -194,49 +204,52 @@ class RoundServer:
         )
 
     def _pair_noise(self, plan: RoundPlan) -> HandOver | None:
-        """Who takes back whose noise in the round of `plan`, if the mechanism asks."""
+        """Pair clients whose noise cancels across rounds, if the mechanism correlates noise of clients."""
         if not self.mechanism.hands_on:
             return None
         now, since, after = (plan.round, self.attempt), self._since, self.planner.successors(plan.round)
-        if since is None or since[0] >= plan.round or self.attempt:  # a block begins: nobody takes back
-            return HandOver(now, (), after)
+        if since is None or since[0] >= plan.round or self.attempt:
+            return HandOver(now, (), after)  # a new block begins, with no earlier noise to cancel
         pairs = self.planner.successors(plan.round - 1)
-        # noise of a silent one is in no sum
+        # the noise of a client that did not answer is in no sum, so there is nothing to cancel
         before = tuple((client, other) for other, client in pairs if other in self.last_summed_clients)
         return HandOver(since, before, after)
 
     def charged_context(self, plan: RoundPlan) -> RoundContext:
-        """The round of `plan` as accounts see it: as long as the longest vector that was ever charged for.
+        """Return the facts of the round of `plan` for accounting, padded to the longest vector ever charged.
 
-        Parameters may join and leave in mid-run, and a charge has no length; so all of them have the longest.
+        Parameters may join and leave during a run, and a charge does not store a length. So every charge is
+        priced at the longest vector.
         """
         return pad_segments(self.context(plan), self.ledger.dim)
 
     def rearrange(
         self, parts: Sequence[Tensor], origins: Sequence[int | None], client_weights: Tensor | None
     ) -> None:
-        """Change what the flat vector is made of. Between rounds, or in one that nobody has answered yet.
+        """Change the segments of the flat vector, between rounds or before the first answer of a round.
 
-        What stays keeps its weights, range and server state. The ledger goes on: see `charged_context`.
+        Remaining segments keep their weights, range and server state. The ledger's charges stay valid, see
+        `charged_context`.
 
         Args:
-            parts: A vector for each new segment; its values count where there is no old one.
-            origins: For each new segment the old one's index, or None where it joins.
-            client_weights: `(num_clients,)`, of the new vector; None is uniform.
+            parts: One vector per new segment. Its values are used if the segment has no old counterpart.
+            origins: For each new segment, the index of its old segment, or None if the segment is new.
+            client_weights: `(num_clients,)` client weights for the new vector. None gives equal weights.
 
         Raises:
-            RuntimeError: If somebody has answered in the open round.
-            ValueError: If the length changes and no length covers another, see `Mechanism.covers_shorter`.
+            RuntimeError: If a client has answered in the open round.
+            ValueError: If the length changes and the mechanism's charges do not cover other lengths, see
+                `Mechanism.covers_shorter`.
         """
         length = sum(part.numel() for part in parts)
         if not self.mechanism.covers_shorter and length != self.weights.numel():
             raise ValueError(
-                f"{type(self.mechanism).__name__} can't be charged for vectors of two lengths, and "
-                f"parameters join or leave: there were {self.weights.numel()} coordinates, now {length}; "
-                "freeze or unfreeze before the first round, or take another mechanism"
+                f"{type(self.mechanism).__name__} needs one vector length for the whole run, "
+                f"but {self.weights.numel()} coordinates became {length}. "
+                "Freeze or unfreeze before the first round, or use another mechanism."
             )
         if self.plan is not None and self._expected != set(self.plan.survivors):
-            raise RuntimeError("the flat vector can't change in a round that somebody has answered")
+            raise RuntimeError("The flat vector can't change after a client has answered in the open round")
         old, segments = self.segments, tuple(part.numel() for part in parts)
         self.weights = rearrange(self._current_weights, old, origins, parts)
         self.segments, self.client_weights = segments, client_weights
@@ -256,8 +269,8 @@ class RoundServer:
 
         Raises:
             RuntimeError: If the round was started before and not abandoned.
-            ValueError: If the ledger's charges are of other terms, see `agree_on_terms`.
-            BrokenContractError: In the first round of this object, if claims break a rule.
+            ValueError: If the ledger has charges under other terms, see `agree_on_terms`.
+            BrokenContractError: If claims break a rule of the mechanism contract (first round only).
         """
         plan = self.planner.plan(self.round, self.mechanism, self.attempt)
         if self._unchecked or self._terms is None:
@@ -269,12 +282,12 @@ class RoundServer:
         self.ledger.set_terms(self._terms)
         self.ledger.select_server(self._keys_name)
         state = self.ledger.state(self.weights, self.ranges.center, self.ranges.radius)
-        # it may rise, so the plan is made again
+        # the ledger may raise the attempt number, so the plan is made again below
         self.attempt = self.ledger.free_attempt(plan.round, self.attempt, state)
         plan = self.planner.plan(self.round, self.mechanism, self.attempt)
         if self._since is None or self.attempt or self._has_early_client(plan, self._since[0]):
             self._since = plan.round, self.attempt
-        # all of the cohort: who does not answer may have encoded
+        # charge the whole cohort, because a client that does not answer may have encoded a message
         self.ledger.charge(plan.cohort, plan.round, self.attempt, state, self.weights.numel())
         self.plan = plan
         self._send_down(self.weights)
@@ -282,21 +295,23 @@ class RoundServer:
         return plan
 
     def _send_down(self, model: Tensor) -> None:
+        """Round the model for the downlink, and keep the server's own model aside."""
         if self.broadcast is not None:
             self._model, self.weights = model, self.broadcast.rounded(model, self.segments)
 
     @property
     def _current_weights(self) -> Tensor:
-        """The server's own model, which in an open round may be another one than what clients were sent."""
+        """The server's own unrounded model. In an open round, clients may have a rounded copy."""
         return self.weights if self.plan is None or self._model is None else self._model
 
     def _has_early_client(self, plan: RoundPlan, since: int) -> bool:
-        """Was one of the cohort there in one of the rounds that this one's noise is correlated with?"""
+        """Return whether a client of the cohort took part in a round with correlated noise."""
         needed = self.mechanism.separation
-        # what lies before `since` is of another block, whose noise is independent
+        # rounds before `since` belong to another block, whose noise is independent
         return needed > 1 and self.ledger.last_round(plan.cohort) > max(since - 1, plan.round - needed)
 
     def _open(self, plan: RoundPlan) -> None:
+        """Reset the state of a round: expected clients, bit count, running sum."""
         self._context = self.context(plan)
         self._expected = set(plan.survivors)
         self._uplink_bits = 0
@@ -319,7 +334,7 @@ class RoundServer:
         )
 
     def task(self) -> RoundTask:
-        """Task for the clients of the open round.
+        """Return the task for the clients of the open round.
 
         Raises:
             RuntimeError: If no round is open.
@@ -328,14 +343,18 @@ class RoundServer:
         return RoundTask.from_context(self._context)
 
     def receive_message(self, message: bytes) -> int:
-        """Take one client's answer, and return whose it is. One that is refused changes nothing.
+        """Add one client's answer to the sum, and return the client. A refused answer changes nothing.
+
+        Args:
+            message: Framed message as `RoundClient.answer` makes it. It may come from anybody.
 
         Raises:
-            RefusedMessageError: If it is malformed, forged, late, repeated, or a stranger's; see its kinds.
-                Any other error is a bug of the mechanism or its code, and no client's.
+            RefusedMessageError: If the message is malformed, forged, late, repeated, or not from the cohort.
+                Each case has a subclass. Any other error is a bug of the mechanism, not the fault of a
+                client.
         """
         if self.plan is None:
-            raise RefusedMessageError("no round is open; the message is late")
+            raise RefusedMessageError("No round is open, so the message is late")
         context = self._context
         public = PublicRandomness(self.keys, context.round, context.attempt)
         client, packed = open_frame(message, context, public, self._expected)
@@ -353,27 +372,27 @@ class RoundServer:
 
     @property
     def secure_sum(self) -> SecureSum | None:
-        """The open round's secure aggregation, which clients talk to where there is one."""
+        """Secure aggregation of the open round, to which clients send their messages. None without it."""
         return self._sum.secure
 
     def abort(self, reason: str) -> None:
-        """Let the open round leave the model as it is. `finish` records why."""
+        """Abort the open round: `finish` leaves the model unchanged and records the reason."""
         self._open_plan()
         self._aborted = reason
 
     def set_answered(self, clients: Sequence[int]) -> None:
-        """Behind secure aggregation, say whose messages the sum holds, before `finish`.
+        """Report, before `finish`, the clients whose messages are in the sum of secure aggregation.
 
         Raises:
-            ValueError: If one of them is not expected.
+            ValueError: If a client is not expected.
         """
         if not self._expected.issuperset(clients):
-            raise ValueError(f"clients {sorted(set(clients) - self._expected)} are not expected")
+            raise ValueError(f"Clients {sorted(set(clients) - self._expected)} are not expected")
         self._expected -= set(clients)
         self._sum.received += clients
 
     def _unpack(self, client: int, packed: bytes, public: PublicRandomness) -> tuple[Tensor, int]:
-        """The symbols `(m,)` of a message, and the bits that it takes."""
+        """Decode the symbols `(m,)` of a packed message, and count its bits."""
         context, mechanism = self._context, self.mechanism
         code, count = mechanism.message_code(client, context, public), mechanism.num_symbols(context)
         code.check_length(packed, count)
@@ -382,27 +401,28 @@ class RoundServer:
         if symbols.shape != (count,) or len(packed) != (num_bits + 7) // 8:
             raise MalformedMessageError(f"{len(packed)} bytes for {num_bits} bits of {count} symbols", client)
         if not mechanism.can_send(symbols, client, context, public):
-            raise MalformedMessageError("holds symbols that the mechanism can't send", client)
+            raise MalformedMessageError("the message has symbols that the mechanism can't send", client)
         return symbols, num_bits
 
     def finish(self) -> RoundRecord:
-        """Decode the sum, step the server, choose the next range, and return the record.
+        """Decode the sum, step the model, choose the next range, and return the record.
 
-        With no answer at all, or where the round is aborted, the model stays as it is and the round is
-        recorded all the same; it stays charged. A mean that is not finite aborts it, and so does a step after
-        which the model or the state of the server's optimiser is not: that state then begins anew. Where
-        nobody may learn how many take part, a round of nobody releases its noise, and the record has no
-        number that follows from how many there were.
+        Without answers, or after an abort, the model stays unchanged, but the round is recorded and charged.
+        A mean that is not finite aborts the round. So does a step after which the model or the optimiser's
+        state is not finite, and the optimiser's state is then reset.
+
+        If the cohort size is secret, a round without clients still releases its noise. The record then omits
+        all numbers that depend on the cohort size.
 
         Raises:
             RuntimeError: If no round is open.
-            BrokenContractError: In the first round of this object, if the decoded sum breaks a rule.
+            BrokenContractError: If the decoded sum breaks a rule of the mechanism contract (first round
+                only).
         """
         plan = self._open_plan()
         mean, sent = self._mean_or_abort(), self.weights
-        self.weights = (
-            self._current_weights
-        )  # the step goes from the server's own model, not from the rounded one
+        # the step starts from the server's own model, not from the rounded copy that clients received
+        self.weights = self._current_weights
         take = self._read_statistics if self.reads_statistics else self._step
         step = None if mean is None else take(mean[: sent.numel()], sent)
         record = self._record(plan)
@@ -410,7 +430,7 @@ class RoundServer:
             record.update_norm = step.norm().item()
             self._diagnose(record, step)
         if self.reads_statistics:
-            self._since = None  # what follows is no continuation of this sum
+            self._since = None  # training rounds start a new block of correlated noise
         elif mean is not None and step is not None:
             variance = self._sum.noise_variance()
             self.ranges = self.range_rule.following(self.ranges, self.weights, mean, variance, self.segments)
@@ -423,27 +443,28 @@ class RoundServer:
         return record
 
     def abandon(self) -> None:
-        """Give up an open round: its streams are never used again, the next start is a new attempt."""
+        """Give up the open round. Its streams are never used again, and the next `start` is a new attempt."""
         if self.plan is not None:
             self.weights, self.attempt, self.plan = self._current_weights, self.attempt + 1, None
 
     def skip(self) -> None:
-        """Leave a round out that was sent before it was lost and that its cohort can't pay for twice.
+        """Skip a lost round whose cohort has no budget for a second attempt.
 
         Raises:
             RuntimeError: If a round is open.
         """
         if self.plan is not None:
-            raise RuntimeError("a round is open; finish or abandon it first")
+            raise RuntimeError("A round is open. Finish or abandon it first.")
         self.round, self.attempt, self.last_summed_clients = self.round + 1, 0, frozenset()
 
     def _open_plan(self) -> RoundPlan:
+        """Return the plan of the open round, or raise if none is open."""
         if self.plan is None:
-            raise RuntimeError("no round is open; call start() first")
+            raise RuntimeError("No round is open. Call start() first.")
         return self.plan
 
     def _mean_or_abort(self) -> Tensor | None:
-        """The mean, checked, or None where nobody has answered or the round is aborted."""
+        """Decode and check the mean. Return None if no client has answered or the round is aborted."""
         if self._aborted:
             return None
         from_wire = self._sum.untrusted
@@ -455,17 +476,18 @@ class RoundServer:
         if mean is None:
             return None
         bad = _num_not_finite(mean)
-        if self._unchecked and not (bad and from_wire):  # what real clients send is not the mechanism's fault
+        # a real client may send bad values, so they do not prove that the mechanism breaks its contract
+        if self._unchecked and not (bad and from_wire):
             check_decoded(mean, self.mechanism.core(self._context)[1])
         self._unchecked = False
         if bad:
             answers = len(self._sum.received)
-            self._aborted = f"the mean of {answers} answers is not finite in {bad} of {len(mean)} coordinates"
+            self._aborted = f"The mean of {answers} answers is not finite in {bad} of {len(mean)} coordinates"
             return None
         return mean
 
     def _read_statistics(self, mean: Tensor, sent: Tensor) -> Tensor:
-        """Read a mean of statistics, and leave the model as it is. Returns the mean of what clients sent."""
+        """Extract the statistics from a mean, without a model step. Return the mean as an update."""
         assert self.statistics is not None
         parts, variance = (self.mechanism, self._context), self._sum.noise_variance()
         std = None if variance is None else self.statistics.std(*parts, variance)
@@ -473,21 +495,22 @@ class RoundServer:
         return mean if self.target == "updates" else mean - sent
 
     def _step(self, mean: Tensor, sent: Tensor) -> Tensor | None:
-        """Take the server's step. None, with the round aborted, where the model would not be finite."""
+        """Step the model and return the mean update. Return None and abort if the result is not finite."""
         before, step = self.weights, mean if self.target == "updates" else mean - sent
         self.weights = self._server_step.apply(before, step)
         bad = _num_not_finite(self.weights)
         if not bad and self._server_step.is_finite():
             return step
         self.weights = before
-        self._aborted = f"the model after this round's step is not finite in {bad} of {len(mean)} coordinates"
+        self._aborted = f"The model after this round's step is not finite in {bad} of {len(mean)} coordinates"
         if self._server_step.reset_optimizer():
             if not bad:
-                self._aborted = "the state of the server's optimiser is not finite after this round's step"
-            self._aborted += "; the server's optimiser begins anew"
+                self._aborted = "The state of the server's optimiser is not finite after this round's step"
+            self._aborted += ". The server's optimiser was reset."
         return None
 
     def _record(self, plan: RoundPlan) -> RoundRecord:
+        """Make the record of the round, without the numbers that only a simulation knows."""
         size, dim, answers = len(plan.cohort), self.weights.numel(), len(self._sum.received)
         model_bits = 32 * dim if self.broadcast is None else self.broadcast.num_bits(self.segments)
         uplink_bits, downlink_bits = self._uplink_bits, size * (model_bits + 64 * len(self.segments))
@@ -513,19 +536,19 @@ class RoundServer:
         )
 
     def _diagnose(self, record: RoundRecord, step: Tensor) -> None:
-        """Add to the record what only a simulation knows."""
+        """Add the numbers that only a simulation knows. A real server adds none."""
 
     # ---- checkpoint -------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next round depends on, in tensors and plain numbers. Keys excluded."""
+        """Return the state that the next round depends on, as tensors and plain numbers, without keys."""
         self.ledger.select_server(self._keys_name)
         return {
             "weights": self._current_weights,
             "center": self.ranges.center,
             "radius": self.ranges.radius,
             "round": self.round,
-            "attempt": self.attempt + (self.plan is not None),  # streams of an open round are used
+            "attempt": self.attempt + (self.plan is not None),  # the streams of an open round count as used
             "total_uplink_bits": self.total_uplink_bits,
             "total_downlink_bits": self.total_downlink_bits,
             "since": None if self._since is None else list(self._since),
@@ -533,32 +556,34 @@ class RoundServer:
             "ledger": self.ledger.state_dict(),
             "optimizer": self._server_step.state_dict(),
             **({"released": list(self.released)} if self.released else {}),
-            **({"available": said} if (said := self.planner.digest(self.round)) else {}),
+            **({"available": digest} if (digest := self.planner.digest(self.round)) else {}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`.
+        """Restore the state that `state_dict` returned.
 
         Raises:
-            ValueError: If the state is of another model, or only one of the two has a server optimiser.
+            ValueError: If the state is of another model, if the rule of available clients has changed, or if
+                only one of the state and this server has a server optimiser.
         """
         if state["weights"].shape != self.weights.shape or len(state["radius"]) != len(self.segments):
             raise ValueError(
-                f"the state holds {state['weights'].numel()} weights in {len(state['radius'])} segments, the "
-                f"model {self.weights.numel()} in {len(self.segments)}; use the checkpoint's own model"
+                f"The state has {state['weights'].numel()} weights in {len(state['radius'])} segments, the "
+                f"model {self.weights.numel()} in {len(self.segments)}. Use the checkpoint's own model."
             )
         if state.get("available", "") != self.planner.digest(state["round"]):
             raise ValueError(
-                "available names other clients for the rounds that were run than it did then; use the rule "
-                "of the checkpoint, or begin a new training"
+                "available names other clients for earlier rounds than it did in the checkpoint. "
+                "Use the rule of the checkpoint, or start a new training."
             )
-        self._server_step.check(state["optimizer"])  # before anything is taken over
+        self._server_step.check(state["optimizer"])  # raises before any part of the state is changed
         self.ledger.select_server(self._keys_name)
         self.ledger.load_state_dict(state["ledger"], repeatable=self._seeded)
         self.weights = state["weights"].to(self.weights).clone()
         self.ranges = Ranges(state["center"].clone(), state["radius"].clone())
         self.round, self.attempt, self.plan = state["round"], state["attempt"], None
-        since = state.get("since") if self._seeded else None  # what was released since is not known here
+        # without a seed, rounds released after the checkpoint are unknown, so a new noise block starts
+        since = state.get("since") if self._seeded else None
         self._since = None if since is None else (since[0], since[1])
         self.last_summed_clients = frozenset(state.get("in_last_sum", ()))
         self.released = [(mean, std) for mean, std in state.get("released", ())]
@@ -568,4 +593,5 @@ class RoundServer:
 
 
 def _num_not_finite(values: Tensor) -> int:
+    """Count NaN and infinite values."""
     return values.numel() - int(torch.isfinite(values).sum())

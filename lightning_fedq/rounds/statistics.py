@@ -1,10 +1,12 @@
-"""A vector of each client's data in place of an update: statistics of all clients, before anybody trains.
+"""Statistics rounds: before training, clients send statistics of their data in place of an update.
 
-A round of statistics is a round: cohort, streams, message, masks and charge are those of a training round,
-and so is what it claims. Only what is encoded is another vector, and the server reads it off in place of a
-step. The vector is repeated over all coordinates of the model, as large as the mechanism lets an update be,
-so that a message tells it as well as it tells an update: a mechanism that clips whole updates gains nothing
-by fewer numbers, one that clips coordinates averages the noise of all copies.
+A statistics round has the cohort, streams, messages, masks, charge and claims of a training round. The
+difference is the encoded vector, and that the server reads its mean in place of a model step.
+
+The vector of statistics is repeated over all coordinates of the model and scaled to the largest update that
+the mechanism does not clip. So the statistics are sent as precisely as an update. With a mechanism that clips
+whole updates, fewer statistics do not reduce the noise. With a mechanism that clips coordinates, the noise of
+all copies is averaged.
 """
 
 from __future__ import annotations
@@ -21,15 +23,15 @@ from lightning_fedq.rounds.client import Target
 
 
 def is_finite_float32(vectors: Tensor) -> Tensor:
-    """Which vectors float32 can hold, `(clients,)`."""
+    """Return, per row, whether all values are in the range of float32, as `(clients,)` bool."""
     return (vectors.abs() <= torch.finfo(torch.float32).max).all(1)
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """First rounds of a run, which release the mean of a vector of each client's data and train nobody.
+    """Settings of the first rounds of a run, which release the mean of clients' statistics without training.
 
-    The module says what the vector is and what becomes of the mean:
+    The Lightning module computes the vector of one client and uses the mean:
 
         def client_statistics(self, batches):  # at each client, without gradients
             return torch.stack([x.mean() for x, _ in batches]).mean(0, keepdim=True)
@@ -38,16 +40,18 @@ class Statistics:
             self.mean.copy_(mean)  # a buffer
 
     Args:
-        size: Numbers of the vector, at most as many as travel in a round.
-        bound: Largest l2 norm of a client's vector, > 0; a longer one is shortened. Noise grows with it, and
-            no claim rests on it: the mechanism holds every message to its own bound.
-        rounds: First rounds of the run, >= 1, of `max_epochs`; the mean is that of all of them.
+        size: Length of the vector of statistics, at most the number of model coordinates.
+        bound: Largest l2 norm of a client's vector, > 0. A longer vector is scaled down. The noise of the
+            mean grows with the bound. No privacy claim depends on it, because the mechanism clips every
+            message.
+        rounds: Number of statistics rounds at the start of the run, >= 1. They count towards `max_epochs`,
+            and the result is the mean over all of them.
 
     Raises:
         ValueError: If a value is out of its range.
-        TypeError: If a value is of another kind.
+        TypeError: If a value has a wrong type.
 
-    Example:
+    Examples:
         >>> Statistics(size=6, bound=0.5)  # Federated(..., statistics=this)
         Statistics(size=6, bound=0.5, rounds=1)
     """
@@ -63,30 +67,38 @@ class Statistics:
             raise ValueError(f"size and rounds must be >= 1, got {self.size} and {self.rounds}")
 
     def check(self, mechanism: Mechanism, dim: int) -> None:
-        """Refuse what can't carry the vector.
+        """Check that a round with this mechanism and model size can carry the vector.
+
+        The mean over a biased mechanism would have an error beyond the noise that is reported.
+
+        Args:
+            mechanism: Mechanism that encodes the vectors.
+            dim: Number of model coordinates.
 
         Raises:
-            ValueError: With the cure.
+            ValueError: If the vector is longer than the model, or the mechanism is biased.
         """
         if self.size > dim:
             raise ValueError(
-                f"statistics of {self.size} numbers travel in a round of {dim} coordinates; take fewer"
+                f"Statistics have {self.size} numbers, but a round has {dim} coordinates. Use fewer numbers."
             )
         if not mechanism.unbiased:
             raise ValueError(
-                f"{type(mechanism).__name__} is biased, so the mean of clients' statistics would be off by "
-                "more than its noise; leave statistics out, or take RotatedCoins or CorBin"
+                f"{type(mechanism).__name__} is biased, but statistics need an unbiased mechanism. "
+                "Leave statistics out, or use RotatedCoins or CorBin."
             )
 
     def spread(
         self, vectors: Tensor, mechanism: Mechanism, context: RoundContext, weights: Tensor, target: Target
     ) -> Tensor:
-        """Updates that carry the vectors of clients, `(clients, dim)`.
+        """Return updates `(clients, dim)` that contain scaled copies of the clients' vectors.
 
         Args:
-            vectors: `(clients, size)`; one with what float32 can't hold, NaN too, counts as zeros.
-            weights: `(dim,)` the model as clients were sent it.
-            target: What is quantised.
+            vectors: `(clients, size)` statistics. A vector that is not finite in float32 counts as zeros.
+            mechanism: Mechanism that will encode the updates.
+            context: Public facts of the round.
+            weights: `(dim,)` model that clients received.
+            target: Quantised vector, "updates" or "weights".
         """
         unit = torch.where(is_finite_float32(vectors)[:, None], vectors.double() / self.bound, 0.0)
         unit = unit / torch.linalg.vector_norm(unit, dim=1, keepdim=True).clamp(min=1.0)
@@ -95,19 +107,23 @@ class Statistics:
         return (rows if target == "updates" else rows - weights.double()).to(weights)
 
     def read(self, mean: Tensor, mechanism: Mechanism, context: RoundContext) -> Tensor:
-        """The mean of the vectors, `(size,)` float64, of the decoded mean `(dim,)`.
+        """Estimate the mean `(size,)` float64 of the vectors from the decoded mean `(dim,)`.
 
-        Least squares over the copies, which are alike but for their reach.
+        The estimate is least squares over the copies, which differ only in their scale.
         """
         reach, base = self._copy_indices(mechanism, context, mean.device)
         copies = self._split_copies(mean.double())
         return self.bound * (reach * (copies - base)).sum(0) / reach.square().sum(0)
 
     def std(self, mechanism: Mechanism, context: RoundContext, variance: Tensor) -> float:
-        """Standard deviation of one number of the mean, where coordinates err apart from each other.
+        """Return the largest standard deviation of an entry of `read`'s estimate.
+
+        The errors of coordinates are assumed to be uncorrelated.
 
         Args:
-            variance: Bound on the variance of the mean of a round, one value a segment.
+            mechanism: Mechanism of the round.
+            context: Public facts of the round.
+            variance: `(segments,)` bound on the noise variance of the decoded mean.
         """
         reach = self._copy_indices(mechanism, context, variance.device)[0].square()
         noise = (reach * self._split_copies(context.expand(variance).double())).sum(0) / reach.sum(0).square()
@@ -116,11 +132,16 @@ class Statistics:
     def _copy_indices(
         self, mechanism: Mechanism, context: RoundContext, device: torch.device
     ) -> tuple[Tensor, Tensor]:
-        """Where the copies lie, `(copies, size)` each: at `base + reach v`, reach 0 where there is none."""
+        """Return scale (`reach`) and offset (`base`) of the copies, `(copies, size)` each.
+
+        A copy of the unit vector v is sent as `base + reach * v`. The padding after the last copy has reach
+        0.
+        """
         longest = mechanism.longest_update(context.dim)
         base, reach = map(context.expand, mechanism.clipping_range(context))
         if longest is not None:
-            # an l1 norm is told for normal coordinates; the worst of these is sqrt(pi / 2) longer
+            # `longest_update` converts an l1 bound for normal coordinates. Equal magnitudes have the largest
+            # l1 norm, sqrt(pi / 2) times as large, so the scale is divided by this factor.
             whole = longest if mechanism.clips_norm else longest * math.sqrt(2.0 / math.pi)
             reach = torch.full((context.dim,), whole / math.sqrt(-(-context.dim // self.size)))
         return self._split_copies(reach.to(device, torch.float64)), self._split_copies(
@@ -128,6 +149,6 @@ class Statistics:
         )
 
     def _split_copies(self, values: Tensor) -> Tensor:
-        """`(dim,)` as `(copies, size)`, with zeros behind the last."""
+        """Reshape `(dim,)` to `(copies, size)`, padded with zeros."""
         rest = -len(values) % self.size
         return torch.cat([values, values.new_zeros(rest)]).view(-1, self.size)

@@ -1,7 +1,8 @@
 """Secure aggregation: the server learns the sum of the clients' symbols and nothing else.
 
-Bonawitz et al. 2017 with double masks, Shamir shares and dropouts at every stage, for a curious or an active
-server, on the complete graph or the sparse one of SecAgg+; `docs/secagg.md` says what it protects.
+The protocol is Bonawitz et al. 2017, with double masks, Shamir shares and dropouts at every stage. The server
+may be curious or active, and the graph complete or sparse (SecAgg+). `docs/secagg.md` describes the
+protection.
 """
 
 from lightning_fedq.secagg.client import Client

@@ -1,32 +1,42 @@
-"""One client of one round of secure aggregation: a state machine from bytes to bytes.
+"""Client of one round of secure aggregation: a state machine that reads and writes messages in bytes.
 
-The client masks its symbols twice: with a mask per neighbour that cancels in the sum, and with one of its
-own, because a message that comes late, after the neighbours' masks were opened, would otherwise lie bare.
-Every secret is shared among the neighbours. When the survivors are known, a client opens for every neighbour
-*either* the self-mask (it survived) *or* the mask key (it did not), as it reads itself off the one list of
-survivors that it ever accepts: the server can't ask for shares by name, nor ask twice.
+The client adds two kinds of masks to its symbols. It agrees on one pairwise mask with each neighbour, and
+pairwise masks cancel in the sum. It also adds a self-mask, because a message that arrives after the
+neighbours' mask keys were opened would be readable without it. Both secrets, the mask key and the seed of
+the self-mask, are shared among the neighbours. When the survivors are known, a client opens one share for
+each neighbour: of the self-mask if the neighbour survived, of the mask key if it dropped out. The client
+decides this from the only list of survivors that it ever accepts. So the server can't request shares by
+name, and it can't request them twice.
 
-Shares are made of keys that are there already. Owner i and holder j agree on a key k_ij of this attempt;
-both compute r_ij from it, by a label of owner, holder and kind of secret. The polynomial f of a secret goes
-through the secret at 0 and r_ij at t - 1 holders; the k - t + 1 others are sent f(j + 1) - r_ij in the
-clear, and compute their share.
+Most shares need no message, because they are derived from keys that both sides have. Owner i and holder j
+agree on a key k_ij of this attempt. Both compute r_ij from it and from a label of owner, holder and kind of
+secret. The polynomial f of a secret goes through the secret at 0 and through r_ij at t - 1 holders, which
+are called free. The k - t + 1 other holders are sent the correction f(j + 1) - r_ij without encryption and
+add r_ij to it.
 
-Why that is as good as sealed shares of a random polynomial. Let S be the corrupt holders, fewer than t
-(`graph.py` says how likely not). For an honest j the key k_ij is that of two honest parties, fresh in this
-attempt, so r_ij is uniform and independent over the labels for everybody else (X25519, HKDF, HMAC). (1)
-With a of S among the t - 1 free holders, f is uniform among the polynomials of degree < t with the given
-values at 0 and at these a points: the t - 1 - a honest free values determine it and are uniform. The values
-at the |S| - a other corrupt points, at most t - 1 - a of them, are therefore uniform whatever f(0) is, and
-S learns nothing of the secret. (2) The correction of an honest holder is f(j + 1) under a pad that is used
-for it alone, so it is uniform, whatever f is. (3) The two kinds have labels and polynomials of their own:
-all shares of the one kind, which are opened, say nothing of the other. (4) An attempt has a context of its
-own, the salt of k_ij: terms with the attempt's number, roster of fresh keys, model. Nothing that was opened
-in one attempt is a value of another. (5) The confirmation is an output under k_ij with a label of its own.
-A corrupt owner may share what it likes, as with sealed shares; a corrupt server may change corrections and
-then knows by how much the share is off, which is in no attempt both opened and of use: the holder drops it,
-or with 2^-32 opens a wrong one, which is corrected like any other.
+These shares are as secure as encrypted shares of a random polynomial. Let S be the corrupt holders, fewer
+than t (`graph.py` bounds the probability of more). For an honest j the key k_ij belongs to two honest
+parties and is fresh in this attempt. So r_ij is uniform and independent over the labels for everybody else
+(X25519, HKDF, HMAC).
 
-After any error but a `StageError` (a message out of turn changes nothing) the client is out of the round.
+1. Let a of S be among the t - 1 free holders. The t - 1 - a honest free values are uniform and determine f,
+   so f is uniform among the polynomials of degree < t with the given values at 0 and at these a points. The
+   values at the |S| - a other corrupt points, at most t - 1 - a of them, are therefore uniform for every
+   f(0), and S learns nothing about the secret.
+2. The correction of an honest holder is f(j + 1) under a pad that encrypts nothing else. It is uniform for
+   every f.
+3. The two kinds of secrets have separate labels and separate polynomials. Opened shares of one kind carry
+   no information about the other.
+4. The salt of k_ij is the context of the attempt: terms with the attempt's number, roster of fresh keys,
+   model. No value that was opened in one attempt appears in another.
+5. The confirmation is an output under k_ij with a separate label.
+
+A corrupt owner may share any values, which encrypted shares don't prevent either. A corrupt server may
+change a correction, and it then knows the error of the share. The confirmation no longer fits, so the holder
+drops the share. With probability 2^-32 the confirmation does fit, and the server corrects the wrong share
+like any other.
+
+After any error except a `StageError` the client is out of the round. A message out of turn changes nothing.
 """
 
 import json
@@ -71,18 +81,21 @@ _FIELDS = ("_channel_key", "_context", "_seed", "_mask_root")
 _TABLES = ("_public", "_pair_keys", "_held")
 _LISTS = ("_order", "_neighbours", "_sharing", "_partners", "_survivors", "unopened")
 _KINDS = ("mask", "seed")
-"""The two secrets of a client, in the order of their shares: one is opened, never both."""
+"""The two secrets of a client, in the order of their shares. Only one of the two is ever opened."""
 
 
 @lru_cache(maxsize=8)
 def ring_order(clients: tuple[int, ...], roster_digest: bytes) -> tuple[int, ...]:
-    """Order of the clients around the ring, from the hash of their keys. One tuple for all in a process."""
+    """Return the order of the clients around the ring, drawn from the hash of all their keys.
+
+    All clients that one process simulates share the cached tuple.
+    """
     stream = Stream(hkdf_expand(hkdf_extract(b"", roster_digest), pack_fields("ring order")))
     return tuple(clients[place] for place in stream.permutation(len(clients)))
 
 
 def self_mask_key(context: bytes, client: int, seed: bytes) -> bytes:
-    """Key of the mask that a client's own seed stands for."""
+    """Return the key of a client's self-mask, derived from the seed that the client drew."""
     return hkdf_expand(hkdf_extract(context, seed), pack_fields("self mask", client))
 
 
@@ -90,20 +103,23 @@ class Client:
     """One client in one attempt at one round.
 
     Call, in this order: `advertise`, `share_keys`, `accept_shares`, `masked_input`, `confirm` (against an
-    active server only), `unmask`. Each takes the server's message and returns the answer.
+    active server only), `unmask`. Each takes the server's message and returns the answer, except that
+    `masked_input` takes the symbols and `accept_shares` answers nothing.
 
     Args:
-        client: Its id, in `terms.cohort`.
-        terms: The round, as the client itself knows it.
-        model_hash: SHA-256 of the model that the client received; clients with different models find no key.
-        identity: Signing key; required iff `terms.active`.
-        directory: Everybody's verification key, from a source that the server does not control; same
-            condition.
+        client: Id of the client, in `terms.cohort`.
+        terms: Terms of the round, which the client does not take from the server.
+        model_hash: SHA-256 of the model that the client received. Clients with different models agree on no
+            key.
+        identity: Signing key of the client. Required if and only if `terms.active`.
+        directory: Verification key of each client, from a source that the server does not control. Required
+            if and only if `terms.active`.
         entropy: Source of keys, seeds and shares.
 
     Attributes:
-        unopened: Neighbours whose shares did not open. This client goes on and holds none of them: it masks
-            as with everybody else, and the shares of others open theirs, if they are enough.
+        unopened: Neighbours whose shares failed the check. This client goes on without these shares. It still
+            adds the pairwise masks, and the secrets of these neighbours are opened from the shares of other
+            holders, if there are enough.
 
     Raises:
         ValueError: If the client is not in the cohort, or identity and directory do not fit the terms.
@@ -125,7 +141,7 @@ class Client:
             raise ValueError(f"model_hash must be {wire.HASH_BYTES} bytes (SHA-256), got {len(model_hash)}")
         if terms.active != (identity is not None and directory is not None):
             raise ValueError(
-                "identity and directory are needed against an active server, and only there; got "
+                "identity and directory are needed against an active server, and only there, got "
                 f"active={terms.active}, {identity is not None=}, {directory is not None=}"
             )
         self.client, self.terms = client, terms
@@ -137,54 +153,59 @@ class Client:
     # ---- between two processes --------------------------------------------------------------------
 
     def to_bytes(self) -> bytes:
-        """State that the next message needs, secrets included, for this client's own disk."""
-        own = vars(self)
+        """Return the state that the next message needs, as JSON.
+
+        The state contains the secrets of this client, so store it only where the client alone can read it.
+        """
+        fields = vars(self)
         state: dict[str, Any] = {"next": self._next}
-        if "_channel_secret" in own:
+        if "_channel_secret" in fields:
             state["_channel_secret"] = self._channel_secret.private_bytes_raw().hex()
-        state |= {name: own[name].hex() for name in _FIELDS if name in own}
+        state |= {name: fields[name].hex() for name in _FIELDS if name in fields}
         state |= {
-            name: {str(who): value.hex() for who, value in own[name].items()}
+            name: {str(client): value.hex() for client, value in fields[name].items()}
             for name in _TABLES
-            if name in own
+            if name in fields
         }
-        state |= {name: list(own[name]) for name in _LISTS if name in own}
-        if "_keys" in own:
+        state |= {name: list(fields[name]) for name in _LISTS if name in fields}
+        if "_keys" in fields:
             state["_keys"] = [self._keys.channel.hex(), self._keys.mask.hex(), self._keys.signature.hex()]
         return json.dumps(state).encode()
 
     def resume(self, state: bytes) -> None:
-        """Go on where `to_bytes` was called, with the same client, terms and model.
+        """Continue from a state of `to_bytes`, with the same client, terms and model.
 
         Raises:
             ValueError: If this client has begun already.
         """
         if self._next != "advertise":
-            raise ValueError("only a client that has not begun can go on from another one's state")
-        found = json.loads(state)
-        self._next = found.pop("next")
-        if "_keys" in found:
-            self._keys = PublicKeys(*map(bytes.fromhex, found.pop("_keys")))
-        for name, value in found.items():
+            raise ValueError("only a client that has not begun can resume from a state")
+        fields = json.loads(state)
+        self._next = fields.pop("next")
+        if "_keys" in fields:
+            self._keys = PublicKeys(*map(bytes.fromhex, fields.pop("_keys")))
+        for name, value in fields.items():
             if name == "_channel_secret":
                 self._channel_secret = X25519PrivateKey.from_private_bytes(bytes.fromhex(value))
             elif name in _FIELDS:
                 setattr(self, name, bytes.fromhex(value))
             elif name in _TABLES:
-                setattr(self, name, {int(who): bytes.fromhex(raw) for who, raw in value.items()})
+                setattr(self, name, {int(client): bytes.fromhex(raw) for client, raw in value.items()})
             else:
                 setattr(self, name, tuple(value))
 
     @contextmanager
     def _turn(self, name: str, stage: Stage, following: str) -> Iterator[None]:
+        """Check that the step `name` is due, and make `following` due once the step succeeded."""
         if self._next != name:
             raise StageError(f"this client expects {self._next!r} now, not {name!r}", stage, self.client)
-        # until the step is done: an error inside leaves the client out of the round
+        # an error inside the step leaves this value, so the client stays out of the round
         self._next = "nothing any more"
         yield
         self._next = following
 
     def _read(self, message: bytes, kind: Kind, stage: Stage, key: bytes) -> Reader:
+        """Check the header and the tag of a message, and return a reader of its body."""
         if wire.sender(message, self.terms, kind, stage) != self.client:
             raise MessageError("the message is for another client", stage, self.client)
         return Reader(wire.body(message, key, stage, self.client), stage, self.client)
@@ -223,7 +244,7 @@ class Client:
     # ---- stage 1 ----------------------------------------------------------------------------------
 
     def share_keys(self, message: bytes) -> bytes:
-        """Answer the roster with what each neighbour needs, to compute its share of either secret.
+        """Answer the roster with corrections, from which neighbours compute their shares of both secrets.
 
         Raises:
             RosterError: If this client or a neighbour is missing, changed, or named twice.
@@ -239,12 +260,12 @@ class Client:
             self._check_members(roster, self.terms.cohort, stage, self.terms.min_summands)
             self._order = ring_order(roster, digest)
             self._neighbours = neighbours(self._order, self.terms.degree, self._order.index(self.client))
-            # the hash that an active round checks is of all keys
+            # an active round checks the hash of all keys, so its roster lists all of them
             listed = roster if self.terms.active else sorted((*self._neighbours, self.client))
             keys = {client: PublicKeys.read(reader, self.terms.active) for client in listed}
             reader.end()
             self._check_keys(keys, digest)
-            # clients that were shown different digests have no key in common
+            # the context includes the digest, so clients that were shown different digests agree on no key
             self._context = wire.round_context(self.terms, digest, self._model_hash)
             self._public = {client: keys[client].mask for client in self._neighbours}
             self._pair_keys = {
@@ -263,6 +284,7 @@ class Client:
     def _check_members(
         self, clients: tuple[int, ...], among: tuple[int, ...], stage: Stage, fewest: int
     ) -> None:
+        """Check that a list holds this client, no client from outside `among`, and at least `fewest`."""
         if self.client not in clients:
             raise RosterError("this client is missing from the list", stage, self.client)
         if strangers := set(clients) - set(among):
@@ -273,6 +295,7 @@ class Client:
             raise ThresholdError(f"{fewest} clients are needed, {len(clients)} are left", stage)
 
     def _check_keys(self, keys: dict[int, PublicKeys], digest: bytes) -> None:
+        """Check that keys are distinct and, in an active round, that hash and signatures fit them."""
         if keys[self.client] != self._keys:
             raise RosterError("the roster holds another key for this client", Stage.SHARE, self.client)
         seen: dict[bytes, int] = {}
@@ -285,7 +308,7 @@ class Client:
                 seen[key] = client
         if not self.terms.active:
             return
-        # the ring is drawn from it, so the server can't pick an order freely
+        # the ring's order is drawn from this hash, so the server can't pick an order freely
         if wire.roster_hash(self.terms, keys) != digest:
             raise RosterError("the roster's hash is not that of its keys", Stage.SHARE)
         for client, own in keys.items():
@@ -293,10 +316,11 @@ class Client:
             wire.verify(self._directory.get(client), own.signature, statement, Stage.SHARE, client)
 
     def _make_shares(self) -> bytes:
-        """Commitment to the seed, then for each neighbour its corrections, if its shares are not free.
+        """Return the commitment to the seed, then each neighbour's corrections and confirmation.
 
-        Both polynomials are drawn by drawing t of their values: the secret itself, from the entropy, and the
-        shares of the first t - 1 holders on the ring, which these compute from the pair's key.
+        A polynomial of degree < t is fixed by t values. One is the secret at 0. The others are the shares of
+        the t - 1 free holders, which those holders compute from the pair's key. So free holders get no
+        correction.
         """
         threshold, order = self.terms.threshold, self._order
         if threshold > len(self._neighbours) + 1:
@@ -309,12 +333,12 @@ class Client:
         corrections, own = dict.fromkeys(self._neighbours, b""), b""
         for kind, secret in zip(_KINDS, (self._mask_root, self._seed), strict=True):
             known = {0: int.from_bytes(secret, "big")}
-            # a holder's point is its id + 1, as 0 is the secret's
+            # a holder's point is its id + 1, because the secret is at point 0
             known |= {holder + 1: self._computed(kind, self.client, holder) for holder in sorted(free)}
-            # t values are known, the secret's and t - 1 free ones: the polynomial is fixed
+            # the secret and t - 1 free shares are t known values, which fix the polynomial
             *values, last = interpolate_values(known, [client + 1 for client in (*others, self.client)])
             for holder, value in zip(others, values, strict=True):
-                # uniform for others: the pad is used for this share alone
+                # the correction looks uniform to others, because its pad is used for this share only
                 missing = (value - self._computed(kind, self.client, holder)) % PRIME
                 corrections[holder] += element_bytes(missing)
             own += element_bytes(last)
@@ -328,15 +352,15 @@ class Client:
         return is_free(len(self._order), self.terms.degree, self.terms.threshold, step)
 
     def _computed(self, kind: str, owner: int, holder: int) -> int:
-        """The number that owner and holder, one of them this client, both compute from their key."""
+        """Return r_ij, which owner and holder both compute from their key. One of them is this client."""
         key = self._pair_keys[holder if owner == self.client else owner]
         return free_element(key, wire.share_label(kind, owner, holder))
 
     def _computed_shares(self, owner: int, corrections: bytes) -> bytes:
-        """This client's shares of an owner's two secrets. There are no corrections where they are free."""
+        """Return this client's shares of an owner's two secrets. `corrections` is empty for free shares."""
         pair = b""
         for number, kind in enumerate(_KINDS):
-            # empty, so 0, where shares are free
+            # no bytes stand for a correction of 0, in case the shares are free
             missing = _halves(corrections)[number]
             share = self._computed(kind, owner, self.client) + int.from_bytes(missing, "big")
             pair += element_bytes(share % PRIME)
@@ -345,12 +369,14 @@ class Client:
     # ---- stage 2 ----------------------------------------------------------------------------------
 
     def accept_shares(self, message: bytes) -> None:
-        """Take the neighbours' shares, and with them the list of those who shared.
+        """Take the neighbours' shares and the list of the clients that shared.
 
         Raises:
-            AuthenticationError: If fewer shares than the threshold open: another roster or model.
+            AuthenticationError: If fewer shares than the threshold pass the check. The owners then have
+                another roster or another model, or somebody changed the messages.
             RosterError: If the list is not a part of the roster.
-            ThresholdError: If too few neighbours are left to open this client's secrets, or to hide it.
+            ThresholdError: If too few neighbours are left to open this client's secrets, or too few clients
+                to hide it.
         """
         stage = Stage.MASK
         with self._turn("accept_shares", stage, "masked_input"):
@@ -372,26 +398,27 @@ class Client:
                 if confirmed == wanted and (free or all(map(is_element, _halves(corrections)))):
                     self._held[owner] = self._computed_shares(owner, corrections)
                 else:
-                    # it is masked with all the same, or the other one's mask would stay in the sum
+                    # the pairwise mask is added anyway, or the owner's mask would stay in the sum
                     unopened.append(owner)
             if len(self._held) < self.terms.threshold:
                 reason = (
-                    f"its shares do not open, nor do those of {len(unopened) - 1} others: another roster, "
-                    "another model, or tampering"
+                    f"its shares do not open, nor do those of {len(unopened) - 1} others. "
+                    "They have another roster or model, or somebody changed the messages."
                 )
                 raise AuthenticationError(reason, stage, unopened[0])
             self.unopened = tuple(unopened)
             reader.end()
-            del self._pair_keys  # with what went over the wire they give every share away
+            del self._pair_keys  # together with recorded messages, these keys reveal every share
 
     def masked_input(self, symbols: NDArray[Any]) -> bytes:
-        """Mask a message.
+        """Mask the symbols of this client's update and return the message to the server.
 
         Args:
             symbols: `(layout.size,)` integers in the range of the layout.
 
         Raises:
-            SymbolError: If they are not; the client is out of the round, and nothing was sent.
+            SymbolError: If shape, type or range are different. The client is then out of the round, and
+                nothing was sent.
         """
         with self._turn("masked_input", Stage.MASK, "confirm" if self.terms.active else "unmask"):
             layout = self.terms.layout
@@ -405,22 +432,22 @@ class Client:
                 key = wire.mask_key(
                     secret, self._public[other], self._context, (self.client, other), Stage.MASK, other
                 )
-                # the smaller id adds what the larger subtracts
+                # the client with the smaller id adds the mask, the other one subtracts it
                 layout.add_mask(masked, key, subtract=self.client > other)
             return self._answer(Kind.MASKED, layout.pack(masked))
 
     # ---- stages 3 and 4 ---------------------------------------------------------------------------
 
     def confirm(self, message: bytes) -> bytes:
-        """Sign the list of survivors, so that the server can't show another one to anybody else.
+        """Sign the list of survivors, so that the server can't show other clients a different list.
 
         Raises:
-            RosterError: If the list does not hold this client, or holds one that shared nothing.
-            ThresholdError: If it is too short, or would show partial sums.
+            RosterError: If this client is not in the list, or a client that shared nothing is.
+            ThresholdError: If the list is too short, or its masks would not hide partial sums.
         """
         with self._turn("confirm", Stage.CONFIRM, "unmask"):
             self._accept_survivors(message, Stage.CONFIRM)
-            assert self._identity is not None  # the constructor made sure
+            assert self._identity is not None  # the constructor checked it
             statement = wire.survivors_statement(self._context, self._survivors, self.terms)
             return self._answer(Kind.CONFIRMATION, self._identity.sign(statement))
 
@@ -436,15 +463,16 @@ class Client:
         self._survivors = survivors
 
     def unmask(self, message: bytes) -> bytes:
-        """Open one share of every neighbour: of the self-mask if it survived, of the mask key if not.
+        """Open one share for every neighbour: of the self-mask if it survived, of the mask key if not.
 
         Args:
-            message: The list of survivors, or, against an active server, the confirmations of the one signed.
+            message: List of survivors. Against an active server, the confirmations of the list that this
+                client signed.
 
         Raises:
-            RosterError: As in `confirm`.
-            ThresholdError: As in `confirm`, or if too few clients confirmed.
-            AuthenticationError: If a confirmation is not of the same list.
+            RosterError: If this client is not in the list, or a client is that was not in the stage before.
+            ThresholdError: If too few clients are in the list, or its masks would not hide partial sums.
+            AuthenticationError: If a confirmation is not a signature of the same list.
         """
         with self._turn("unmask", Stage.UNMASK, "nothing any more"):
             if self.terms.active:
@@ -453,24 +481,25 @@ class Client:
                 self._accept_survivors(message, Stage.UNMASK)
             survivors = set(self._survivors)
             nothing = 2 * NO_SHARE
-            # the server reads shares by their place, so a missing one keeps its own
-            held = [
+            # the server reads shares by position, so a missing share is sent as a placeholder
+            pairs = [
                 (owner, self._held.get(owner, nothing)) for owner in sorted((*self._partners, self.client))
             ]
-            # never both: together they bare a message that comes late
+            # both secrets together would reveal a message that arrives late, so only one is opened
             shares = [
-                pair[SHARE_BYTES:] if owner in survivors else pair[:SHARE_BYTES] for owner, pair in held
+                pair[SHARE_BYTES:] if owner in survivors else pair[:SHARE_BYTES] for owner, pair in pairs
             ]
             answer = self._answer(Kind.OPENING, b"".join(shares))
-            # Forward secrecy: nothing that opens this round outlives it.
+            # Forward secrecy: delete everything that could open this round later.
             del self._held, self._seed, self._mask_root, self._channel_secret, self._channel_key
             return answer
 
     def _check_confirmations(self, message: bytes) -> None:
+        """Check that enough survivors signed the list that this client accepted."""
         stage = Stage.UNMASK
         reader = self._read(message, Kind.CONFIRMATIONS, stage, self._channel_key)
         confirming = reader.clients(self.terms)
-        # not `min_summands`: messages are in the sum
+        # not `min_summands`, because the messages are in the sum already
         self._check_members(confirming, self._survivors, stage, self.terms.min_survivors)
         statement = wire.survivors_statement(self._context, self._survivors, self.terms)
         for client in confirming:
@@ -480,5 +509,5 @@ class Client:
 
 
 def _halves(corrections: bytes) -> tuple[bytes, bytes]:
-    """Of each of the two secrets."""
+    """Split the corrections of one holder by secret: mask key, then seed."""
     return corrections[:SHARE_BYTES], corrections[SHARE_BYTES:]

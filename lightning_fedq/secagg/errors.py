@@ -1,4 +1,4 @@
-"""Errors of a round of secure aggregation: one type a cause, with the stage and the client."""
+"""Errors of a round of secure aggregation: one type for each cause, with the stage and the client."""
 
 from enum import Enum
 
@@ -6,7 +6,7 @@ from lightning_fedq.mechanisms.interface import AbortedRoundError
 
 
 class Stage(Enum):
-    """The stages of one round, in order. `CONFIRM` exists against an active server only."""
+    """Stages of one round, in order. `CONFIRM` exists against an active server only."""
 
     ADVERTISE = "advertise keys"
     SHARE = "share keys"
@@ -17,17 +17,18 @@ class Stage(Enum):
 
 
 class SecAggError(AbortedRoundError):
-    """A round that can't go on, or a message that is refused. A wrong sum is never the answer.
+    """A round that can't continue, or a refused message. Secure aggregation never returns a wrong sum.
 
     Args:
-        reason: What was wanted and what came.
-        client: Client that caused it, or whose secret it is about; None if there is none.
+        reason: Expected and received values, in words.
+        stage: Stage of the round.
+        client: Client that caused the error, or that owns the secret in question. None if there is none.
     """
 
     def __init__(self, reason: str, stage: Stage, client: int | None = None) -> None:
         self.stage, self.client = stage, client
-        who = "" if client is None else f", client {client}"
-        super().__init__(f"[{stage.value}{who}] {reason}")
+        suffix = "" if client is None else f", client {client}"
+        super().__init__(f"[{stage.value}{suffix}] {reason}")
 
 
 class MessageError(SecAggError):
@@ -43,11 +44,11 @@ class AuthenticationError(SecAggError):
 
 
 class StageError(SecAggError):
-    """A message that is late, early, repeated, or from a client that is not expected."""
+    """A message that is late, early or repeated, or that comes from an unexpected client."""
 
 
 class RosterError(SecAggError):
-    """A list of clients that is not what this client knows: itself missing, a stranger, a key twice."""
+    """A list of clients that lacks this client, contains an unknown client, or contains a key twice."""
 
 
 class LowOrderKeyError(SecAggError):
@@ -55,15 +56,15 @@ class LowOrderKeyError(SecAggError):
 
 
 class ThresholdError(SecAggError):
-    """Too few clients are left for the sum to be recovered, or to be hidden well enough."""
+    """Too few clients are left to recover the sum, or to hide the messages in it."""
 
 
 class ShareError(SecAggError):
-    """Shares that do not give back the secret that their owner committed to."""
+    """Shares that do not reconstruct the secret that their owner committed to."""
 
 
 class ModelError(SecAggError):
-    """A client that trained another model than the rest."""
+    """A client that trained a different model than the server sent."""
 
 
 class SymbolError(SecAggError):

@@ -1,11 +1,11 @@
 """Layout of a message modulo m: ranges, moduli, packing and masks.
 
-A symbol in [low, high] is sent as (symbol - low) mod m, and the modulus is above n (high - low) for a cohort
-of n: whatever the clients hold and whoever drops out, the sum can't wrap. Masked symbols are uniform modulo m
-and can't be compressed, so the default is the power of two, which costs the same whole number of bits as any
-modulus below it. Where the bounds differ between coordinates (public, as with the aggregate Gaussian's
-scale), coordinates of equal width form a block. Other moduli are served by exact rejection, about five times
-slower.
+A symbol in [low, high] is sent as (symbol - low) mod m. The modulus is above n (high - low) for a cohort of n
+clients, so the sum can't wrap for any symbols and any dropouts. Masked symbols are uniform modulo m and can't
+be compressed. So the default modulus is a power of two, which needs the same whole number of bits as the
+moduli just below it. The bounds may differ between coordinates if they are public, like the scale of the
+aggregate Gaussian. Coordinates of equal width then form a block. Masks for other moduli are drawn by exact
+rejection, about five times slower.
 """
 
 import hashlib
@@ -24,17 +24,18 @@ _CHUNK = 1 << 15
 _MAX_MODULUS = 2**63
 
 Residues = list[NDArray[Any]]
-"""One array of unsigned words a block; meaningful modulo the block's modulus."""
+"""One array of unsigned words for each block. Only the values modulo the block's modulus have a meaning."""
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _pack(values: NDArray[np.uint64], width: int, out: NDArray[np.uint32]) -> None:
+    """Write `width` bits of each value, least significant first, into 32-bit words."""
     pending, filled, position = np.uint64(0), 0, 0
     for value in values:
         rest, left = value, width
         while left > 0:
             take = min(left, 32)
-            # below 2^64: filled < 32, take <= 32
+            # stays below 2^64, because filled < 32 and take <= 32
             pending |= (rest & np.uint64((1 << take) - 1)) << np.uint64(filled)
             rest >>= np.uint64(take)
             filled += take
@@ -50,6 +51,7 @@ def _pack(values: NDArray[np.uint64], width: int, out: NDArray[np.uint32]) -> No
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _unpack(words: NDArray[np.uint32], width: int, out: NDArray[np.uint64]) -> None:
+    """Read the values that `_pack` wrote."""
     pending, filled, position = np.uint64(0), 0, 0
     for i in range(out.size):
         value, have = np.uint64(0), 0
@@ -68,12 +70,12 @@ def _unpack(words: NDArray[np.uint32], width: int, out: NDArray[np.uint64]) -> N
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Coordinates with one modulus.
+    """Coordinates of a message that have the same modulus.
 
     Args:
-        modulus: m in [2, 2^63].
-        index: Their places in the message, or None for all of them.
-        count: How many.
+        modulus: Modulus m in [2, 2^63].
+        index: Positions of the coordinates in the message, or None for all of them.
+        count: Number of coordinates.
     """
 
     modulus: int
@@ -82,28 +84,32 @@ class Block:
 
     @cached_property
     def width(self) -> int:
-        """Bits a symbol on the wire: ceil(log2 m)."""
+        """Bits of a symbol on the wire: ceil(log2 m)."""
         return (self.modulus - 1).bit_length()
 
     @cached_property
     def is_power_of_two(self) -> bool:
-        """Are masks plain words of the stream?"""
+        """Whether m is a power of two, so that words of the stream are masks without rejection."""
         return self.modulus & (self.modulus - 1) == 0
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
-        """Words of masks and sums: the narrowest that wraps harmlessly, or in which rejection is rare."""
+        """Type of the words of masks and sums.
+
+        For a power of two it is the narrowest word, whose overflow is harmless modulo m. For other moduli it
+        is wide enough to make rejection rare.
+        """
         if self.is_power_of_two:
             return np.dtype(f"uint{next(size for size in (8, 16, 32, 64) if size >= self.width)}")
         return np.dtype(np.uint32 if self.width <= 24 else np.uint64)
 
     @property
     def num_bytes(self) -> int:
-        """Length on the wire, padded to whole bytes."""
+        """Length of the block on the wire in bytes, the padding included."""
         return (self.width * self.count + 7) // 8
 
     def reduce(self, values: NDArray[Any]) -> NDArray[np.uint64]:
-        """Words to residues in [0, m)."""
+        """Reduce words to residues in [0, m)."""
         wide = values.astype(np.uint64)
         if self.is_power_of_two:
             wide &= np.uint64(self.modulus - 1)
@@ -111,10 +117,10 @@ class Block:
         return wide % np.uint64(self.modulus)
 
     def add(self, total: NDArray[Any], values: NDArray[Any]) -> None:
-        """Add in place, modulo m."""
+        """Add `values` to `total` in place, modulo m."""
         np.add(total, values, out=total)
         if not self.is_power_of_two:
-            # Both were below m <= 2^63 (2^24 in 32-bit words), so their sum did not wrap.
+            # both numbers were below m <= 2^63 (2^24 in 32-bit words), so their sum did not wrap
             total -= (total >= self.modulus) * self.dtype.type(self.modulus)
 
     def add_mask(self, total: NDArray[Any], stream: Stream, subtract: bool) -> None:
@@ -128,14 +134,14 @@ class Block:
                 (np.subtract if subtract else np.add)(part, chunk, out=part)  # words wrap at a multiple of m
                 continue
             bits = 8 * self.dtype.itemsize
-            # words above the last whole multiple of m would favour the small residues
+            # words above the last whole multiple of m are rejected, as they would favour small residues
             largest, modulus = 2**bits // self.modulus * self.modulus - 1, self.dtype.type(self.modulus)
             while len(rejected := np.flatnonzero(chunk > largest)):
                 again = np.empty(len(rejected), self.dtype)
                 stream.fill(again.view(np.uint8))
                 chunk[rejected] = again
             chunk -= chunk // modulus * modulus
-            # m for a word of 0: `add` takes it off again
+            # modulus - 0 is m, which `add` reduces to 0
             self.add(part, modulus - chunk if subtract else chunk)
 
 
@@ -144,10 +150,10 @@ class Layout:
     """Ranges and moduli of one message.
 
     Args:
-        size: m, number of symbols of a message.
+        size: Number of symbols of a message.
         low: Smallest symbol, an int or `(size,)` int64.
-        high: Largest symbol, same form.
-        blocks: Every coordinate in exactly one.
+        high: Largest symbol, an int or `(size,)` int64.
+        blocks: Blocks of coordinates. Each coordinate is in exactly one block.
     """
 
     size: int
@@ -157,7 +163,7 @@ class Layout:
 
     @cached_property
     def digest(self) -> bytes:
-        """Hash of everything that two parties must agree on."""
+        """SHA-256 of sizes, bounds and moduli, on which all parties must agree."""
         state = hashlib.sha256(pack_fields("layout", self.size))
         for bound in (self.low, self.high):
             state.update(np.asarray(bound, np.dtype("<i8")).tobytes())
@@ -169,23 +175,23 @@ class Layout:
 
     @property
     def num_bytes(self) -> int:
-        """Length of a packed message."""
+        """Length of a packed message in bytes."""
         return sum(block.num_bytes for block in self.blocks)
 
     def zeros(self) -> Residues:
-        """An empty sum."""
+        """Return an empty sum."""
         return [np.zeros(block.count, block.dtype) for block in self.blocks]
 
     def split(self, symbols: NDArray[Any]) -> Residues:
         """Turn a message `(size,)` into residues.
 
         Raises:
-            ValueError: If it is no integer array of that shape, or a symbol is out of range.
+            ValueError: If `symbols` is no integer array of that shape, or a symbol is out of range.
         """
         if symbols.dtype.kind not in "iub" or symbols.shape != (self.size,):
             raise ValueError(
                 f"symbols must be integers of shape ({self.size},), got {symbols.dtype} of shape "
-                f"{symbols.shape}; encode the update first"
+                f"{symbols.shape}. Encode the update first."
             )
         if symbols.dtype == np.uint64:
             if int(symbols.max(initial=0)) >= 2**63:
@@ -203,16 +209,16 @@ class Layout:
         if not inside:
             raise ValueError(
                 f"symbols must lie in [{np.min(self.low)}, {np.max(self.high)}], the range that "
-                f"the modulus was chosen for, got [{symbols.min()}, {symbols.max()}]; "
-                "the mechanism's symbol range is wrong"
+                f"the modulus was chosen for, got [{symbols.min()}, {symbols.max()}]. "
+                "Correct the mechanism's symbol_range."
             )
         if isinstance(self.low, int) and self.low == 0:
             shifted = symbols
         else:
-            # Two's complement: the difference of two int64 is right modulo 2^64, and it is below 2^63.
+            # in two's complement the difference of two int64 is right modulo 2^64, and it is below 2^63
             shifted = (symbols.astype(np.int64) - self.low).view(np.uint64)
         return [
-            # below m, so it fits
+            # the values are below m, so they fit the block's type
             (shifted if block.index is None else shifted[block.index]).astype(block.dtype)
             for block in self.blocks
         ]
@@ -226,17 +232,17 @@ class Layout:
 
     def add(self, total: Residues, values: Residues) -> None:
         """Add a message to a sum, in place."""
-        for block, own, other in zip(self.blocks, total, values, strict=True):
-            block.add(own, other)
+        for block, partial, message in zip(self.blocks, total, values, strict=True):
+            block.add(partial, message)
 
     def add_mask(self, total: Residues, key: bytes, subtract: bool = False) -> None:
-        """Add or subtract, in place, the mask that a 32-byte key stands for. A key is used for one mask."""
+        """Add or subtract, in place, the mask that a 32-byte key generates. Use a key for one mask only."""
         stream = Stream(key)
         for block, values in zip(self.blocks, total, strict=True):
             block.add_mask(values, stream, subtract)
 
     def pack(self, residues: Residues) -> bytes:
-        """Write ceil(log2 m) bits a symbol, least significant first, each block padded to whole bytes."""
+        """Write ceil(log2 m) bits per symbol, least significant first. Pad each block to whole bytes."""
         parts = []
         for block, values in zip(self.blocks, residues, strict=True):
             words = np.zeros((block.num_bytes + 3) // 4, np.dtype("<u4"))
@@ -245,10 +251,10 @@ class Layout:
         return b"".join(parts)
 
     def unpack(self, stream: bytes) -> Residues:
-        """Read what `pack` wrote.
+        """Read the residues that `pack` wrote.
 
         Raises:
-            ValueError: If the length is wrong, or a residue or the padding is not what `pack` writes.
+            ValueError: If the length is wrong, a residue is not below its modulus, or padding is not zero.
         """
         if len(stream) != self.num_bytes:
             raise ValueError(f"a masked message has {self.num_bytes} bytes, got {len(stream)}")
@@ -278,13 +284,13 @@ def sum_layout(
 
     Args:
         size: Symbols of a message, >= 1.
-        low: Smallest symbol, one for all or `(size,)`.
-        high: Largest symbol, one for all or `(size,)`.
-        num_clients: n, size of the cohort.
-        modulus: Above n (high - low); None takes the smallest power of two.
+        low: Smallest symbol, an int for all coordinates or `(size,)`.
+        high: Largest symbol, an int for all coordinates or `(size,)`.
+        num_clients: Size n of the cohort.
+        modulus: Modulus above n (high - low). None takes the smallest power of two.
 
     Raises:
-        ValueError: If the modulus is too small, or none up to 2^63 is large enough.
+        ValueError: If the modulus is too small, or no modulus up to 2^63 is large enough.
     """
     lows, highs = np.atleast_1d(np.asarray(low, np.int64)), np.atleast_1d(np.asarray(high, np.int64))
     if size < 1 or {lows.size, highs.size} - {1, size}:
@@ -293,24 +299,24 @@ def sum_layout(
         )
     if bool((lows > highs).any()):
         raise ValueError("the smallest symbol must not be above the largest one")
-    widest = max(int(highs.max()) - int(lows.min()), 1)  # Python's integers: in int64 these may wrap
+    widest = max(int(highs.max()) - int(lows.min()), 1)  # Python integers, because int64 may wrap
     if (
         widest * num_clients >= _MAX_MODULUS
         or num_clients * max(abs(int(lows.min())), abs(int(highs.max()))) >= 2**63
     ):
         raise ValueError(
-            f"the sum of {num_clients} symbols in [{lows.min()}, {highs.max()}] does not fit 63 bits; "
-            "use a coarser mechanism or a smaller cohort"
+            f"The sum of {num_clients} symbols in [{lows.min()}, {highs.max()}] does not fit 63 bits. "
+            "Use a coarser mechanism or a smaller cohort."
         )
     if modulus is not None:
         if not widest * num_clients < modulus <= _MAX_MODULUS:  # sums take n widest + 1 values
             raise ValueError(
                 f"modulus must be above {num_clients} x {widest} = {widest * num_clients} and at most 2^63, "
-                f"so that the sum can't wrap, got {modulus}; raise it or leave it out"
+                f"so that the sum can't wrap, got {modulus}. Raise modulus or leave it out."
             )
         return Layout(size, _whole(lows), _whole(highs), (Block(modulus, None, size),))
     spans = np.maximum(highs - lows, 1) * num_clients  # below 2^63, by the check above
-    # smallest w with 2^w > span; log2 in floats errs next to a power
+    # width is the smallest w with 2^w > span. A float log2 would err next to powers of two.
     widths = np.searchsorted(2 ** np.arange(63, dtype=np.int64), spans, side="right").astype(np.int64)
     distinct: Sequence[int] = np.unique(widths).tolist()
     if len(distinct) == 1:
@@ -322,12 +328,12 @@ def sum_layout(
 
 
 def modular_layout(size: int, modulus: int) -> Layout:
-    """Layout for a mechanism whose symbols and sums are residues modulo `modulus` by its own design.
+    """Return the layout for a mechanism whose symbols and sums are residues modulo `modulus` by design.
 
     Raises:
         ValueError: If the modulus is not in [2, 2^63].
 
-    Example:
+    Examples:
         >>> modular_layout(4, 2**16).size
         4
     """
@@ -337,4 +343,5 @@ def modular_layout(size: int, modulus: int) -> Layout:
 
 
 def _whole(bounds: NDArray[np.int64]) -> int | NDArray[np.int64]:
+    """Return one int if all bounds are equal, else the array."""
     return int(bounds[0]) if bool((bounds == bounds[0]).all()) else bounds

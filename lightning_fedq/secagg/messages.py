@@ -2,11 +2,11 @@
 
     magic "FQSA" | kind u8 | digest of the terms, 16 | client u64 | body | HMAC-SHA256, 16
 
-Digest and tag are the first half of 32 bytes: 128 bits tell messages apart and can't be forged. Keys and
-shares hang on the whole digest. Client and server share a channel key from X25519. The tag tells
-corruption, truncation and replay from a valid message; who is behind a key is vouched for by the signatures
-of the active variant, else by the transport. The invitation comes before there is a key, so its tag (under
-the zero key) is a checksum only.
+Digest and tag are cut to the first 16 of 32 bytes, because 128 bits suffice to distinguish messages and to
+prevent forgery. Keys and shares depend on the whole digest. Client and server share a channel key from
+X25519. The tag detects corruption, truncation and replay. It does not prove the identity behind a key: the
+signatures of the active variant do, or else the transport must. The invitation comes before there is a key,
+so its tag (under the zero key) is only a checksum.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ _HEADER = struct.Struct(">4sB16sQ")
 _MAGIC = b"FQSA"
 KEY_BYTES, TAG_BYTES, SIGNATURE_BYTES, HASH_BYTES = 32, 16, 64, 32
 SHORT_BYTES = 16
-"""Of a hash that only tells two things apart: of the terms, of the model, of a self-mask's seed."""
+"""Length of a shortened hash, which only distinguishes terms, models or seeds of self-masks."""
 FRAME_BYTES = _HEADER.size + TAG_BYTES
 CONFIRMATION_BYTES = 4
-"""Tells a holder whether it has the owner's key, and its corrections as sent."""
+"""Length of the check by which a holder sees that key and corrections are the owner's."""
 CORRECTION_BYTES = 2 * SHARE_BYTES
-"""For a holder whose two shares are not what it computes."""
+"""Length of the two corrections for a holder whose shares are not free."""
 NO_KEY = bytes(KEY_BYTES)
 
 
 class Kind(IntEnum):
-    """Message types. Odd ones go to a client, even ones to the server."""
+    """Message types. Messages with odd numbers go to a client, those with even numbers to the server."""
 
     INVITATION = 1
     KEYS = 2
@@ -65,13 +65,13 @@ class Kind(IntEnum):
 
 
 def seal(kind: Kind, terms: Terms, client: int, body: bytes, key: bytes) -> bytes:
-    """Frame a body from or to `client`."""
+    """Frame and authenticate the body of a message from or to `client`."""
     message = _HEADER.pack(_MAGIC, kind, terms.digest[:SHORT_BYTES], client) + body
     return message + hmac.digest(key, message, "sha256")[:TAG_BYTES]
 
 
 def sender(message: bytes, terms: Terms, expected: Kind, stage: Stage) -> int:
-    """Read the header and return the client it names. Nothing is authenticated yet.
+    """Read the header and return the client that it names. `body` authenticates the message later.
 
     Raises:
         MessageError: If it is no message of this protocol, or names a client outside the cohort.
@@ -111,18 +111,23 @@ def body(message: bytes, key: bytes, stage: Stage, client: int) -> bytes:
 
 @lru_cache(maxsize=8)
 def _listed(cohort: tuple[int, ...], raw: bytes) -> tuple[int, ...] | None:
-    """Clients of a bit field. The parties of one process share the tuple."""
+    """Return the clients of a bit field, or None if bits beyond the cohort are set.
+
+    All parties that one process simulates share the cached tuple.
+    """
     bits = np.unpackbits(np.frombuffer(raw, np.uint8))
-    if bits[len(cohort) :].any():  # a set has one encoding
+    if bits[len(cohort) :].any():  # so that each set has exactly one encoding
         return None
     return tuple(cohort[place] for place in np.flatnonzero(bits[: len(cohort)]))
 
 
 class Reader:
-    """Cuts a body into fields of exact length.
+    """Reader that cuts the body of a message into fields of exact length.
 
     Args:
-        client: Sender, for errors.
+        data: Body of the message.
+        stage: Stage of the round, for errors.
+        client: Client of the message, for errors.
     """
 
     def __init__(self, data: bytes, stage: Stage, client: int) -> None:
@@ -132,7 +137,7 @@ class Reader:
         """Return the next `size` bytes.
 
         Raises:
-            MessageError: If there are fewer.
+            MessageError: If fewer bytes are left.
         """
         self._at += size
         if self._at > len(self._data):
@@ -142,24 +147,28 @@ class Reader:
         return self._data[self._at - size : self._at]
 
     def clients(self, terms: Terms) -> tuple[int, ...]:
-        """Read a set of clients of the cohort, as one bit each."""
+        """Read a set of clients, which is stored as one bit per client of the cohort.
+
+        Raises:
+            MessageError: If bits beyond the cohort are set, or the message is too short.
+        """
         listed = _listed(terms.cohort, self.read_bytes((len(terms.cohort) + 7) // 8))
         if listed is None:
             raise MessageError("a list of clients has bits beyond the cohort", self._stage, self._client)
         return listed
 
     def end(self) -> None:
-        """Make sure that nothing is left.
+        """Check that no bytes are left.
 
         Raises:
-            MessageError: If something is.
+            MessageError: If bytes are left.
         """
         if left := len(self._data) - self._at:
             raise MessageError(f"the message has {left} bytes too many", self._stage, self._client)
 
 
 def client_bits(clients: Iterable[int], terms: Terms) -> bytes:
-    """Write a set of clients of the cohort, as one bit each."""
+    """Write a set of clients as one bit per client of the cohort."""
     chosen = frozenset(clients)
     return np.packbits(np.array([client in chosen for client in terms.cohort], bool)).tobytes()
 
@@ -170,8 +179,8 @@ class PublicKeys:
 
     Args:
         channel: X25519 key for the channels to the server and to the neighbours.
-        mask: X25519 key for pairwise masks; its private half is opened if the client drops out.
-        signature: Ed25519 over both, against an active server; else empty.
+        mask: X25519 key for pairwise masks. The private key is opened if the client drops out.
+        signature: Ed25519 signature of both keys, against an active server. Empty otherwise.
     """
 
     channel: bytes
@@ -179,12 +188,12 @@ class PublicKeys:
     signature: bytes
 
     def encode(self) -> bytes:
-        """Bytes on the wire."""
+        """Return the bytes on the wire."""
         return self.channel + self.mask + self.signature
 
     @classmethod
     def read(cls, reader: Reader, active: bool) -> PublicKeys:
-        """Bytes off the wire."""
+        """Read public keys from a message."""
         return cls(
             reader.read_bytes(KEY_BYTES),
             reader.read_bytes(KEY_BYTES),
@@ -193,12 +202,12 @@ class PublicKeys:
 
 
 def keys_statement(terms: Terms, client: int, keys: PublicKeys, model_hash: bytes) -> bytes:
-    """Statement that a client signs about its keys."""
+    """Return the statement that a client signs about its keys."""
     return pack_fields("fedq secagg keys", terms.digest, client, keys.channel, keys.mask, model_hash)
 
 
 def survivors_statement(context: bytes, survivors: Sequence[int], terms: Terms) -> bytes:
-    """Statement that a client signs about the survivors."""
+    """Return the statement that a client signs about the survivors."""
     return pack_fields("fedq secagg survivors", context, client_bits(survivors, terms))
 
 
@@ -208,7 +217,7 @@ def verify(
     """Check one signature.
 
     Raises:
-        AuthenticationError: If there is no such identity or the signature is not its own.
+        AuthenticationError: If the directory has no key for this client, or the signature does not fit it.
     """
     if key is None:
         raise AuthenticationError("the directory holds no identity of this client", stage, client)
@@ -225,7 +234,7 @@ def pair_key(
     """Agree on a key with the owner of the public key `other`.
 
     Raises:
-        LowOrderKeyError: If the public key has low order; `client` is its owner.
+        LowOrderKeyError: If the public key has low order. The error names `client` as its owner.
     """
     try:
         return agree(own, X25519PublicKey.from_public_bytes(other), salt, info)
@@ -234,21 +243,32 @@ def pair_key(
 
 
 def channel_key(own: X25519PrivateKey, other: bytes, terms: Terms, client: int, owner: int | None) -> bytes:
-    """Key between a client and the server, from either side. `owner` is who `other` belongs to."""
+    """Return the key between a client and the server, computed on either side.
+
+    Args:
+        own: Private key of this side.
+        other: Public key of the other side.
+        terms: Terms of the attempt.
+        client: Client at one end of the channel.
+        owner: Owner of the key `other`, for errors. None names `client`.
+    """
     info = pack_fields("server channel", client)
-    who = client if owner is None else owner
-    return pair_key(own, other, terms.digest, info, Stage.ADVERTISE, who)
+    key_owner = client if owner is None else owner
+    return pair_key(own, other, terms.digest, info, Stage.ADVERTISE, key_owner)
 
 
 def mask_key(
     own: X25519PrivateKey, other: bytes, context: bytes, pair: tuple[int, int], stage: Stage, owner: int
 ) -> bytes:
-    """Key of the mask between two clients, from either side. `owner` is who `other` belongs to."""
+    """Return the key of the mask between two clients, computed on either side.
+
+    `owner` is the owner of the public key `other`, for errors.
+    """
     return pair_key(own, other, context, pack_fields("pairwise mask", *sorted(pair)), stage, owner)
 
 
 def roster_hash(terms: Terms, roster: dict[int, PublicKeys]) -> bytes:
-    """Hash of all advertised keys. It also fixes the order on the ring."""
+    """Return the hash of all advertised keys, from which the order on the ring is drawn."""
     state = hashlib.sha256(pack_fields("fedq secagg roster", terms.digest))
     for client in sorted(roster):
         state.update(pack_fields(client, roster[client].encode()))
@@ -256,28 +276,39 @@ def roster_hash(terms: Terms, roster: dict[int, PublicKeys]) -> bytes:
 
 
 def round_context(terms: Terms, roster_digest: bytes, model_hash: bytes) -> bytes:
-    """Salt of every key between clients: same terms, same roster and same model, or no common key."""
+    """Return the salt of all keys between clients.
+
+    Clients agree on keys only if they have the same terms, the same roster and the same model.
+    """
     return hashlib.sha256(
         pack_fields("fedq secagg context", terms.digest, roster_digest, model_hash)
     ).digest()
 
 
 def self_mask_commitment(context: bytes, client: int, seed: bytes) -> bytes:
-    """Hash that tells the right self-mask seed from a wrong one. A 127-bit seed stays hidden in it."""
+    """Return the hash by which the server recognises the right seed of a self-mask.
+
+    The hash does not reveal the seed, which has 127 bits.
+    """
     return hashlib.sha256(pack_fields("fedq secagg self mask", context, client, seed)).digest()[:SHORT_BYTES]
 
 
 def mask_secret(terms: Terms, client: int, root: bytes) -> X25519PrivateKey:
-    """Private mask key of a client. What is shared, and opened if it drops out, is its 16-byte root."""
+    """Derive the private mask key of a client from its 16-byte root.
+
+    The root is shared among the neighbours, and opened if the client drops out.
+    """
     info = pack_fields("fedq secagg mask key", terms.digest, client)
     return X25519PrivateKey.from_private_bytes(hkdf_expand(root, info))
 
 
 def share_label(kind: str, owner: int, holder: int) -> bytes:
-    """Label of what a holder computes for one secret of one owner. Its key is of one attempt and one pair.
+    """Return the label of the number that a holder computes for one secret of one owner.
+
+    The key to which the label is applied belongs to one attempt and one pair of clients.
 
     Args:
-        kind: "mask" or "seed": the two are never to be opened together, so they have nothing in common.
+        kind: "mask" or "seed". The two secrets must never be opened together, so their labels differ.
         owner: Client that has the secret.
         holder: Client that holds the share.
     """
@@ -285,9 +316,9 @@ def share_label(kind: str, owner: int, holder: int) -> bytes:
 
 
 def confirmation(pair_key: bytes, owner: int, holder: int, corrections: bytes) -> bytes:
-    """Four bytes that say that owner and holder have the same key, and these corrections.
+    """Return four bytes that show that owner and holder have the same key and the same corrections.
 
-    The pair's key hangs on the terms, the roster and the model, so other ones are noticed here. A forged one,
-    2^-32, makes a wrong share, which is corrected or ends the attempt.
+    The pair's key depends on terms, roster and model, so a holder with different ones notices it here. A
+    forgery succeeds with probability 2^-32. It makes a wrong share, which is corrected or ends the attempt.
     """
     return hkdf_expand(pair_key, pack_fields("confirm", owner, holder, corrections))[:CONFIRMATION_BYTES]

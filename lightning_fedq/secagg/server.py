@@ -1,10 +1,12 @@
-"""The server of one round of secure aggregation: a state machine from bytes to bytes, with one running sum.
+"""Server of one round of secure aggregation: a state machine that reads and writes messages in bytes.
 
-Each stage takes one message from every client that is still there; `close` ends it, drops who did not answer,
-and returns what each remaining client gets next. A refused message raises and changes nothing, so the caller
-may count its sender as dropped and go on; a round that can't be finished raises in `close`.
+Each stage takes one message from every remaining client. `close` ends the stage, drops the clients that did
+not answer, and returns the next message to each remaining client. A refused message raises an error and
+changes nothing, so the caller may count its sender as dropped and continue. A round that can't be finished
+raises an error in `close`.
 
-Memory: the sum, and per client two keys, its shares in transit and a seed; never a second message.
+The server stores one running sum, and for each client two keys, its shares in transit and a commitment. It
+never stores a second masked message.
 """
 
 import os
@@ -46,15 +48,17 @@ class Server:
     """The server's part of one attempt at one round.
 
     Args:
+        terms: Terms of the attempt.
         model_hash: SHA-256 of the model that was sent out.
-        directory: Everybody's verification key; required iff `terms.active`.
-        entropy: Source of the server's own key.
+        directory: Verification key of each client. Required if and only if `terms.active`.
+        entropy: Source of the server's private key.
 
     Attributes:
-        wrong_shares: (holder, owner) of shares that were wrong: one of the two has lied.
-        broken: Clients whose secret can't be opened although enough shares came. They have shared what they
-            did not commit to, unless more holders lied than the shares can correct; empty where that is as
-            likely, because more secrets are broken than so many holders.
+        stage: Current stage of the round.
+        wrong_shares: Pairs (holder, owner) of wrong shares. One of the two clients has lied.
+        broken: Clients whose secret can't be opened although enough shares came. Either the owner shared
+            other values than it committed to, or more holders lied than the shares can correct. If more
+            secrets are broken than that number of holders, both are equally likely, and the set is empty.
 
     Raises:
         ValueError: If the directory does not fit the terms.
@@ -90,32 +94,32 @@ class Server:
 
     @property
     def survivors(self) -> tuple[int, ...]:
-        """The clients whose symbols are in the sum, sorted. Known once the masked stage is closed."""
+        """Clients whose symbols are in the sum, sorted. Known after the stage of masked messages."""
         if self.stage in (Stage.ADVERTISE, Stage.SHARE, Stage.MASK):
             raise StageError("the survivors are not known yet", self.stage)
         return self._survivors
 
     @property
     def total(self) -> NDArray[np.int64]:
-        """The sum of the survivors' symbols, `(size,)`. Known once the last stage is closed."""
+        """Sum of the survivors' symbols, `(size,)`. Known after the last stage."""
         if self._total is None:
             raise StageError("the sum is not known yet", self.stage)
         return self._total
 
     def partners(self, client: int) -> set[int]:
-        """Neighbours that a client had shares for, and that had shares for it. None before they are sent."""
+        """Return the neighbours with which a client exchanged shares. Empty before the shares are sent."""
         return set(self._partners.get(client, ()))
 
     def invitation(self, client: int) -> bytes:
-        """First message to a client: the server's public key."""
+        """Return the first message to a client, which contains the server's public key."""
         key = self._secret.public_key().public_bytes_raw()
         return wire.seal(Kind.INVITATION, self.terms, client, key, wire.NO_KEY)
 
     def receive(self, message: bytes) -> int:
-        """Take one message of the current stage and return whom it is from.
+        """Take one message of the current stage and return its sender.
 
         Raises:
-            SecAggError: If it is refused; the state is as before.
+            SecAggError: If the message is refused. The state is then unchanged.
         """
         if self.stage not in _EXPECTED:
             raise StageError("the round is over", self.stage)
@@ -142,19 +146,19 @@ class Server:
         return client
 
     def close(self) -> dict[int, bytes]:
-        """End the stage and return the next message to every client that is still there.
+        """End the stage and return the next message to every remaining client.
 
         Raises:
             ThresholdError: If too few clients are left.
-            ShareError: If shares do not give a secret back.
-            SymbolError: If no messages of this mechanism have such a sum.
+            ShareError: If shares do not reconstruct a secret.
+            SymbolError: If the sum is outside the range of this mechanism's messages.
             StageError: If the round is over.
         """
         if self.stage not in _EXPECTED:
             raise StageError("the round is over", self.stage)
         stage, left = self.stage, tuple(client for client in self._expected if client in self._answered)
-        self.stage = Stage.DONE  # until the next stage is ready: an error below ends the round
-        after = stage in (Stage.CONFIRM, Stage.UNMASK)  # the messages are there
+        self.stage = Stage.DONE  # stays so if an error below ends the round
+        after = stage in (Stage.CONFIRM, Stage.UNMASK)  # the masked messages are in the sum already
         fewest = self.terms.min_survivors if after else self.terms.min_summands
         if len(left) < fewest:
             raise ThresholdError(f"{fewest} clients are needed, {len(left)} are left", stage)
@@ -174,7 +178,7 @@ class Server:
     # ---- stage 0 ----------------------------------------------------------------------------------
 
     def _take_keys(self, message: bytes, client: int) -> None:
-        # The tag is under a key that the message itself brings, so the fields come first.
+        # the tag is made with a key that the message itself contains, so the fields are read first
         size = wire.SHORT_BYTES + 2 * wire.KEY_BYTES + (wire.SIGNATURE_BYTES if self.terms.active else 0)
         reader = Reader(message[-wire.TAG_BYTES - size : -wire.TAG_BYTES], self.stage, client)
         if len(message) != wire.FRAME_BYTES + size:
@@ -187,7 +191,7 @@ class Server:
             raise ModelError("this client trained another model", self.stage, client)
         if keys.channel == keys.mask or not self._known_keys.isdisjoint((keys.channel, keys.mask)):
             raise RosterError("this client's key is used twice", self.stage, client)
-        # for its refusal of a low order alone: the key is dropped
+        # this call only refuses keys of low order, and its result is not used
         wire.pair_key(self._secret, keys.mask, self.terms.digest, b"order check", self.stage, client)
         if self.terms.active:
             statement = wire.keys_statement(self.terms, client, keys, self._model_hash)
@@ -292,11 +296,12 @@ class Server:
         for owner, share in opened.items():
             if share == NO_SHARE:
                 continue
-            self._openings.setdefault(owner, {})[client + 1] = share  # at point 0 is the secret
+            self._openings.setdefault(owner, {})[client + 1] = share  # the secret is at point 0
 
     def _finish(self, left: tuple[int, ...]) -> tuple[Stage, dict[int, bytes]]:
+        """Open the secrets, remove the remaining masks from the sum, and check the range of the sum."""
         layout, survivors = self.terms.layout, set(self._survivors)
-        seeds, gone = self._open_all(survivors)  # every secret, before the sum is touched
+        seeds, gone = self._open_all(survivors)  # all secrets are opened before the sum changes
         for client, seed in seeds.items():
             layout.add_mask(self._sum, self_mask_key(self._context, client, seed), subtract=True)
         for client, secret in gone.items():
@@ -304,32 +309,32 @@ class Server:
                 if other in survivors:
                     public = self._roster[other].mask
                     key = wire.mask_key(secret, public, self._context, (client, other), Stage.UNMASK, other)
-                    # the survivor added it if its id is smaller
+                    # the survivor added the mask if its id is smaller, so it is subtracted here
                     layout.add_mask(self._sum, key, subtract=other < client)
         total, count = layout.join(self._sum, len(self._survivors)), len(self._survivors)
         if bool(((total < layout.low * count) | (total > layout.high * count)).any()):
             reason = (
-                f"the sum of {count} messages lies in [{total.min()}, {total.max()}]: a client has sent what "
-                "the mechanism can't, and masks hide which one"
+                f"the sum of {count} messages lies in [{total.min()}, {total.max()}]. A client has sent "
+                "impossible symbols, and masks hide which client."
             )
             raise SymbolError(reason, Stage.UNMASK)
         self._total = total
         return Stage.DONE, {}
 
     def _open_all(self, survivors: set[int]) -> tuple[dict[int, bytes], dict[int, X25519PrivateKey]]:
-        """Seeds of the survivors' own masks, and mask keys of those who are gone."""
+        """Return the seeds of the survivors' self-masks, and the mask keys of the dropouts."""
         opened: dict[int, bytes] = {}
         failed: dict[int, ShareError] = {}
-        most = len(self.terms.cohort)
+        limit = len(self.terms.cohort)
         for owner, partners in self._partners.items():
-            if owner not in survivors and survivors.isdisjoint(partners):  # none of its masks is in the sum
+            if owner not in survivors and survivors.isdisjoint(partners):  # no mask of it is in the sum
                 continue
             try:
                 opened[owner] = self._open(owner, owner in survivors)
             except ShareError as error:
                 failed[owner] = error
-                most = min(most, correctable(len(self._openings[owner]), self.terms.threshold))
-                if len(failed) > most:  # as likely that so many holders lie; and the round is lost
+                limit = min(limit, correctable(len(self._openings[owner]), self.terms.threshold))
+                if len(failed) > limit:  # then lying holders are as likely, and nobody is named as broken
                     raise
         if failed:
             self.broken = frozenset(failed)
@@ -342,26 +347,29 @@ class Server:
         }
 
     def _open(self, owner: int, survived: bool) -> bytes:
-        """A survivor's seed, or the mask root of one that is gone. Who was wrong twice is asked last."""
-        what, shares = "self-mask" if survived else "mask key", self._openings.get(owner, {})
+        """Return the seed of a survivor, or the mask root of a dropout.
+
+        Shares of holders that were wrong for several owners are used last.
+        """
+        name, shares = "self-mask" if survived else "mask key", self._openings.get(owner, {})
         if len(shares) < self.terms.threshold:
-            reason = f"{self.terms.threshold} shares of its {what} are needed, {len(shares)} came"
+            reason = f"{self.terms.threshold} shares of its {name} are needed, {len(shares)} came"
             raise ThresholdError(reason, Stage.UNMASK, owner)
 
         def is_right(secret: bytes) -> bool:
-            # by the owner's commitment, or by its public key
+            # the owner's commitment tests its seed, its public key tests its mask root
             if survived:
-                own = wire.self_mask_commitment(self._context, owner, secret)
-                return own == self._commitments[owner]
+                commitment = wire.self_mask_commitment(self._context, owner, secret)
+                return commitment == self._commitments[owner]
             public = wire.mask_secret(self.terms, owner, secret).public_key()
             return public.public_bytes_raw() == self._roster[owner].mask
 
         wrong = Counter(holder + 1 for holder, _ in self.wrong_shares)
-        # once may be the owner's lie; more than once it was with several owners
+        # one wrong share may be the owner's lie, but several wrong shares had several owners
         doubted = {point for point, times in wrong.items() if times > 1}
         opened = reconstruct(shares, self.terms.threshold, is_right, doubted)
         if opened is None:
-            reason = f"the shares of its {what} do not give back what it committed to; the round is lost"
+            reason = f"the shares of its {name} do not give back what it committed to. The round is lost."
             raise ShareError(reason, Stage.UNMASK, owner)
         self.wrong_shares += [(point - 1, owner) for point in opened.wrong]
         return opened.secret

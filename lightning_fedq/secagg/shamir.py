@@ -1,13 +1,13 @@
-"""Shamir's secret sharing of field elements, with shares that need no message.
+"""Shamir's secret sharing of field elements, in which most shares need no message.
 
-The field has 2^127 - 1 elements, a Mersenne prime: 16 bytes, and guessing a secret is as hard as X25519 is
-(126 bits). Fewer than `threshold` shares say nothing about the secret; shares carry no proof of their own, so
-whoever reconstructs passes a test that only the right secret can pass.
+The field has 2^127 - 1 elements, a Mersenne prime. An element takes 16 bytes, and guessing a secret is hard
+like breaking X25519 (126 bits). Fewer than `threshold` shares carry no information about the secret. A share
+has no proof of correctness, so reconstruction takes a test that only the right secret passes.
 
-A polynomial of degree < t is any t of its values. So an owner who has a key in common with every holder need
-not deal at all: it takes its secret as the value at 0, what t - 1 of the holders compute from their keys
-(`free_element`) as their shares, and sends the others what is missing between what they compute and the
-value at their point (Cramer, Damgard and Ishai, TCC 2005, with a dealer who knows every key).
+Any t values fix a polynomial of degree < t. An owner that has a common key with every holder uses this. The
+secret is the value at 0. t - 1 of the holders compute their shares from their keys (`free_element`). The
+other holders are sent a correction: the difference between their value of the polynomial and the number that
+they compute (Cramer, Damgard and Ishai, TCC 2005, with a dealer who knows every key).
 
 References:
     Shamir, How to share a secret, CACM 1979.
@@ -26,54 +26,57 @@ from lightning_fedq.keys.randomness import hkdf_expand
 
 PRIME = 2**127 - 1
 SHARE_BYTES = 16
-"""An element of the field, big-endian. The top bit of one is 0."""
+"""Length of a field element, which is sent big-endian with a top bit of 0."""
 
 _NEAR = 1 << 12
-"""Differences of two clients' numbers whose inverses are kept: 0.4 MB."""
+"""Largest difference of two points whose inverse is cached (0.4 MB)."""
 _MOST_WRONG = 2
-"""Wrong shares that are looked for, by trying: at a threshold of 60 two take a second, three take 15."""
+"""Largest number of wrong shares that `reconstruct` searches for.
+
+The search tries subsets. At a threshold of 60, two wrong shares take a second, three take 15 seconds.
+"""
 NO_SHARE = b"\xff" * SHARE_BYTES
-"""Stands where a holder has no share; it is no element of the field."""
+"""Placeholder for a missing share. It is no element of the field."""
 
 Entropy = Callable[[int], bytes]
-"""Returns that many uniform bytes; `os.urandom` outside tests."""
+"""Function that returns the requested number of uniform bytes. It is `os.urandom` outside tests."""
 
 
 def random_element(entropy: Entropy) -> int:
-    """Draw a uniform field element, by rejection: all but one of 2^127 tries are the first."""
+    """Draw a uniform field element by rejection. A value is rejected with probability 2^-127."""
     while True:
         if (value := int.from_bytes(entropy(SHARE_BYTES), "big") >> 1) < PRIME:
             return value
 
 
 def free_element(key: bytes, label: bytes) -> int:
-    """Field element that whoever holds the key computes, and that looks uniform to everybody else.
+    """Compute the field element of a label, which looks uniform to everybody without the key.
 
-    HMAC-SHA256 under the key, of the label and a counter that goes up by rejection.
+    The element is the HMAC-SHA256 of the label and a counter. The counter rises if a value is rejected.
     """
-    again = 0
+    counter = 0
     while True:
-        value = int.from_bytes(hkdf_expand(key, label + bytes([again]))[:SHARE_BYTES], "big") >> 1
+        value = int.from_bytes(hkdf_expand(key, label + bytes([counter]))[:SHARE_BYTES], "big") >> 1
         if value < PRIME:
             return value
-        again += 1
+        counter += 1
 
 
 def element_bytes(value: int) -> bytes:
-    """A field element on the wire."""
+    """Return the bytes of a field element on the wire."""
     return value.to_bytes(SHARE_BYTES, "big")
 
 
 def interpolate_values(known: Mapping[int, int], points: Sequence[int]) -> list[int]:
-    """Values of the one polynomial of degree < len(known) through all that is known.
+    """Return values of the polynomial of degree < len(known) through all known values.
 
-    Lagrange's formula: f(x) = prod(x - p) sum over p of w(p) f(p) / (x - p), w the dual weights.
+    By Lagrange's formula f(x) = prod(x - p) sum over p of w(p) f(p) / (x - p), with the dual weights w.
 
     Args:
-        known: Point -> value; points in [0, 2^64], and at least one.
-        points: Points that are not known, each in [0, 2^64].
+        known: Values by point, at least one. Points are in [0, 2^64].
+        points: Points in [0, 2^64] that are not in `known`.
 
-    Example:
+    Examples:
         >>> interpolate_values({0: 5, 1: 7}, [2, 3])
         [9, 11]
     """
@@ -84,25 +87,32 @@ def interpolate_values(known: Mapping[int, int], points: Sequence[int]) -> list[
 
 @lru_cache(maxsize=1)
 def _distances(at: tuple[int, ...], points: tuple[int, ...]) -> list[tuple[int, list[int]]]:
-    """For each of `points` product and inverses of the distances: a client's two secrets have the same."""
+    """Return, for each of `points`, the product and the inverses of its distances to the points `at`.
+
+    The result is cached because the two secrets of a client have the same points.
+    """
     rows, near = [], _near_inverses()
     for point in points:
-        away = [point - p for p in at]
-        is_near = max(map(abs, away)) <= _NEAR  # a negative one counts from the end
-        inverses = [near[distance] for distance in away] if is_near else _inverses(away)
-        rows.append((math.prod(away), inverses))
+        distances = [point - p for p in at]
+        is_near = max(map(abs, distances)) <= _NEAR  # a negative distance indexes the list from its end
+        inverses = [near[distance] for distance in distances] if is_near else _inverses(distances)
+        rows.append((math.prod(distances), inverses))
     return rows
 
 
 @lru_cache(maxsize=1)
 def _near_inverses() -> list[int]:
-    found = _inverses(range(1, _NEAR + 1))
-    return [0, *found, *(PRIME - one for one in reversed(found))]
+    """Return the inverses of 0 (unused), 1, ..., _NEAR, -_NEAR, ..., -1."""
+    inverses = _inverses(range(1, _NEAR + 1))
+    return [0, *inverses, *(PRIME - inverse for inverse in reversed(inverses))]
 
 
 @lru_cache(maxsize=8)
 def _at_zero(points: tuple[int, ...]) -> tuple[int, ...]:
-    """Lagrange's coefficients: the value at 0 is the sum of coefficient x share. Kept, as holders recur."""
+    """Return Lagrange's coefficients: the value at 0 is the sum of coefficient x share.
+
+    The result is cached because many secrets have the same holders.
+    """
     whole = math.prod(points)
     slopes = [point * math.prod([other - point for other in points if other != point]) for point in points]
     return tuple(whole * inverse % PRIME for inverse in _inverses(slopes))
@@ -110,27 +120,31 @@ def _at_zero(points: tuple[int, ...]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=8)
 def _dual_weights(points: tuple[int, ...]) -> tuple[int, ...]:
-    """1 / prod(point - other), as in Lagrange's formula. With them, polynomials of low degree sum to zero."""
+    """Return the weights 1 / prod(point - other) of Lagrange's formula."""
     return tuple(_inverses([math.prod([p - other for other in points if other != p]) for p in points]))
 
 
 def _inverses(values: Sequence[int]) -> list[int]:
-    """Inverse of each element, by one inversion for all: prefix products, then walk back."""
+    """Return the inverse of each element, with a single modular inversion.
+
+    The function inverts the product of all elements. Then it divides by one element after another, from the
+    last to the first, with the prefix products.
+    """
     prefix = [1]
     for value in values:
         prefix.append(prefix[-1] * value % PRIME)
-    inverse, found = pow(prefix[-1], -1, PRIME), [0] * len(values)
+    inverse, inverses = pow(prefix[-1], -1, PRIME), [0] * len(values)
     for i in range(len(values) - 1, -1, -1):
-        found[i] = inverse * prefix[i] % PRIME
+        inverses[i] = inverse * prefix[i] % PRIME
         inverse = inverse * values[i] % PRIME
-    return found
+    return inverses
 
 
 def interpolate(shares: Mapping[int, bytes]) -> int:
-    """Value at 0 of the polynomial through all the shares, as a field element.
+    """Return the value at 0 of the polynomial through all the shares, as a field element.
 
     Args:
-        shares: Point -> share; at least one.
+        shares: Shares by point, at least one.
     """
     coefficients = _at_zero(tuple(shares))
     terms = (c * int.from_bytes(s, "big") for c, s in zip(coefficients, shares.values(), strict=True))
@@ -138,9 +152,9 @@ def interpolate(shares: Mapping[int, bytes]) -> int:
 
 
 def is_element(share: bytes) -> bool:
-    """Whether 16 bytes are an element of the field at all, which `NO_SHARE` is not.
+    """Return whether bytes are an element of the field. `NO_SHARE` is not.
 
-    Example:
+    Examples:
         >>> is_element(bytes(16)), is_element(bytes([255]) * 16)
         (True, False)
     """
@@ -149,11 +163,11 @@ def is_element(share: bytes) -> bool:
 
 @dataclass(frozen=True)
 class ReconstructedSecret:
-    """A secret, and whose shares were found wrong on the way to it.
+    """A reconstructed secret and the points of the wrong shares.
 
     Args:
-        secret: 16 bytes.
-        wrong: Points, sorted; a wrong share that was not needed is not looked for.
+        secret: Secret of 16 bytes.
+        wrong: Points of wrong shares, sorted. Wrong shares that were not needed are not in it.
     """
 
     secret: bytes
@@ -166,19 +180,19 @@ def reconstruct(
     is_right: Callable[[bytes], bool],
     doubted: Container[int] = (),
 ) -> ReconstructedSecret | None:
-    """Give back a secret that passes `is_right`, in spite of up to `correctable` wrong shares.
+    """Reconstruct a secret that passes `is_right`, in spite of up to `correctable` wrong shares.
 
-    Shares in use are left out in turn, none, one, then two of them. What passes the test is the secret;
-    nothing else is ever returned.
+    The function interpolates from `threshold` shares and applies the test. It first leaves out no share, then
+    each single share, then each pair of shares.
 
     Args:
-        shares: Point -> share; what is no element of the field counts as missing.
+        shares: Shares by point. A share that is no element of the field counts as missing.
         threshold: Number of shares that determine the secret.
         is_right: Test that only the right secret passes.
         doubted: Points whose shares are used last.
 
     Returns:
-        The secret, or None if more shares are wrong, or what was shared is not what passes the test.
+        The secret, or None if more shares are wrong or the shared secret does not pass the test.
 
     Raises:
         ValueError: If there are fewer shares than the threshold.
@@ -196,9 +210,9 @@ def reconstruct(
 
 
 def correctable(num_shares: int, threshold: int) -> int:
-    """Number of wrong shares in spite of which `reconstruct` finds the secret.
+    """Return the number of wrong shares in spite of which `reconstruct` finds the secret.
 
-    Example:
+    Examples:
         >>> [correctable(num, 6) for num in (6, 7, 8, 20)]
         [0, 1, 2, 2]
     """

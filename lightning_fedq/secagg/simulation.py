@@ -1,4 +1,4 @@
-"""Secure aggregation of one simulated round: what the round engine calls, with memory O(model)."""
+"""Secure aggregation of one simulated round, as the round engine calls it."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -22,48 +22,55 @@ _Step = tuple[Stage, Callable[[Client, bytes], bytes]]
 
 @dataclass
 class Traffic:
-    """Bits on the wire of one round, summed over its clients, stage by stage.
+    """Bits on the wire of one round by stage, summed over its clients.
 
     Args:
-        uplink: Bits from clients to the server.
-        downlink: Bits from the server to clients.
+        uplink: Bits from clients to the server, by stage.
+        downlink: Bits from the server to clients, by stage.
     """
 
     uplink: dict[Stage, int] = field(default_factory=dict)
     downlink: dict[Stage, int] = field(default_factory=dict)
 
     def sent(self, stage: Stage, up: int = 0, down: int = 0) -> None:
-        """Count bytes of one or more messages."""
+        """Add the bytes of messages to the bits of a stage.
+
+        Args:
+            stage: Stage of the messages.
+            up: Bytes from clients to the server.
+            down: Bytes from the server to clients.
+        """
         self.uplink[stage] = self.uplink.get(stage, 0) + 8 * up
         self.downlink[stage] = self.downlink.get(stage, 0) + 8 * down
 
     @property
     def uplink_bits(self) -> int:
-        """Everything that the clients sent."""
+        """Bits that the clients sent, masked updates included."""
         return sum(self.uplink.values())
 
     @property
     def protocol_bits(self) -> int:
-        """Uplink apart from masked updates: keys, shares, confirmations."""
+        """Uplink bits of keys, shares and confirmations, without masked updates."""
         return self.uplink_bits - self.uplink.get(Stage.MASK, 0)
 
     @property
     def downlink_bits(self) -> int:
-        """Everything that the server sent for the protocol. The model is not in it."""
+        """Bits that the server sent for the protocol, without the model."""
         return sum(self.downlink.values())
 
 
 def model_digest(weights: Tensor) -> bytes:
-    """SHA-256 of a model, as clients compare it."""
+    """Return the SHA-256 of a model's type, shape and weights, by which clients compare models."""
     array = weights.detach().cpu().contiguous()
     head = f"{array.dtype} {tuple(array.shape)}\n".encode()
     return hashlib.sha256(head + array.view(torch.uint8).numpy().tobytes()).digest()
 
 
 def expected_traffic(terms: Terms, num_survivors: int) -> Traffic:
-    """Traffic of a round in which everybody shares keys and `num_survivors` clients do all the rest.
+    """Return the traffic of a round in which all clients share keys and `num_survivors` clients finish.
 
-    It is the length of the messages, so a masked run of such a round measures the same to the bit.
+    The traffic is computed from the lengths of the messages. A masked run of such a round measures exactly
+    the same number of bits.
     """
     traffic = _set_up_traffic(terms)
     traffic.sent(Stage.MASK, num_survivors * (wire.FRAME_BYTES + terms.layout.num_bytes))
@@ -72,7 +79,7 @@ def expected_traffic(terms: Terms, num_survivors: int) -> Traffic:
 
 
 def _set_up_traffic(terms: Terms) -> Traffic:
-    """Keys and shares of the whole cohort, the shares' delivery included."""
+    """Return the traffic of keys and shares for the whole cohort, including the delivery of shares."""
     size, active = len(terms.cohort), terms.active
     near = min(terms.degree, size - 1)
     # t - 1 neighbours need no corrections
@@ -91,6 +98,7 @@ def _set_up_traffic(terms: Terms) -> Traffic:
 
 
 def _count_unmasking(terms: Terms, num_survivors: int, traffic: Traffic) -> None:
+    """Add the traffic of confirmations and opened shares."""
     size, frame = len(terms.cohort), wire.FRAME_BYTES
     bits, holders = (size + 7) // 8, min(terms.degree + 1, size)
     if terms.active:
@@ -108,19 +116,23 @@ def _count_unmasking(terms: Terms, num_survivors: int, traffic: Traffic) -> None
 class Aggregation:
     """The secure sum of one simulated round.
 
-    Use it as `Aggregation(...)`, `add(clients, symbols)` for stacks of any size, `finish()`. With
-    `run="masked"` every message of the protocol is made, packed, tagged and read. With `run="accounted"`
-    symbols are checked and summed modulo the same moduli, and the traffic is computed, message by message,
-    instead of measured. Either way the whole cohort shares keys and a client drops out after that, which is
-    the costliest place, and `traffic` is what was sent so far: also in a round that ends with an error.
+    Call `Aggregation(...)`, then `add(clients, symbols)` for groups of clients of any size, then `finish()`.
+    With `run="masked"` every message of the protocol is made, packed, tagged and read. With
+    `run="accounted"` symbols are checked and summed modulo the same moduli, and the traffic is computed
+    message by message instead of measured.
 
-    With its first argument bound it is a `rounds.SecureSums`.
+    In both cases the whole cohort shares keys and clients drop out afterwards, which is the most expensive
+    point. `traffic` counts the bits sent so far, even in a round that ends with an error.
+
+    `functools.partial(Aggregation, secagg)` is a `rounds.SecureSums`.
 
     Args:
-        mechanism: Homomorphic.
-        context: The round; its cohort is asked.
-        rand: What the server knows; symbol ranges may hang on it.
-        weights: `(dim,)` the model that was sent out.
+        secagg: Settings of secure aggregation.
+        mechanism: Homomorphic mechanism.
+        context: The round, with the cohort that is asked.
+        rand: Public randomness of the round, on which symbol ranges may depend.
+        session: Name of the federation, at most 32 bytes.
+        weights: Model that was sent out, `(dim,)`.
         num_clients: Clients of the federation.
 
     Raises:
@@ -155,6 +167,7 @@ class Aggregation:
             self.traffic = _set_up_traffic(self.terms)
 
     def _set_up(self, model_hash: bytes) -> None:
+        """Make server and clients, and run the protocol until all clients have accepted their shares."""
         terms = self.terms
         signing = terms.cohort if terms.active else ()
         identities = {client: Ed25519PrivateKey.generate() for client in signing}
@@ -176,7 +189,7 @@ class Aggregation:
         sent: Mapping[int, bytes],
         *steps: tuple[Stage, Callable[[Client, bytes], bytes]],
     ) -> Mapping[int, bytes]:
-        """Let clients answer what the server has sent, stage by stage. Return what it sends last."""
+        """Let clients answer the server's messages, stage by stage. Return the server's last messages."""
         for stage, answer in steps:
             for client, message in sent.items():
                 reply = answer(self._clients[client], message)
@@ -216,7 +229,7 @@ class Aggregation:
         """Unmask, and return the sum over the clients that answered, `(size,)` int64.
 
         Raises:
-            SecAggError: If the round can't be finished; there is no partial answer.
+            SecAggError: If the round can't be finished. No partial sum is returned.
         """
         if (server := self._server) is not None:
             steps = [(Stage.CONFIRM, Client.confirm)] if self.terms.active else []

@@ -1,4 +1,4 @@
-"""Terms of a round that every party knows beforehand and nobody takes from the server."""
+"""Terms of a round of secure aggregation, which every party knows beforehand and not from the server."""
 
 import hashlib
 import math
@@ -33,17 +33,20 @@ from lightning_fedq.wire.coding import FixedLength
 
 @dataclass(frozen=True)
 class Terms:
-    """One attempt at one round, as every party must know it. Made by `SecAgg.terms`.
+    """Terms of one attempt at one round, which all parties must have in common. `SecAgg.terms` makes them.
 
     Args:
-        session: Names the federation, 32 bytes or less.
-        attempt: Earlier attempts at this round.
-        cohort: The clients that were asked, sorted.
-        degree: Neighbours of a client; at least len(cohort) - 1 is the complete graph.
+        session: Name of the federation, at most 32 bytes.
+        round: Number of the round.
+        attempt: Number of earlier attempts at this round.
+        cohort: Clients that were asked, sorted.
+        layout: Ranges and moduli of a message.
+        degree: Neighbours of a client. The graph is complete from len(cohort) - 1 on.
         threshold: Shares that open a secret.
-        min_survivors: Smallest number of clients with which anybody goes on, at any stage.
-        active: Sign keys, and confirm who survived, because the server is not trusted to tell.
-        min_messages: Smallest number of messages whose sum is opened, because of the noise that it must hold.
+        min_survivors: Smallest number of clients with which a party continues, at any stage.
+        active: Whether keys are signed and survivors confirmed, because the server may lie.
+        min_messages: Smallest number of messages whose sum is opened. A sum of fewer would contain too little
+            noise.
     """
 
     session: bytes
@@ -59,12 +62,12 @@ class Terms:
 
     @property
     def min_summands(self) -> int:
-        """Messages without which nobody goes on to open a sum."""
+        """Smallest number of messages whose sum a party helps to open."""
         return max(self.min_survivors, self.min_messages)
 
     @cached_property
     def digest(self) -> bytes:
-        """32 bytes that stand in every message."""
+        """SHA-256 of the terms, 32 bytes. The first half is in the header of every message."""
         fields = (self.round, self.attempt, self.degree, self.threshold, self.min_survivors, int(self.active))
         name = "fedq secure aggregation v2" + (f", {self.min_messages} messages" if self.min_messages else "")
         state = pack_fields(name, self.session, *fields, *self.cohort, self.layout.digest)
@@ -80,41 +83,44 @@ class Terms:
 class SecAgg:
     """Secure aggregation around a homomorphic mechanism: the server sees the sum of the symbols only.
 
-    Say how many of the clients may collude and drop out, and the graph is the cheapest that is safe for them,
-    and for the cohorts that are drawn: with 2% of each, keys and shares take 0.9 kB of each of 1,000 clients
-    in a round, if they are all that there are. Unsaid, everybody shares with everybody, which is safe for
-    nearly half of a cohort and takes 36 kB, 3.8 kB of each of 100.
+    Set `max_corrupt` and `max_dropout`, and `SecAgg` chooses the cheapest graph that is safe for these
+    fractions and for the cohorts that are drawn. With 2% each and a cohort of all 1,000 clients, keys and
+    shares take 0.9 kB a client and round. Without the fractions every client shares with every other client.
+    This is safe for nearly half of a cohort, and takes 36 kB a client in a cohort of 1,000 and 3.8 kB in a
+    cohort of 100.
 
-    With the complete graph a server together with fewer than `threshold` clients of the cohort learns no
-    more than the sum over the others. A sparse graph makes the cost of a client independent of the cohort,
-    and then security is statistical: 2^-50 an attempt at a round, 2^-40 for a run of up to 1,024 of them, for
-    corrupt clients and dropouts up to the fractions stated. Reports say what it is in their run.
+    With the complete graph, a server that colludes with fewer than `threshold` clients of the cohort learns
+    only the sum over the others. With a sparse graph, the traffic of a client does not grow with the cohort,
+    and security is statistical. It then fails with probability at most 2^-50 an attempt at a round, and 2^-40
+    a run of up to 1,024 attempts, for corrupt clients and dropouts up to the stated fractions. Privacy
+    reports state the probability of their run.
 
     Args:
-        threshold: Shares that open a secret, of the degree + 1 that there are. None takes the smallest number
-            that is safe: more than half, and more than two thirds if `active`; or above that, where a sparse
-            graph can then be smaller.
-        degree: Neighbours of a client, even; "auto" takes the smallest number that is safe for the fractions
-            below, which is everybody where they are not both stated; None is everybody.
-        max_corrupt: Fraction of the clients that may collude with the server, in [0, 1).
-        max_dropout: Fraction of the clients that may drop out, in [0, 1). The round is given up beyond that.
-            Both fractions are required with a number of neighbours; with the complete graph they are checked
-            against the threshold.
-        active: The server may lie: keys are signed and survivors confirmed. Needs identities (Ed25519).
-        run: "masked" really runs the protocol in a simulation; "accounted" only counts its bits, and whoever
-            runs the simulation sees every message.
-        modulus: Explicit modulus, for all coordinates; None takes the smallest power of two that can't wrap.
+        threshold: Shares that open a secret, out of degree + 1. None takes the smallest safe number, which is
+            more than half, or more than two thirds if `active`. With a sparse graph it can be higher, if the
+            degree is then smaller.
+        degree: Neighbours of a client, an even number. "auto" takes the smallest number that is safe for
+            `max_corrupt` and `max_dropout`. None is the complete graph, as is "auto" without both fractions.
+        max_corrupt: Fraction of the clients that may collude with the server, in [0, 1). Required if `degree`
+            is a number. With the complete graph it is checked against the threshold.
+        max_dropout: Fraction of the clients that may drop out, in [0, 1). The round is aborted beyond that.
+            Required and checked like `max_corrupt`.
+        active: Whether the server may lie. Clients then sign their keys and confirm the list of survivors,
+            for which they need identities (Ed25519).
+        run: "masked" runs the protocol in a simulation. "accounted" only counts its bits, so the person who
+            runs the simulation can see every message.
+        modulus: Modulus for all coordinates. None takes the smallest power of two at which sums can't wrap.
 
     References:
         Bonawitz et al., Practical Secure Aggregation for Privacy-Preserving Machine Learning, CCS 2017.
         Bell et al., Secure Single-Server Aggregation with (Poly)Logarithmic Overhead, CCS 2020.
 
-    Example:
+    Examples:
         >>> SecAgg().rules(10, 10)
         (9, 6, 6)
         >>> SecAgg(max_corrupt=0.1, max_dropout=0.1).rules(1000, 1000)
         (52, 31, 900)
-        >>> SecAgg(max_corrupt=0.1, max_dropout=0.1).rules(20000, 1000)  # may hold more than its share
+        >>> SecAgg(max_corrupt=0.1, max_dropout=0.1).rules(20000, 1000)  # a cohort may have more than 10%
         (56, 34, 900)
     """
 
@@ -143,13 +149,16 @@ class SecAgg:
         if self.max_corrupt is None or self.max_dropout is None:
             if isinstance(self.degree, int):
                 raise ValueError(
-                    "a sparse graph needs max_corrupt and max_dropout: its security hangs on them"
+                    "a sparse graph needs max_corrupt and max_dropout: its security depends on them"
                 )
-            object.__setattr__(self, "degree", None)  # safe for nearly half of the clients
+            object.__setattr__(self, "degree", None)  # complete graph, safe for nearly half of the clients
 
     @property
     def statement(self) -> str:
-        """Words on what the server may do, for a privacy report, which says itself whether masks run."""
+        """Assumption about the server, in words, for a privacy report.
+
+        The report itself states whether masks run.
+        """
         if self.active:
             return (
                 "for a server that may lie about who dropped out (active), with identities that it does not "
@@ -160,24 +169,26 @@ class SecAgg:
     def guarantee(self, num_clients: int, cohort: int, rounds: int, num_byzantine: int = 0) -> SecureSum:
         """Return the guarantee about the sums of a run, for a `Run`.
 
-        A lying server may declare all but `min_survivors` dropped, and choose whom.
+        If the server may lie, it may declare all clients except `min_survivors` dropped, and choose them. So
+        the guarantee of an active run has `min_survivors`.
 
         Args:
             num_clients: Clients of the federation.
             cohort: Clients of a round.
-            rounds: Attempts at rounds, those that were given up included.
-            num_byzantine: Clients of a cohort, at most, that do not run the protocol and may hand out their
-                shares. The graph is made without them, as no client knows of them; the chance counts them.
+            rounds: Attempts at rounds, including aborted attempts.
+            num_byzantine: Largest number of clients of a cohort that do not run the protocol and may reveal
+                their shares. Clients don't know it, so the graph does not take it into account. The
+                probability does.
 
         Raises:
-            ValueError: See `rules`.
+            ValueError: If the cohort is below 2, the threshold can't be met, or the graph is not safe.
         """
         colluders, rules = self._rules(num_clients, cohort)
         counted, settings = replace(colluders, byzantine=num_byzantine), repr(self)
         opened = min(self._opened_log2(counted, *rules) + GRINDING_BITS * self.active, 0.0)
         if (
             colluders.num_in_federation and num_clients > cohort
-        ):  # earlier versions made the graph for a cohort's share
+        ):  # earlier versions chose the graph for the expected number of colluders in a cohort
             graph = "{} neighbours, {} shares open a secret".format(*rules)
             settings += f" with {graph}, for {colluders.num_in_federation} colluders of {num_clients} clients"
         return SecureSum(
@@ -191,17 +202,21 @@ class SecAgg:
         )
 
     def _opened_log2(self, colluders: Colluders, degree: int, threshold: int, survivors: int) -> float:
-        """log2 of the chance that an attempt shows more than its sum, at each roster that a server tries."""
+        """Return log2 of the probability that an attempt shows more than its sum, per roster tried."""
         if self.active and 2 * survivors - colluders.cohort <= colluders.law[0][-1]:
-            return 0.0  # two lists of survivors overlap in so many, who could confirm both
+            # two lists of survivors may have only corrupt clients in common, who could confirm both lists
+            return 0.0
         return security_log2(colluders, degree, threshold, self._dropped(colluders.cohort))
 
     def _dropped(self, cohort: int) -> int:
-        """Dropouts that are allowed for, rounded down: more than the fraction must not be missing."""
+        """Return the number of dropouts that a cohort tolerates: `max_dropout` of it, rounded down."""
         return math.floor((self.max_dropout or 0.0) * cohort)
 
     def _chance(self, opened: float, rounds: int, sparse: bool, threshold: int) -> str:
-        """Chance that a run shows more than its sums, in words. Nothing where it can't."""
+        """Return, in words, the probability that a run shows more than its sums. Empty if it is 0.
+
+        `privacy/assumptions.json` looks for parts of these words.
+        """
         if opened == -math.inf:
             return ""
         tries = max(rounds, 1)
@@ -214,7 +229,11 @@ class SecAgg:
         return f"; each attempt at a round {how} is {below}{lying}"
 
     def rules(self, num_clients: int, cohort: int) -> tuple[int, int, int]:
-        """Return (degree, threshold, min_survivors) for cohorts of so many of the clients, all checked.
+        """Return the checked (degree, threshold, min_survivors) for a cohort.
+
+        Args:
+            num_clients: Clients of the federation.
+            cohort: Clients of a round.
 
         Raises:
             ValueError: If the cohort is below 2, the threshold can't be met, or the graph is not safe.
@@ -222,7 +241,7 @@ class SecAgg:
         return self._rules(num_clients, cohort)[1]
 
     def _rules(self, num_clients: int, cohort: int) -> tuple[Colluders, tuple[int, int, int]]:
-        """The colluders that all of a run counts, and what is made for them."""
+        """Return the colluders of a cohort, and the checked (degree, threshold, min_survivors) for them."""
         if not 2 <= cohort <= num_clients:
             raise ValueError(
                 f"secure aggregation needs a cohort of 2 or more to hide in, got {cohort} of {num_clients}"
@@ -233,50 +252,53 @@ class SecAgg:
         holders = degree + 1
         if not holders // 2 < threshold <= holders:
             raise ValueError(
-                f"threshold must be in [{holders // 2 + 1}, {holders}], more than half of the {holders} "
-                f"holders of a secret in a cohort of {cohort}, got {threshold}"
+                f"threshold must be in [{holders // 2 + 1}, {holders}]: more than half of the {holders} "
+                f"holders of a secret (cohort of {cohort}), got {threshold}"
             )
         if self.max_dropout is not None and cohort - dropped < survivors:
             raise ValueError(
-                f"{survivors} of {cohort} clients must survive, which {dropped} dropouts do not leave; "
-                "lower max_dropout or the threshold"
+                f"{survivors} of {cohort} clients must survive, which {dropped} dropouts do not leave. "
+                "Lower max_dropout or the threshold."
             )
-        # what the complete graph risks is paid for by the account
+        # the privacy account charges the failure probability of the complete graph, so any below 1/2 will do
         wanted = wanted_log2(self.active) if degree < cohort - 1 else -1
         if self._opened_log2(colluders, *rules) > wanted:
             self._refuse(colluders, rules)
         if correctness_log2(cohort, degree, threshold, dropped) > -CORRECTNESS_BITS:
             raise ValueError(
                 f"{dropped} dropouts of {cohort} lose the sum with probability above "
-                f"2^-{CORRECTNESS_BITS} at degree {degree} and threshold {threshold}; raise degree, "
-                "lower threshold, or use degree='auto'"
+                f"2^-{CORRECTNESS_BITS} at degree {degree} and threshold {threshold}. Raise degree, "
+                "lower threshold, or use degree='auto'."
             )
         return colluders, rules
 
     def _refuse(self, colluders: Colluders, rules: tuple[int, int, int]) -> NoReturn:
-        """Say why it is not safe, with the most colluders that are, and what the complete graph gives."""
+        """Raise an error that states the failure probability, that of the complete graph, and cures.
+
+        One cure is the largest number of colluders for which the settings are safe.
+        """
 
         def too_many(known: int) -> bool:
             fewer = replace(colluders, fraction=known / colluders.clients)
             return self._opened_log2(fewer, *self._graph(fewer)) > wanted_log2(self.active)
 
-        most = bisect_left(range(colluders.num_in_federation), True, key=too_many) - 1
+        largest = bisect_left(range(colluders.num_in_federation), True, key=too_many) - 1
         complete = replace(self, degree=None, threshold=None)
         whole = complete._graph(colluders)
         opened = complete._opened_log2(colluders, *whole)
         wanted = f"2^{wanted_log2(self.active)}" if rules[0] < colluders.cohort - 1 else "1/2"
-        cures = [f"keep max_corrupt <= {most} / {colluders.clients}"] if most >= 0 else []
-        cures += ["raise them, or use degree='auto'"] if isinstance(self.degree, int) else []
+        cures = [f"keep max_corrupt <= {largest} / {colluders.clients}"] if largest >= 0 else []
+        cures += ["raise degree and threshold, or use degree='auto'"] if isinstance(self.degree, int) else []
         known, clients, size = colluders.num_in_federation, colluders.clients, colluders.cohort
         raise ValueError(
-            f"{known} corrupt clients of {clients} could see more than the sum of a cohort of {size}, with "
-            f"probability above {wanted} a round, at degree {rules[0]} and threshold {rules[1]} (complete "
-            f"graph, threshold {whole[1]}: {'0' if opened == -math.inf else _below(-opened)}); "
-            f"{'; or '.join(cures)}"
+            f"{known} corrupt clients of {clients} could see more than the sum of a cohort of {size}. The "
+            f"probability is above {wanted} a round, at degree {rules[0]} and threshold {rules[1]} (complete "
+            f"graph, threshold {whole[1]}: {'0' if opened == -math.inf else _below(-opened)}). "
+            f"Cures: {', or '.join(cures)}"
         )
 
     def _graph(self, colluders: Colluders) -> tuple[int, int, int]:
-        """Degree, threshold and survivors, safe or not where they are given."""
+        """Return (degree, threshold, min_survivors). Values that the user set are not checked."""
         size, threshold, dropped = colluders.cohort, self.threshold, self._dropped(colluders.cohort)
         if self.degree == "auto":
             degree, threshold = smallest_graph(colluders, dropped, threshold)
@@ -288,15 +310,20 @@ class SecAgg:
             threshold = default_threshold(degree + 1, self.active)
         survivors = threshold if self.degree is None else max(threshold, size - dropped)
         if self.active:
-            # more than two thirds: two lists share more than a third
+            # with more than two thirds each, two lists have more than a third of the cohort in common
             survivors = max(survivors, default_threshold(size, True))
         return degree, threshold, survivors
 
     def layout(self, mechanism: Mechanism, context: RoundContext, rand: PublicRandomness) -> Layout:
         """Choose the moduli for one round of a mechanism.
 
-        The range of a symbol comes from the mechanism (`symbol_modulus`, `symbol_range`), or else from the
-        width of its fixed-length code, in which it must fit anyway.
+        The range of a symbol comes from the mechanism (`symbol_modulus`, `symbol_range`). Without either, it
+        comes from the width of the mechanism's fixed-length code, which every symbol must fit.
+
+        Args:
+            mechanism: Homomorphic mechanism.
+            context: The round, with its cohort.
+            rand: Public randomness of the round, on which symbol ranges may depend.
 
         Raises:
             TypeError: If the mechanism is not homomorphic or no bound on its symbols is known.
@@ -309,8 +336,8 @@ class SecAgg:
             modulus, count = modular
             if self.modulus not in (None, modulus):
                 raise ValueError(
-                    f"{type(mechanism).__name__} sums modulo {modulus}, got modulus={self.modulus}; "
-                    "leave it out"
+                    f"{type(mechanism).__name__} sums modulo {modulus}, got modulus={self.modulus}. "
+                    "Leave modulus out."
                 )
             return modular_layout(count, modulus)
         if bounded is not None:
@@ -320,30 +347,31 @@ class SecAgg:
         code = mechanism.code(context)
         if not isinstance(code, FixedLength):
             raise TypeError(
-                f"the symbols of {type(mechanism).__name__} have no known bound, so no modulus is safe; "
-                "give it a symbol_range(context, rand)"
+                f"The symbols of {type(mechanism).__name__} have no known bound, so no modulus is safe. "
+                "Give the mechanism a method symbol_range(context, rand)."
             )
         half = 1 << code.bits_per_symbol - 1
         bounds = (-half, half - 1) if code.signed else (0, 2 * half - 1)
         return sum_layout(mechanism.num_symbols(context), *bounds, size, self.modulus)
 
     def check(self, mechanism: Mechanism) -> None:
-        """Refuse a mechanism whose messages can't be decoded from their sum.
+        """Check that a mechanism's messages can be decoded from their sum, and that it suits the server.
 
         Raises:
             TypeError: If the mechanism is not homomorphic.
-            ValueError: If a server that may lie would choose who knows whose noise.
+            ValueError: If clients hand noise to clients whom the server names, and the server may lie. It
+                could then name clients that collude with it, who would know the noise of honest clients.
         """
         if self.active and mechanism.hands_on:
             raise ValueError(
-                f"{type(mechanism).__name__} hands noise on to clients whom the server names, and one that "
-                "lies would name those who collude with it; use SecAgg(), for a server that follows the "
-                "protocol, or DistributedDiscreteGaussian"
+                f"{type(mechanism).__name__} hands noise on to clients whom the server names, and a lying "
+                "server names colluders. Use SecAgg(), for a server that follows the protocol, or "
+                "DistributedDiscreteGaussian."
             )
         if not mechanism.homomorphic:
             raise TypeError(
-                f"{type(mechanism).__name__} is not homomorphic: the sum of its messages does not decode; "
-                f"leave out secure_aggregation or choose a homomorphic mechanism, got {mechanism}"
+                f"{type(mechanism).__name__} is not homomorphic: the sum of its messages does not decode. "
+                f"Leave out secure_aggregation or choose a homomorphic mechanism, got {mechanism}"
             )
 
     def terms(
@@ -356,19 +384,22 @@ class SecAgg:
         num_clients: int,
         max_silent: int | None = None,
     ) -> Terms:
-        """Fix one attempt at one round.
+        """Make the terms of one attempt at one round.
 
         Args:
-            attempt: Earlier attempts at this round.
-            cohort: The clients that are asked.
-            num_clients: Clients of the federation, of whom the cohort was drawn.
-            max_silent: `Mechanism.tolerated_dropouts`: with more clients missing no sum is opened. None does
-                not count.
+            session: Name of the federation, at most 32 bytes.
+            round: Number of the round.
+            attempt: Number of earlier attempts at this round.
+            cohort: Clients that are asked.
+            layout: Ranges and moduli of a message.
+            num_clients: Clients of the federation, from which the cohort was drawn.
+            max_silent: Largest number of missing clients with which a sum is opened
+                (`Mechanism.tolerated_dropouts`). None sets no limit.
 
         Raises:
             ValueError: If a client is named twice or the cohort does not suit (`rules`).
         """
-        # id + 1 is a client's point, in 64 bits
+        # a client's shares are at the point id + 1, which has 64 bits
         if len(set(cohort)) != len(cohort) or any(not 0 <= client < 2**64 - 1 for client in cohort):
             raise ValueError("clients must be distinct integers in [0, 2^64 - 1)")
         rules = self.rules(num_clients, len(cohort))
@@ -378,12 +409,13 @@ class SecAgg:
 
 
 def _below(bits: float) -> str:
-    """A chance of at most 2^-bits, in words."""
+    """Return a probability of 2^-bits in words, rounded up: "below 2^-40" or "up to 1"."""
     power = math.floor(10 * bits) / 10
     return f"below 2^-{power:g}" if power > 0.0 else "up to 1"
 
 
 def _bound(bound: int | Tensor) -> int | NDArray[np.int64]:
+    """Return a bound of the symbols as an int, or as a NumPy array if it differs between coordinates."""
     if isinstance(bound, int):
         return bound
     array: NDArray[np.int64] = bound.detach().cpu().numpy().astype(np.int64)

@@ -1,9 +1,10 @@
-"""Accounts of a federation: its settings as the one `Run` that every statement takes, and what follows.
+"""Privacy accounts of a federation: builds the `Run` that every report takes, and figures computed from it.
 
-Figures as loggers get them after a round (epsilon, bits a parameter, megabytes); the report of a run, epsilon
-by round, and noise over signal, the R of `planning`. Planned: from the mechanism's own error and an assumed
-share of the updates that clients agree on. As seen: from the squared error and the squared mean of every
-round, which only a simulation knows; what clipping cuts off counts as noise there.
+The figures are those that loggers get after a round (epsilon, bits per parameter, megabytes), the privacy
+report, epsilon by round, and the noise-to-signal ratio (R in `privacy.planning`). The planned ratio uses the
+mechanism's own error and an assumed share of the updates that clients have in common. The measured ratio uses
+the squared error and the squared mean of every round, which only a simulation knows. It counts the error of
+clipping as noise.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from lightning_fedq.training.settings import Federation
 
 
 class NoiseWarning(UserWarning):
-    """A privacy target whose noise swamps the updates."""
+    """Warning that the noise of a run is much larger than the updates."""
 
 
 def describe_run(
@@ -48,15 +49,16 @@ def describe_run(
     charges: Sequence[int] | Tensor | None = None,
     to_come: int = 0,
 ) -> Run:
-    """Describe a run.
+    """Build the `Run` that accounts and reports take.
 
     Args:
-        context_or_dim: A round of it, or before there is a server the number of parameters.
+        context_or_dim: Context of one round of the run, or the number of parameters before there is a server.
         plain_sum: Does the model depend on the messages through their plain sum only?
-        num_byzantine: Clients of a cohort, at most, that do not run the protocol.
+        num_byzantine: Largest number of clients of a cohort that do not run the protocol.
         secure_keys: Do keys come from the operating system?
-        charges: Charges of a run so far; left out where they would tell who was drawn.
-        to_come: Rounds that are not among them.
+        charges: Charges of each client so far, `(num_clients,)`. Dropped for secret cohorts, because charges
+            reveal the clients that were drawn.
+        to_come: Number of rounds that are planned and not in `charges`.
     """
     if isinstance(context_or_dim, int):
         one = torch.ones(1, dtype=torch.float64)
@@ -83,7 +85,7 @@ def describe_run(
 def planned_run(
     federation: Federation, mechanism: Mechanism, dim: int, rounds: int, num_byzantine: int
 ) -> Run:
-    """Run of a federation before there is a server: so many more rounds than its ledger's."""
+    """Return the run of a federation that has no server yet, over `rounds` rounds."""
     return describe_run(
         federation.planner,
         mechanism,
@@ -97,7 +99,7 @@ def planned_run(
 
 
 def run_to_charge(server: RoundServer, secagg: SecAgg | None, num_byzantine: int) -> Run:
-    """Run of a server's rounds to come, whose terms its ledger holds them to."""
+    """Return the run whose terms a server's ledger records when it charges the next round."""
     return describe_run(
         server.planner,
         server.mechanism,
@@ -111,7 +113,7 @@ def run_to_charge(server: RoundServer, secagg: SecAgg | None, num_byzantine: int
 
 
 def charged_run(federation: Federation, engine: RoundEngine, num_byzantine: int) -> Run:
-    """Run of a federation, by what its ledger has charged."""
+    """Return the run of a federation so far, with the charges of its ledger and of other runs."""
     num_byzantine = max(num_byzantine, engine.ledger.num_byzantine)
     count_other_runs(engine.ledger)
     run = run_to_charge(engine, federation.server.secure_aggregation, num_byzantine)
@@ -124,18 +126,21 @@ def charged_run(federation: Federation, engine: RoundEngine, num_byzantine: int)
 
 
 def full_run(federation: Federation, engine: RoundEngine, num_byzantine: int, rounds: int) -> Run:
-    """Run of a federation that has begun, over so many rounds of a client."""
+    """Return the run of a started federation as if a client took part in `rounds` rounds."""
     return replace(charged_run(federation, engine, num_byzantine), rounds=rounds, charges=None)
 
 
 def find_repeated_round(engine: RoundEngine) -> str:
-    """Condition that is broken where a ledger holds other rounds than the finished ones of this server."""
+    """Return the condition of secret cohorts that a repeated round breaks. "" if no round was repeated.
+
+    The ledger then has charged another number of rounds than this server has finished. A round that was given
+    up, or another training, was charged. Whether a round is repeated may depend on the draw.
+    """
     charged, finished = engine.ledger.rounds, engine.round
     if charged == finished:
         return ""
     return (
-        f"S2, one draw a release: {charged} rounds were charged and {finished} are finished, so one was "
-        "given up or the ledger holds another training; whether a round begins again may hang on the draw. "
+        f"S2, one draw a release: {charged} rounds were charged and {finished} are finished. "
         "Begin a new Federated, and add the epsilons of both"
     )
 
@@ -146,37 +151,42 @@ def find_repeated_round(engine: RoundEngine) -> str:
 FIGURES = ("fed/epsilon", "fed/sim_epsilon", "fed/delta", "fed/bits_per_parameter", "fed/megabytes_up")
 _LARGEST_DELTA = 1e-5
 _FIRST_PRICED = 32
-"""A grid's epsilon takes half a round of 1,000 clients: from here on, below 2% of all rounds before it."""
+"""First round with an epsilon on a grid, which takes half a round of 1,000 clients.
+
+At rounds 32, 64, ... it costs less than 2% of the rounds before it.
+"""
 
 
 def choose_delta(federation: Federation, trainer: pl.Trainer) -> float:
-    """Delta of all that a run says of its clients: its target's, its folder's or budget's, or the usual one.
+    """Return the delta of all epsilons of clients that a run reports.
+
+    It is the delta of the privacy target, a run folder or a budget, else min(1e-5, 0.1 / num_clients).
 
     Args:
-        trainer: Its callbacks ask for a delta by `clients_delta`.
+        trainer: Trainer, whose callbacks ask for a delta by their attribute `clients_delta`.
 
     Raises:
-        ValueError: If two of them ask for different ones.
+        ValueError: If the target and the callbacks ask for different deltas.
     """
     target, usual = federation.privacy_target, min(_LARGEST_DELTA, 0.1 / federation.planner.num_clients)
-    said: list[float | None] = [
+    deltas: list[float | None] = [
         getattr(callback, "clients_delta", None) for callback in get_callbacks(trainer)
     ]
-    asked = {delta for delta in (*said, None if target is None else target.delta) if delta is not None}
+    asked = {delta for delta in (*deltas, None if target is None else target.delta) if delta is not None}
     if len(asked) > 1:
         raise ValueError(
-            f"the epsilons of a run's clients are all said at one delta, got {sorted(asked)}; give target, "
-            "budget and RunFolder the same one, or leave the RunFolder's out"
+            f"All epsilons of clients need the same delta, got {sorted(asked)}. Give the target, budget and "
+            "RunFolder the same delta, or leave out the RunFolder's"
         )
     return asked.pop() if asked else usual
 
 
 class RunFigures:
-    """Figures of a federation's rounds.
+    """Figures of a federation that are logged after each round.
 
-    Where an epsilon has no closed form it takes milliseconds, so it is known after rounds 32, 64, ... and the
-    last one only. An older one is never shown in its place. With keys from a seed it is what secret keys
-    would give, and its name says so.
+    An epsilon without a closed form takes milliseconds to compute, so it is computed after rounds 32, 64, ...
+    and the last one only. No older value is logged in between. If keys come from a seed, or masks do not run,
+    the name of the epsilon contains "sim": it is the value that secret keys and real masks would give.
     """
 
     def __init__(self, federation: Federation, trainer: pl.Trainer) -> None:
@@ -189,14 +199,14 @@ class RunFigures:
         self.vector_changed()
 
     def vector_changed(self) -> None:
-        """Price the rounds again: parameters have joined or left."""
+        """Compute epsilons for a new trained vector, because parameters were frozen or unfrozen."""
         federation, target = self._federation, self._federation.privacy_target
         self._costs = {}
         if self._counted or federation.planner.law.secret:
-            return  # a budget logs its own; and who was charged would tell who was drawn
+            return  # a budget logs its own epsilon, and charges of secret cohorts reveal the clients drawn
         assert federation.engine is not None
         to_come = (self._trainer.max_epochs or 0) - self._trainer.current_epoch
-        # half of delta pays for unlucky rounds, of as many as there will be
+        # half of delta covers rounds with many dropouts, for which the number of rounds must be known
         if to_come < 0 and federation.planner.dropout_probability:
             return
         horizon = max(federation.engine.ledger.rounds + to_come, 1)
@@ -205,17 +215,17 @@ class RunFigures:
         account = Account(run, choose_delta(federation, self._trainer))
         groups = run.mechanism.protection_groups(run.num_clients)
         if len(groups) > 1:
-            return  # every kind of clients has an epsilon of its own: the report says them
+            return  # each kind of clients has an epsilon of its own, which only the report shows
         sums = run.threat.secure_sum
         for who, claim in account.claims().items():
             if target is None or who is not target.against or isinstance(claim.loss, NonPrivate):
-                continue  # without a target the six stand in the report at the end
+                continue  # without a target, the report at the end has all six adversaries
             masked = who is not Adversary.SECAGG_SERVER or (sums is not None and sums.ran)
             true = run.threat.secure_keys and masked
             self._costs["fed/epsilon" if true else "fed/sim_epsilon"] = account, claim
 
     def after(self, record: RoundRecord) -> dict[str, float]:
-        """Figures after a round, by name, NaN where one is not computed after this round."""
+        """Return the figures after a round by their logged names. NaN if not computed after this round."""
         engine, last = self._federation.engine, self._trainer.max_epochs
         assert engine is not None
         self._megabytes += (record.uplink_bits + record.setup_bits) / BITS_PER_MEGABYTE
@@ -235,11 +245,12 @@ class RunFigures:
 
 
 def finite_epsilons(rows: list[tuple[str, float]], masked: bool) -> dict[str, float]:
-    """Epsilon of a finished run with secure keys towards every adversary, by name, where it is finite.
+    """Return the finite epsilons of a finished run with secure keys, by their logged names.
 
     Args:
-        rows: Adversaries by name, with an epsilon each.
-        masked: Whether the masks of secure aggregation really ran; else that row's name says "sim".
+        rows: Pairs of the name of an adversary and the epsilon against it.
+        masked: Did the masks of secure aggregation run? If not, the name against the server behind them
+            contains "sim".
     """
     found = {}
     for who, value in rows:
@@ -253,31 +264,31 @@ def finite_epsilons(rows: list[tuple[str, float]], masked: bool) -> dict[str, fl
 
 
 _MOST_POINTS = 12
-"""Rounds for which epsilon is computed."""
+"""Largest number of rounds for which `epsilon_by_round` computes epsilon."""
 _ROOM = 1.5
-"""Length of a clip that would do, over the updates' root mean square."""
+"""Suggested clip_norm over the root mean square of the updates' norms."""
 
 
 def make_report(
     federated: Federation, trainer: pl.Trainer, delta: float, state: State = "ended"
 ) -> PrivacyReport:
-    """Privacy report of a run, by what its ledger has charged.
+    """Return the privacy report of a run, computed from the charges of its ledger.
 
     Args:
-        delta: In (0, 1 / num_clients), where the target says none.
-        state: Is it to come, under way or over?
+        delta: Delta in (0, 1 / num_clients), used if the privacy target has none.
+        state: Is the run still to come, running or over?
     """
     return privacy_report(current_run(federated, trainer), delta, state, federated.privacy_target)
 
 
 def current_run(federated: Federation, trainer: pl.Trainer) -> Run:
-    """Run of a federation so far."""
+    """Return the run of a federation so far."""
     assert federated.engine is not None
     return charged_run(federated, federated.engine, count_byzantine(trainer, federated.planner))
 
 
 def stopped(trainer: pl.Trainer) -> str:
-    """Say what ended a fit before its last round. "" where it had all of them."""
+    """Describe the stop that ended a fit before its last round. "" if all rounds were trained."""
     last = trainer.max_epochs or 0
     return f"by a stop after round {trainer.current_epoch} of {last}" if trainer.current_epoch < last else ""
 
@@ -285,30 +296,32 @@ def stopped(trainer: pl.Trainer) -> str:
 def epsilon_by_round(
     federated: Federation, trainer: pl.Trainer, report: PrivacyReport, charged: Sequence[tuple[int, int]]
 ) -> tuple[tuple[int, float], ...]:
-    """Epsilon of the row that a report is about after some of the rounds, the last one among them.
+    """Return epsilon against the report's main adversary after at most 12 rounds, with the last among them.
 
     Args:
-        charged: Pairs of a round, from 1, and the rounds that some client had been charged for by then.
+        charged: Pairs of a round (from 1) and the largest number of rounds a client was charged for by then.
 
     Returns:
-        Pairs of a round and the epsilon over the run so far, none without one.
+        Pairs of a round and the epsilon over the run so far. Empty if the report has no finite epsilon.
     """
     if not math.isfinite(report.about.epsilon):
         return ()
     run, every = current_run(federated, trainer), max(1, math.ceil(len(charged) / _MOST_POINTS))
     shown = list(reversed(charged))[::every][::-1]
-    # all releases in every point: none is too small
+    # the charges of all clients, each capped at `most`, so that no epsilon is too small
     return tuple((round, epsilon_after(run, report.about, most)) for round, most in shown)
 
 
 def noise_over_signal(engine: RoundEngine, rows: Sequence[dict[str, float]], rounds: int) -> dict[str, Any]:
-    """R of a run, as planned and as seen, None where it is not known.
+    """Return the noise-to-signal ratio R of a run, planned and measured. None where it is not known.
 
     Args:
-        rows: Its rounds, as in `metrics.csv`.
+        rows: Rounds of the run, as in `metrics.csv`.
+        rounds: Number of rounds of the run.
 
     Returns:
-        `planned` and `sim_seen`; `clip` where another clip would do, see `suggest_clip_norm`.
+        `planned` and `sim_seen` (measured). Also `clip` if a smaller clip_norm is enough, see
+        `suggest_clip_norm`.
     """
     dim = engine.weights.numel()
     error = relative_error(engine.mechanism, engine.planner.cohort_size, dim)
@@ -321,9 +334,10 @@ def noise_over_signal(engine: RoundEngine, rows: Sequence[dict[str, float]], rou
 
 
 def describe_noise(ratios: Mapping[str, Any]) -> str:
-    """R of a run and what it means for the model: as seen after the run, else as planned. "" without one.
+    """Describe the noise-to-signal ratio R of a run, and what it means for the model. "" without a ratio.
 
-    Where updates were far shorter than the clip, the clip that would do.
+    The verdict uses the measured ratio, or the planned ratio if nothing was measured. If updates were much
+    shorter than the clip_norm, a smaller clip_norm is suggested.
 
     Args:
         ratios: Figures of `noise_over_signal`.
@@ -332,35 +346,37 @@ def describe_noise(ratios: Mapping[str, Any]) -> str:
     planned: Any = ratios.get("planned")
     words = []
     if seen is not None:
-        words.append(f"{seen:.2g} as seen, with what clipping cuts off")
+        words.append(f"{seen:.2g} measured, with the error of clipping")
     if planned is not None:
-        words.append(f"{planned:.2g} planned, with {HOMOGENEITY:g} of the updates' energy common to all")
+        words.append(f"{planned:.2g} planned, if clients share {HOMOGENEITY:g} of the updates' energy")
     if not words:
         return ""
     value = planned if seen is None else seen
     means = "this run could hardly learn" if value > SWAMPED else verdict_on(value)
     if (clip := ratios.get("clip")) and seen is not None and seen > GOOD:
         means += (
-            f"; updates were {clip['sim_update_norm']:.2g} long: clip_norm {clip['enough']:.2g} would do for "
-            f"{clip['clip_norm']:.2g}, and R be about {clip['less']:.2g} of what was seen (read off data, "
-            "which no epsilon counts; AdaptiveClip counts it)"
+            f". Updates had norm {clip['sim_update_norm']:.2g}: clip_norm {clip['enough']:.2g} is enough "
+            f"instead of {clip['clip_norm']:.2g}, with {clip['less']:.2g} of the measured R. The norm was "
+            "read from data without a charge (AdaptiveClip charges it)"
         )
-    return f"R = {'; '.join(words)}: {means}"
+    return f"R = {', '.join(words)}: {means}"
 
 
 def suggest_clip_norm(
     mechanism: Mechanism, dim: int, rows: Sequence[dict[str, float]]
 ) -> dict[str, float] | None:
-    """A clip for updates that are far shorter than the present one, and the share of R that it leaves.
+    """Suggest a clip_norm if updates are much shorter than the present one.
 
-    The root of the updates' mean square in the round in which they were longest, with half as much on top.
+    The suggestion is 1.5 times the root mean square norm of the updates, in the round with the longest ones.
 
     Args:
-        rows: Rounds of the run; those without diagnostics are left out.
+        dim: Number of coordinates of an update.
+        rows: Rounds of the run. Rounds without diagnostics are left out.
 
     Returns:
-        `clip_norm` of the run, `enough`, `less` (the square of their ratio) and `sim_update_norm`, in units
-        of the update. None where it holds no l2 norm, nothing was seen, or it is not twice too long.
+        `clip_norm` (present), `enough` (suggested), `less` (square of their ratio, the share of R that is
+        left) and `sim_update_norm`, norms in units of the update. None if the mechanism clips no l2 norm,
+        nothing was measured, or the present clip_norm is less than twice the suggested one.
     """
     if not mechanism.clips_norm:
         return None
@@ -379,15 +395,16 @@ def suggest_clip_norm(
 
 
 def measured_noise(rows: Sequence[dict[str, float]]) -> float | None:
-    """Squared errors of all rounds over the square of the sum of their mean updates' norms.
+    """Return the measured noise-to-signal ratio of a run.
 
-    Where rounds are alike it is the error over the signal of one round, divided by the number of rounds.
+    It is the sum of all rounds' squared errors over the square of the sum of the mean updates' norms. If all
+    rounds are alike, this is one round's ratio divided by the number of rounds.
 
     Args:
-        rows: Rounds of the run; those without diagnostics are left out.
+        rows: Rounds of the run. Rounds without diagnostics are left out.
 
     Returns:
-        None where no round has diagnostics, or no update was other than zero.
+        None if no round has diagnostics, or all mean updates were zero.
     """
     noise = signal = 0.0
     for row in rows:

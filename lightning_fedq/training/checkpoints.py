@@ -1,14 +1,14 @@
-"""Checkpoints of a federation: the journal and the records beside them, and what a round that is open says.
+"""Checkpoints of a federation: journal and records in files next to them, and states that no noise covers.
 
-The ledger's journal lies beside the checkpoints, under a name that the checkpoint knows. Where no checkpoint
-callback has a local folder, anybody may still save (`trainer.save_checkpoint`, Ray's callback): the first
-checkpoint opens a journal in `default_root_dir`, and nothing is written where nobody saves. A run that
-resumes goes on in the journal of its checkpoint; one that lies in the checkpoint's own folder comes first, so
-that the folder can be moved. What other runs of the same federation have charged in journals beside the
-checkpoint, where its journal was written, or in the folder of the checkpoints to come, counts as well.
+The ledger's journal is stored next to the checkpoints, and the checkpoint contains its name. If no checkpoint
+callback has a local folder, others may still save (`trainer.save_checkpoint`, Ray's callback). The first such
+checkpoint opens a journal in `default_root_dir`, and without a checkpoint no file is written. A resumed run
+goes on in the journal of its checkpoint. A journal in the checkpoint's own folder is preferred, so that the
+folder can be moved. Charges of other runs of the same federation count as well. Their journals are searched
+next to the checkpoint, where its journal was written, and in the folder of the checkpoints to come.
 
-`SavedStates` looks at what a checkpoint holds of a module beside parameters and buffers: states of persistent
-metrics, what `get_extra_state` gives, and hyperparameters; not at those of callbacks and of the data module.
+`SavedStates` checks states of a module that a checkpoint contains besides parameters and buffers: persistent
+metrics, results of `get_extra_state`, and hyperparameters. It does not check callbacks or the data module.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from lightning_fedq.rounds import RoundRecord
 def keep_journal(trainer: pl.Trainer, ledger: Ledger, repeatable: bool) -> None:
     """Give the ledger the journal of its checkpoint, or a new one in the folder of the checkpoints to come.
 
-    Count what other runs of the same federation have charged, and say so.
+    If keys are secret, also count the charges of other runs of the same federation, with a warning.
 
     Args:
-        ledger: New, or restored from a checkpoint; one that has a journal keeps it.
-        repeatable: Whether the keys come from a seed, see `Ledger.keep`.
+        ledger: New ledger, or one restored from a checkpoint. A ledger that has a journal keeps it.
+        repeatable: Do the keys come from a seed? See `Ledger.keep`.
 
     Raises:
-        FileNotFoundError: If the checkpoint's journal is missing and the keys come from the system.
-        ValueError: If the journal is of another federation, or damaged; or if the checkpoint names none,
-            has charges, and the keys come from the system.
+        FileNotFoundError: If the checkpoint's journal is missing and keys are secret.
+        ValueError: If the journal is of another federation, or damaged. Also if keys are secret and the
+            checkpoint has charges but no journal.
     """
     if not trainer.is_global_zero:
         return
@@ -63,16 +63,15 @@ def keep_journal(trainer: pl.Trainer, ledger: Ledger, repeatable: bool) -> None:
 def _open_journal(trainer: pl.Trainer, ledger: Ledger, folder: Path | None, repeatable: bool) -> None:
     if ledger.names_no_journal and not repeatable:
         raise ValueError(
-            "the checkpoint has charged rounds and names no journal, so what was sent after it is not known; "
-            "load only the weights, begin a new federation, and add up what both spend"
+            "The checkpoint has charged rounds but names no journal, so later charges are not known. "
+            "Load only the weights, begin a new federation, and add the epsilons of both"
         )
     recorded, position = ledger.recorded
     found = find_journal(recorded, trainer.ckpt_path, ledger.recorded_names)
     if recorded and found is None and not repeatable:
         raise FileNotFoundError(
-            f"the journal {recorded} of this checkpoint is missing, or another run's, so what was sent after "
-            "the checkpoint is not known; put it beside the checkpoint, or load only the weights and begin a "
-            "new federation"
+            f"The journal {recorded} of this checkpoint is missing or another run's. Put it next to the "
+            "checkpoint, or load only the weights and begin a new federation"
         )
     if found is not None:
         ledger.keep(Journal(found, ledger.mechanism, ledger.num_clients, position), repeatable)
@@ -81,11 +80,13 @@ def _open_journal(trainer: pl.Trainer, ledger: Ledger, folder: Path | None, repe
 
 
 def keep_journal_of_checkpoint(trainer: pl.Trainer, ledger: Ledger) -> None:
-    """Open a journal in `default_root_dir` before a checkpoint is made, if the ledger has none. Secret keys.
+    """Open a journal in `default_root_dir` when a checkpoint is saved and the ledger has none.
+
+    Needed for secret keys only. Charges so far are in the checkpoint, and later ones in the journal.
 
     Args:
-        trainer: In its fit, or after it.
-        ledger: What it has charged until now stands in the checkpoint, and all that comes in the journal.
+        trainer: Trainer in its fit, or after it.
+        ledger: Ledger of the federation.
     """
     if ledger.journal is not None or not trainer.is_global_zero:
         return
@@ -93,8 +94,8 @@ def keep_journal_of_checkpoint(trainer: pl.Trainer, ledger: Ledger) -> None:
         _create_journal(folder, ledger, repeatable=False)
         return
     rank_zero_warn(
-        f"no journal is kept in default_root_dir={trainer.default_root_dir}, which is no local folder, so "
-        "that a checkpoint with charges can't be resumed; set Trainer(default_root_dir=FOLDER)"
+        f"No journal is kept, because default_root_dir={trainer.default_root_dir} is not a local folder. "
+        "Such a checkpoint can't be resumed: set Trainer(default_root_dir=FOLDER)"
     )
 
 
@@ -104,54 +105,59 @@ def _create_journal(folder: Path, ledger: Ledger, repeatable: bool) -> None:
 
 
 def journal_folders(ledger: Ledger, checkpoint: object, *more: Path | None) -> frozenset[Path]:
-    """Folders in which journals of the same clients may lie: of a checkpoint, of its journal, and more."""
+    """Return the folders to search for journals of these clients: the checkpoint's, its journal's, `more`."""
     loaded = [Path(str(path)).parent for path in (checkpoint, ledger.recorded[0]) if path]
     return frozenset(folder for folder in (*loaded, *more) if folder is not None)
 
 
 def count_other_runs(ledger: Ledger) -> None:
-    """Count what other runs of the same federation have charged, as far as their journals can be seen."""
+    """Count the charges of other runs of the same federation, as far as their journals can be read."""
     for path, rounds in ledger.scan_journals().items():
         if isinstance(rounds, str):
-            rank_zero_warn(f"{path} is of another run of this federation, and is not counted: {rounds}")
+            rank_zero_warn(f"{path} is of another run of this federation, but is not counted: {rounds}")
             continue
         rank_zero_warn(
-            f"another run of this federation has charged {rounds} rounds, which stand in {path}. The same "
-            "clients pay for both runs, so limits and statements count both; go on with "
-            "trainer.fit(..., ckpt_path=...), or, where other clients train, take another folder"
+            f"Another run of this federation charged {rounds} rounds ({path}), which also count for this "
+            "run. Go on with trainer.fit(..., ckpt_path=...), or use another folder for other clients"
         )
 
 
 def report_key_source(ledger: Ledger, seeded: bool, saved: dict[str, Any] | None = None) -> None:
-    """Say where a new server's keys come from, and that clients who trained before have paid before.
+    """Report where the keys of a new server come from, and the rounds that its clients were charged before.
 
     Args:
-        saved: State of the checkpoint's ledger, where the training resumes one.
+        seeded: Do the keys come from a seed?
+        saved: State of the checkpoint's ledger, if the training resumes from one.
     """
     if seeded:
-        rank_zero_info("keys from a seed: reproducible, and nothing is private")
+        rank_zero_info("Keys come from a seed: the run is reproducible, and nothing is private")
     else:
-        rank_zero_info("keys from the operating system: secret, and not reproducible whatever is seeded")
+        rank_zero_info(
+            "Keys come from the operating system: they are secret, and the run is not reproducible"
+        )
     if ledger.rounds:
         rank_zero_info(
-            f"these clients have paid for up to {ledger.max_charges} rounds before this training, which add "
-            "up with those to come; other clients need another Federated"
+            f"Earlier trainings charged these clients for up to {ledger.max_charges} rounds. They also count "
+            "for this training: use another Federated for other clients"
         )
     unknown = ledger.rounds and ledger.terms is None
     if unknown or (saved is not None and saved["rounds"] and saved.get("terms") is None):
         rank_zero_warn(
-            "rounds were charged before this training without a word on their terms (cohort, secure "
-            "aggregation, lying clients), by hand or by an earlier version; they are priced like its own"
+            "Rounds were charged without terms (cohort, secure aggregation, Byzantine clients), by hand or "
+            "by an earlier version. They count as if charged under the present terms"
         )
 
 
 def find_journal(recorded: str, checkpoint: object, names: Collection[str] | None = None) -> Path | None:
-    """The journal that a checkpoint names: in the checkpoint's own folder, else where it was written.
+    """Find the journal of a checkpoint: in the checkpoint's own folder, else where it was written.
 
     Args:
-        recorded: Path in the checkpoint, which somebody else may have written.
-        names: Names that the run has charged under; elsewhere than beside the checkpoint, a journal with
-            charges of other names alone is another run's. None takes any.
+        recorded: Path in the checkpoint. It is not trusted, because anybody may have written the checkpoint.
+        names: Ledger names under which the run has charged. A journal outside of the checkpoint's folder that
+            has charges of other names only is another run's. None accepts any journal.
+
+    Returns:
+        Path of the journal. None if it is not found.
     """
     if not recorded:
         return None
@@ -165,7 +171,7 @@ def find_journal(recorded: str, checkpoint: object, names: Collection[str] | Non
 
 
 def _checkpoint_folder(trainer: pl.Trainer) -> Path | None:
-    """The folder of the first checkpoint callback that has a local one."""
+    """Return the folder of the first checkpoint callback that has a local folder. None if there is none."""
     folders = (getattr(callback, "dirpath", None) for callback in trainer.checkpoint_callbacks)
     return next((found for folder in folders if (found := _local_folder(folder)) is not None), None)
 
@@ -178,7 +184,7 @@ def _local_folder(folder: object) -> Path | None:
 
 
 def reset_unfinished_round(loops: dict[str, Any]) -> None:
-    """Let a state of Lightning's loops say that an unfinished round has not begun."""
+    """Set the state of Lightning's loops as if an unfinished round had not begun."""
     epochs, batches = loops["epoch_progress"], loops["epoch_loop.batch_progress"]
     now = epochs["current"]
     if now["ready"] == now["processed"] or (now["started"] == now["ready"] and batches["is_last_batch"]):
@@ -193,11 +199,11 @@ def check_federation(identity: Mapping[str, str], saved_identity: Mapping[str, s
     """Refuse a checkpoint of another federation.
 
     Args:
-        identity: Setting that the checkpoint must agree with, in words.
-        saved_identity: The same of the checkpoint.
+        identity: Settings that the checkpoint must match, in words.
+        saved_identity: Settings in the checkpoint.
 
     Raises:
-        ValueError: Naming what differs.
+        ValueError: If settings differ. The message names them.
     """
     differing = [
         f"{key} = {saved_identity.get(key)} (here {identity.get(key)})"
@@ -206,17 +212,17 @@ def check_federation(identity: Mapping[str, str], saved_identity: Mapping[str, s
     ]
     if differing:
         raise ValueError(
-            f"the checkpoint is of another federation: {', '.join(differing)}; "
-            "resume with its settings, or load only its weights"
+            f"The checkpoint is of another federation: {', '.join(differing)}. "
+            "Resume with its settings, or load only its weights"
         )
 
 
 def plain_records(records: Sequence[RoundRecord], private: bool, lengths: bool) -> list[dict[str, Any]]:
-    """Records in the types that a checkpoint may hold.
+    """Convert records to types that a checkpoint may contain.
 
     Args:
-        private: Whether what only a simulation knows is left out.
-        lengths: Whether lengths of messages are kept then.
+        private: Leave out values that only a simulation knows?
+        lengths: Keep the lengths of messages even then?
     """
     kept = [record.released() if private else record for record in records]
     hidden = {"uplink_bits": math.nan} if private and not lengths else {}
@@ -224,23 +230,24 @@ def plain_records(records: Sequence[RoundRecord], private: bool, lengths: bool) 
 
 
 class RecordFile:
-    """Records in a file beside the ledger's journal, a line each, so that checkpoints do not grow.
+    """File of records next to the ledger's journal, one line each, so that checkpoints do not grow.
 
-    A checkpoint names the file and how much of it is its own. A file that has gone on without the checkpoint
-    is left to others, and a new one begun.
+    A checkpoint contains the path, and the length and checksum of its part of the file. If another run has
+    appended to the file since, a new file is begun.
 
     Attributes:
-        rounds: Records that the file holds.
+        rounds: Number of records in the file.
     """
 
     def __init__(self) -> None:
         self._path, self._bytes, self._crc, self.rounds = Path(), 0, 0, 0
 
     def add(self, folder: Path, plain: Callable[[int], list[dict[str, Any]]]) -> None:
-        """Write records that the file lacks. When a round has ended: what is only tried ends none.
+        """Append the records that the file lacks. Called when a round has ended, so never in a dry round.
 
         Args:
-            plain: Returns the records from one on, see `plain_records`.
+            folder: Folder of the ledger's journal.
+            plain: Returns the records from an index on, see `plain_records`.
         """
         same = self._path.parent == folder and self._path.is_file()
         if not same or self._path.stat().st_size != self._bytes:
@@ -256,7 +263,7 @@ class RecordFile:
         self.rounds += len(lines)
 
     def describe(self, rounds: int) -> dict[str, Any] | None:
-        """File, length and checksum of so many records, for a checkpoint. None if they are not in it."""
+        """Return path, length and checksum of the file for a checkpoint. None if it lacks some records."""
         if not rounds or rounds != self.rounds:
             return None
         return {"file": str(self._path), "bytes": self._bytes, "crc": self._crc, "rounds": self.rounds}
@@ -264,30 +271,29 @@ class RecordFile:
     def records(
         self, saved: Sequence[dict[str, Any]] | Mapping[str, Any], checkpoint: object
     ) -> list[RoundRecord]:
-        """Records of a checkpoint at this path: in it, or in the file that it names, see `load`."""
+        """Return the records of a checkpoint: from the checkpoint itself, or from the file that it names."""
         plain = self.load(saved, checkpoint) if isinstance(saved, Mapping) else saved
         return [RoundRecord(**{**r, "non_finite_clients": tuple(r["non_finite_clients"])}) for r in plain]
 
     def load(self, saved: Mapping[str, Any], checkpoint: object) -> list[dict[str, Any]]:
-        """Read what a checkpoint has `describe`, and go on there.
+        """Read the file that `describe` described in a checkpoint, and append to it from now on.
 
         Raises:
             FileNotFoundError: If the file is missing.
-            ValueError: If it is damaged, or not the one.
+            ValueError: If the file is damaged, or another run's.
         """
         path = find_journal(saved["file"], checkpoint)
         if path is None:
             raise FileNotFoundError(
-                f"{saved['file']}, which holds the records of this checkpoint's {saved['rounds']} rounds, is "
-                "missing; put it back beside the checkpoint, or load only the weights and begin a new "
-                "federation"
+                f"{saved['file']} with the records of this checkpoint's {saved['rounds']} rounds is missing. "
+                "Put it next to the checkpoint, or load only the weights and begin a new federation"
             )
         with path.open("rb") as file:
             data = file.read(saved["bytes"])
         if zlib.crc32(data) != saved["crc"]:
             raise ValueError(
-                f"{path} is damaged, or of another run: it is not what this checkpoint's {saved['rounds']} "
-                "rounds have written; put a whole copy of it back beside the checkpoint, or load only the "
+                f"{path} is damaged or another run's: it differs from the records of this checkpoint's "
+                f"{saved['rounds']} rounds. Put a whole copy next to the checkpoint, or load only the "
                 "weights and begin a new federation"
             )
         self._path, self._bytes = path.resolve(), saved["bytes"]
@@ -299,22 +305,22 @@ class RecordFile:
 
 
 def clone_tensors(value: Any) -> Any:
-    """A copy of containers and tensors."""
+    """Copy containers and tensors."""
     return tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), value)
 
 
 class SavedStates:
-    """States that checkpoints hold, that no noise covers, and that a training may have changed."""
+    """States that checkpoints contain, that no noise covers, and that training must not change."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._before, self._settings = clone_tensors(_states(module)), dict(_hparams(module))
 
     def check(self) -> None:
-        """Refuse to go on where they have changed, and put them back.
+        """Refuse a training that has changed these states, after restoring them.
 
         Raises:
-            ValueError: Naming them.
+            ValueError: If states have changed. The message names them.
         """
         changed = self._changed()
         if not changed:
@@ -329,9 +335,9 @@ class SavedStates:
         if self._settings:
             owner.hparams.update(self._settings)
         raise ValueError(
-            f"training changed {', '.join(changed[:10])}, which checkpoints hold beside parameters and "
-            "buffers, exactly and without noise; leave persistent(True) of metrics and get_extra_state out, "
-            "and what follows from batches out of hyperparameters, or update them in validation"
+            f"Training changed {', '.join(changed[:10])}, which checkpoints contain without noise. Leave out "
+            "persistent(True) of metrics, get_extra_state, and hyperparameters that depend on batches, or "
+            "update them in validation"
         )
 
     def _changed(self) -> list[str]:
@@ -350,7 +356,7 @@ def _states(module: nn.Module) -> dict[str, Any]:
 
 
 def _hparams(owner: Any) -> dict[str, Any]:
-    """Numbers and tensors among the hyperparameters."""
+    """Return numbers and tensors among the hyperparameters."""
     named = dict(getattr(owner, "hparams", {}))
     return {
         name: clone_tensors(value) for name, value in named.items() if isinstance(value, int | float | Tensor)
@@ -364,7 +370,7 @@ def _has_extra_state(part: nn.Module) -> bool:
 
 
 def is_same_state(left: Any, right: Any) -> bool:
-    """Do two states agree in every number, word and tensor, and in the keys of their dictionaries?"""
+    """Return whether two states have equal numbers, strings, tensors and dictionary keys."""
     (leaves, spec), (other_leaves, other_spec) = tree_flatten(left), tree_flatten(right)
     return bool(spec == other_spec) and all(map(_is_equal, leaves, other_leaves))
 
@@ -377,6 +383,6 @@ def _is_equal(left: Any, right: Any) -> bool:
     if type(left) is not type(right):
         return False
     of_a_copy: Any = type(left).__eq__
-    if of_a_copy is object.__eq__:  # by identity, which no copy has
+    if of_a_copy is object.__eq__:  # compares identities, which differ for a copy
         return True
     return bool(left == right) or bool(left != left and right != right)  # NaN

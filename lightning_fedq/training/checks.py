@@ -1,4 +1,4 @@
-"""Checks before the first step of a federated run: what is refused, each with its cure."""
+"""Checks before the first step of a federated run. Each refuses one setting, and its error has the cure."""
 
 from __future__ import annotations
 
@@ -21,50 +21,51 @@ from lightning_fedq.training.loops import handed_loader
 from lightning_fedq.training.settings import Federation, Local
 
 _FROM_LOADER = (
-    "the training loader is not the clients' own, and would train centrally; "
-    "use trainer.fit(model, datamodule=FederatedDataModule.from_loader(loader, val_loader))"
+    "The training loader is not the clients' own, so it would train centrally. "
+    "Use trainer.fit(model, datamodule=FederatedDataModule.from_loader(loader, val_loader))"
 )
 
 
 _NO_DATA = (
-    "there is no training data, or the training loader is not the clients' own, and would train centrally; "
-    "use trainer.fit(model, datamodule=...) with a data module, such as "
+    "There are no training data, or the training loader is not the clients' own, so it would train "
+    "centrally. "
+    "Use trainer.fit(model, datamodule=...), e.g. with "
     "datamodule=FederatedDataModule.from_loader(loader, val_loader), or data: {class_path: ...} in a YAML"
 )
 
 
 def check_batch_rule(rule: BatchRule, current: BatchRule | None, local: Local) -> None:
-    """Refuse a rule that draws batches beside another one, for stacks of clients or for parts of a model.
+    """Refuse a batch rule together with another rule, with stacks of clients or with personalised parameters.
 
     Args:
-        current: Rule that draws them already.
+        current: Rule that is set already. None if there is none.
 
     Raises:
-        ValueError: With the cure.
+        ValueError: In these three cases.
     """
     name = type(rule).__name__
     if current is not None:
-        raise ValueError(f"{type(current).__name__} and {name} both choose the local batches; leave one out")
+        raise ValueError(f"{type(current).__name__} and {name} both choose the local batches. Leave one out")
     check_single_clients(f"{name} draws batches of different sizes for every client", local.clients_per_step)
     if local.patterns:
         raise ValueError(
-            f"{name} works on all trained parameters, and local={list(local.patterns)} keeps some with "
-            "the clients; leave one out"
+            f"{name} needs all trained parameters, but local={list(local.patterns)} keeps some with "
+            "the clients. Leave one out"
         )
 
 
 def check_single_clients(reason: str, clients_per_step: int | Literal["auto"]) -> None:
-    """Refuse stacks of clients.
+    """Refuse stacks of clients, which train in one step.
 
     Args:
-        reason: Why there can be none, as the beginning of a sentence.
+        reason: Why clients can't train in one step, as the beginning of a sentence.
 
     Raises:
-        ValueError: If it is a number of clients.
+        ValueError: If clients_per_step is a number other than 1.
     """
     if clients_per_step not in ("auto", 1):
         raise ValueError(
-            f"{reason}, so clients can't train side by side, got clients_per_step={clients_per_step}; use "
+            f"{reason}, so clients can't train side by side, got clients_per_step={clients_per_step}. Use "
             "clients_per_step=1 or 'auto'"
         )
 
@@ -72,76 +73,76 @@ def check_single_clients(reason: str, clients_per_step: int | Literal["auto"]) -
 def check_algorithm(
     algorithm: LocalAlgorithm, trainer: pl.Trainer, rule: BatchRule | None, has_equal_batches: bool
 ) -> None:
-    """Refuse data, optimisers and callbacks of clients that do not go with a local algorithm.
+    """Refuse clients' data, optimisers and callbacks that do not work with a local algorithm.
 
     Args:
-        has_equal_batches: Whether every client has as many batches in a round.
+        has_equal_batches: Does every client have the same number of batches in a round?
 
     Raises:
-        ValueError: With the cure.
+        ValueError: If optimisers, a batch rule, manual optimisation or unequal numbers of batches conflict.
     """
     name = type(algorithm).__name__
     algorithm.check(trainer.optimizers)
     if rule is not None:
-        raise ValueError(f"{type(rule).__name__} bounds gradients that {name} would change; leave one out")
+        raise ValueError(f"{type(rule).__name__} bounds gradients that {name} would change. Leave one out")
     if algorithm.alike and not trainer.lightning_module.automatic_optimization:
         raise ValueError(
-            f"{name} counts on as many steps as there are batches, and this module takes them by hand; use "
+            f"{name} needs as many steps as batches, which manual optimisation does not ensure. Use "
             "automatic optimisation, or FedProx"
         )
     if algorithm.alike and not has_equal_batches:
         raise ValueError(
-            f"{name} takes as many steps of every client, and theirs differ with what they hold; say "
+            f"{name} needs equal numbers of steps, but clients' numbers of batches differ. Set "
             "local_steps=..."
         )
 
 
 def check_memory(algorithm: LocalAlgorithm, mechanism: Mechanism, parameters: int, dim: int) -> None:
-    """Refuse a mechanism that leaves out what clients take for sent.
+    """Refuse a mechanism that sends fewer coordinates than the clients' algorithm assumes were sent.
 
     Args:
-        parameters: Coordinates of an update that are trained; buffers, which no client remembers, follow.
-        dim: All coordinates of an update.
+        parameters: Number of trained coordinates of an update. Buffers follow them in the update.
+        dim: Number of all coordinates of an update.
 
     Raises:
-        ValueError: With the cure.
+        ValueError: If coordinates would be lost. The message has the share that is enough.
     """
     handed, sent, buffers = algorithm.num_handed(parameters), mechanism.num_sent(dim), dim - parameters
     if handed is not None and sent is not None and handed + buffers > sent:
         name, share = type(mechanism).__name__, math.ceil(1e4 * (handed + buffers) / dim) / 1e4
         raise ValueError(
-            f"clients of {type(algorithm).__name__} take {handed} coordinates and {buffers} of buffers for "
-            f"sent, and {name} sends {sent} of {dim}, so that some are lost; use {name}(share={share:g})"
+            f"Clients of {type(algorithm).__name__} send {handed} coordinates and {buffers} of buffers, "
+            f"but {name} sends only {sent} of {dim}. Use {name}(share={share:g})"
         )
 
 
 def check_cohorts_last(planner: RoundPlanner, rounds: int) -> None:
-    """Refuse more rounds than there are cohorts, and say whom cohorts leave over.
+    """Refuse more rounds than there are cohorts, and report clients that no cohort contains.
 
     Args:
-        rounds: How many there will be when the fit ends, earlier ones of the same server included.
+        rounds: Number of rounds at the end of the fit, with earlier rounds of the same server.
 
     Raises:
-        ValueError: With the cure; or if a rule of the user's names no cohort.
+        ValueError: If cohorts run out, or the user's cohort rule has none for a round.
     """
-    if said := planner.law.check_rounds(rounds, planner.num_clients):
-        rank_zero_info(said)
+    if note := planner.law.check_rounds(rounds, planner.num_clients):
+        rank_zero_info(note)
 
 
 def check_setup(trainer: Any, module: pl.LightningModule) -> None:
-    """Refuse what can be known before optimisers exist.
+    """Refuse a Trainer or module that can't train clients, as far as this is known before optimisers exist.
 
     Raises:
-        ValueError: Naming what can't work and its cure.
+        ValueError: If package, callbacks, strategy, data or flags do not fit. The message has the cure.
     """
     _check_package(trainer)
     for callback in trainer.callbacks:
         _check_callback(trainer, callback)
     if not isinstance(trainer.strategy, pl.strategies.SingleDeviceStrategy) or trainer.world_size > 1:
         raise ValueError(
-            f"Federated simulates all clients on one device, got {type(trainer.strategy).__name__} "
-            f"on {trainer.world_size} devices; use Trainer(strategy='auto', devices=1), or "
-            "strategy='fedq_clients', in which every device has clients of its own"
+            f"Federated trains all clients on one device, got {type(trainer.strategy).__name__} "
+            f"on {trainer.world_size} devices. Use Trainer(strategy='auto', devices=1), or "
+            "strategy='fedq_clients', which gives clients to every device"
         )
     own = is_overridden("train_dataloader", module, pl.LightningModule)
     if trainer.datamodule is None and handed_loader(trainer) is None and not own:
@@ -153,8 +154,8 @@ def _check_package(trainer: object) -> None:
     if not isinstance(trainer, pl.Trainer):
         theirs = type(trainer).__module__.partition(".trainer")[0]
         raise ValueError(
-            f"the Trainer is from {theirs}, and lightning_fedq is bound to {pl.__name__}, which was imported "
-            f"first; import {theirs} before lightning_fedq, and only one of the two"
+            f"The Trainer is from {theirs}, but lightning_fedq uses {pl.__name__}, which was imported "
+            f"first. Import {theirs} before lightning_fedq, and only one of the two"
         )
 
 
@@ -162,48 +163,48 @@ _FINDERS = {
     "LearningRateFinder": "set the rate found there",
     "BatchSizeFinder": "give the loader the batch size found there",
 }
-"""Lightning's searches before the training, and what to do with what they find."""
+"""Lightning's searches before the training, and how to use their results."""
 
 
 def _check_callback(trainer: Any, callback: pl.Callback) -> None:
-    """Refuse a search that would train on everybody's data at once.
+    """Refuse a search of Lightning that would train on the data of all clients at once.
 
     Raises:
-        ValueError: Naming it.
+        ValueError: If the callback is such a search.
     """
     for name, cure in _FINDERS.items():
         if isinstance(callback, getattr(pl.callbacks, name)):
-            if getattr(callback, "_early_exit", False):  # put there by a Tuner, for this one search
+            if getattr(callback, "_early_exit", False):  # added by a Tuner for this search only
                 trainer.callbacks = [other for other in trainer.callbacks if other is not callback]
             raise ValueError(
-                f"{name} would train on the raw data of all clients at once, past every mechanism; "
-                f"run it with a Trainer without Federated, on data that need no protection, and {cure}"
+                f"{name} would train on the raw data of all clients at once, without a mechanism. "
+                f"Use a Trainer without Federated, on data that need no protection, and {cure}"
             )
 
 
 def _check_flags(trainer: Any) -> None:
-    """Refuse Trainer flags that cut or regroup steps across clients.
+    """Refuse Trainer flags that cut a round into parts.
 
     Raises:
-        ValueError: Naming the flag.
+        ValueError: If a flag does. The message names it.
     """
     if getattr(trainer, "_val_check_time_interval", None) is not None:
         raise ValueError(
-            "val_check_interval as a time would validate in the middle of a round, where there is no new "
-            "global model; use check_val_every_n_epoch to validate every n rounds"
+            "A val_check_interval in time would validate during a round, before there is a new "
+            "global model. Use check_val_every_n_epoch to validate every n rounds"
         )
 
 
 def validate_by_rounds(trainer: Any, batches: int, undo: Undo) -> None:
-    """Take a `val_check_interval` that means whole rounds at its word, and refuse another.
+    """Convert a `val_check_interval` in batches to whole rounds, and refuse one that is no whole number.
 
-    An int counts one client's batches, as it does in an ordinary training.
+    As in an ordinary training, an int counts the batches of one client.
 
     Args:
-        batches: Number of batches of the longest client in a round.
+        batches: Number of batches in a round, of the client that has most.
 
     Raises:
-        ValueError: If it is no number of whole rounds, naming the nearest one that is.
+        ValueError: If the interval is not a whole number of rounds. The message has the nearest one.
     """
     interval, every = trainer.val_check_interval, trainer.check_val_every_n_epoch
     if interval == 1.0 and isinstance(interval, float):
@@ -211,8 +212,8 @@ def validate_by_rounds(trainer: Any, batches: int, undo: Undo) -> None:
     if isinstance(interval, float) or interval % batches or (every is not None and interval != batches):
         rounds = max(1, round(interval / batches)) if isinstance(interval, int) else every
         raise ValueError(
-            f"val_check_interval = {interval} would validate in the middle of a round of {batches} batches a "
-            f"client, where there is no new global model; use check_val_every_n_epoch={rounds} to validate "
+            f"val_check_interval = {interval} would validate during a round of {batches} batches a client, "
+            f"before there is a new global model. Use check_val_every_n_epoch={rounds} to validate "
             f"every {rounds} rounds"
         )
     undo.replace(trainer, "val_check_interval", 1.0)
@@ -220,19 +221,19 @@ def validate_by_rounds(trainer: Any, batches: int, undo: Undo) -> None:
 
 
 def check_limit(work: LocalWork) -> None:
-    """Refuse a `limit_train_batches` that leaves somebody without a batch, as Lightning does for a loader.
+    """Refuse a `limit_train_batches` that leaves a client without a batch, as Lightning does for a loader.
 
     Raises:
-        ValueError: Naming the clients.
+        ValueError: If it does. The message names the clients.
     """
     idle = [client for client, one_pass in enumerate(work.passes) if not one_pass]
     if not idle:
         return
     fewest = min(len(pass_sizes(work.pass_length(c), work.batch_size, work.drop_last)) for c in idle)
     raise ValueError(
-        f"limit_train_batches = {work.limit_batches} leaves clients {in_short(idle)} without a batch, as "
-        f"a pass over their data may be of {fewest} only; use at least {least_fraction(fewest)}, an int >= "
-        "1, or fewer clients"
+        f"limit_train_batches = {work.limit_batches} leaves clients {in_short(idle)} without a batch: "
+        f"their data have as few as {fewest}. Use at least {least_fraction(fewest)}, an int >= 1, "
+        "or fewer clients"
     )
 
 
@@ -242,99 +243,100 @@ def check_per_client_loaders(
     weighting: str,
     client_indices: Sequence[Tensor],
 ) -> None:
-    """Refuse what clients with loaders of their own can't do.
+    """Refuse settings that clients with their own loaders do not support.
+
+    Args:
+        client_indices: Sample indices of each client. Empty for a stream.
 
     Raises:
-        ValueError: If they are to train side by side, or a stream is weighted by its samples.
+        ValueError: If such clients are to train in one step, or a stream is weighted by its samples.
     """
     if has_per_client_loaders:
-        check_single_clients("clients have loaders of their own, or several", clients_per_step)
+        check_single_clients("Clients have loaders of their own, or several", clients_per_step)
     streams = [client for client, part in enumerate(client_indices) if not len(part)]
     if streams and weighting == "samples":
         raise ValueError(
-            f"the data of clients {in_short(streams)} are streams, whose samples nobody has counted; use "
+            f"The data of clients {in_short(streams)} are streams with an unknown number of samples. Use "
             "weighting='uniform'"
         )
 
 
 def least_fraction(num_batches: int) -> float:
-    """A short float, at least 1 / num_batches, so that the fraction of the batches is one or more."""
+    """Return a short float of at least 1 / num_batches, so that this fraction is at least one batch."""
     scale: int = 10 ** (len(str(num_batches)) + 1)
     return math.ceil(scale / num_batches) / scale
 
 
 def check_shapes(module: torch.nn.Module) -> None:
-    """Refuse parameters of which no vector of real numbers can be made: without a shape yet, or complex.
+    """Refuse parameters that have no shape yet, or are complex, because an update is a real vector.
 
     Raises:
-        ValueError: Naming them.
+        ValueError: If there are some. The message names them.
     """
     tensors = [*module.named_parameters(), *module.named_buffers()]
     lazy = [name for name, tensor in tensors if is_lazy(tensor)]
     if lazy:
         raise ValueError(
-            f"{in_short(lazy)} have no shape before the first batch (a lazy layer), and the vector "
-            "of an update needs one; run a batch through the model in its setup or configure_model, or give "
-            "the layers their sizes"
+            f"{in_short(lazy)} have no shape before the first batch (a lazy layer). Run a batch through "
+            "the model in its setup or configure_model, or give the layers their sizes"
         )
     is_complex = [name for name, p in module.named_parameters() if p.requires_grad and p.is_complex()]
     if is_complex:
         raise ValueError(
-            f"{in_short(is_complex)} are complex, and an update is a vector of real numbers; keep "
-            "them as torch.view_as_real(...) parameters, and torch.view_as_complex in forward"
+            f"{in_short(is_complex)} are complex, but an update is a vector of real numbers. Use "
+            "torch.view_as_real(...) parameters, and torch.view_as_complex in forward"
         )
 
 
 def check_resumable(trainer: pl.Trainer) -> None:
-    """Refuse a checkpoint that holds weights only, before Lightning asks it for an optimiser.
+    """Refuse a checkpoint that contains weights only, before Lightning asks it for optimiser states.
 
     Raises:
-        ValueError: With what to take in its place.
+        ValueError: If it contains no optimiser states.
     """
     loaded = trainer._checkpoint_connector._loaded_checkpoint
     if loaded and "optimizer_states" not in loaded:
         raise ValueError(
-            f"{trainer.ckpt_path} holds weights and no round, so nothing can go on from it; resume from a "
-            "checkpoint that ModelCheckpoint has written, or begin anew from the weights "
-            "(torch.load(...)['state_dict']), and add the epsilons of both (docs/guides/load_the_result.md)"
+            f"{trainer.ckpt_path} contains weights only, so no round can be resumed. Resume from a "
+            "checkpoint of ModelCheckpoint, or begin a new federation from torch.load(...)['state_dict'] "
+            "and add both epsilons (docs/guides/load_the_result.md)"
         )
 
 
 def check_optimizers(trainer: pl.Trainer) -> list[torch.optim.Optimizer]:
-    """Return the optimisers of the run: one, or several where the module optimises by hand.
+    """Return the optimisers of the run: one, or several with manual optimisation.
 
     Raises:
-        ValueError: If there is none, if none of its parameters is trained, or if some are not the module's.
+        ValueError: If there is none, if it trains no parameter, or if it has parameters outside the module.
     """
     if not trainer.optimizers:
         raise ValueError(
-            "Federated needs an optimiser, configure_optimizers returned none; return one of the parameters "
-            "that are to be trained"
+            "Federated needs an optimiser, but configure_optimizers returned none. Return an optimiser of "
+            "the parameters to train"
         )
     groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
     if not any(parameter.requires_grad for group in groups for parameter in group["params"]):
         raise ValueError(
-            "Federated has nothing to train: no parameter in an optimiser requires a gradient "
-            "(configure_optimizers returned none, or all of them are frozen); return an optimiser of the "
-            "parameters that are to be trained"
+            "Federated has nothing to train, because no parameter in an optimiser requires a gradient. "
+            "Return an optimiser of the parameters to train from configure_optimizers, and unfreeze them"
         )
     own = {id(parameter) for parameter in trainer.lightning_module.parameters()}
     strange = [parameter for group in groups for parameter in group["params"] if id(parameter) not in own]
     if strange:
         shapes = in_short([tuple(parameter.shape) for parameter in strange])
         raise ValueError(
-            f"{len(strange)} parameters in the optimiser are not the module's (shapes {shapes}), so that no "
-            "update carries them and every client would train its own in vain; make what holds them an "
-            "attribute of the module, or register them with self.register_parameter"
+            f"{len(strange)} parameters in the optimiser are not the module's (shapes {shapes}), so no "
+            "update contains them. Make their owner an attribute of the module, or use "
+            "self.register_parameter"
         )
     return list(trainer.optimizers)
 
 
 def check_loader_is_ours(trainer: pl.Trainer, loader: object) -> None:
-    """Refuse to train on a loader that Lightning took from somewhere else.
+    """Refuse to train on a loader that is not the clients' own, such as one passed to `fit`.
 
     Raises:
-        ValueError: If the running loader is not `loader`.
+        ValueError: If the Trainer's loader is not `loader`.
     """
     if trainer.train_dataloader is not loader:
         raise ValueError(_FROM_LOADER)
@@ -344,21 +346,22 @@ _HOOKS = ("client_statistics", "on_statistics")
 
 
 def check_hooks(module: pl.LightningModule, statistics: Statistics | None) -> None:
-    """Refuse a module and settings of which only one knows of statistics.
+    """Refuse hooks for statistics without the setting, and the setting without the hooks.
 
     Raises:
-        ValueError: With the cure.
+        ValueError: In both cases.
     """
     lacking = [name for name in _HOOKS if not callable(getattr(module, name, None))]
     if statistics is not None and lacking:
         raise ValueError(
-            f"statistics need {type(module).__name__}.{lacking[0]}: client_statistics(self, batches) returns "
-            f"({statistics.size},) numbers of one client, on_statistics(self, mean) takes the mean"
+            f"Statistics need the hook {type(module).__name__}.{lacking[0]}: client_statistics(self, "
+            f"batches) returns ({statistics.size},) values of one client, on_statistics(self, mean) takes "
+            "the mean"
         )
     if statistics is None and len(lacking) < len(_HOOKS):
         own = next(name for name in _HOOKS if name not in lacking)
         raise ValueError(
-            f"{type(module).__name__} has {own}, which nobody calls; say Federated(statistics=Statistics("
+            f"{type(module).__name__} has {own}, which is never called. Use Federated(statistics=Statistics("
             "size=..., bound=...)), or leave it out"
         )
 
@@ -366,13 +369,14 @@ def check_hooks(module: pl.LightningModule, statistics: Statistics | None) -> No
 def check_statistics(
     federation: Federation, trainer: pl.Trainer, engine: RoundServer, num_finished: int
 ) -> None:
-    """Refuse rounds of statistics that nobody trains after, or that a claim does not count.
+    """Refuse rounds of statistics that leave no round for training, or that a privacy claim does not cover.
 
     Args:
-        num_finished: Rounds of earlier fits of the same server.
+        num_finished: Number of rounds in earlier fits of the same server.
 
     Raises:
-        ValueError: With the cure.
+        ValueError: If max_epochs is too small, or a callback claims record-level privacy, which does not
+            cover statistics.
     """
     statistics, rounds = federation.local.statistics, trainer.max_epochs
     check_hooks(trainer.lightning_module, statistics)
@@ -380,23 +384,27 @@ def check_statistics(
         return
     if rounds is not None and 0 <= rounds <= statistics.rounds - num_finished:
         raise ValueError(
-            f"statistics take the first {statistics.rounds} rounds, and max_epochs={rounds} "
-            "leaves none to train in; add them to max_epochs"
+            f"Statistics take the first {statistics.rounds} rounds, but max_epochs={rounds} "
+            "leaves none for training. Add them to max_epochs"
         )
-    protecting = [one for one in get_callbacks(trainer) if getattr(one, "protects_samples", False)]
+    protecting = [
+        callback for callback in get_callbacks(trainer) if getattr(callback, "protects_samples", False)
+    ]
     if protecting or federation.batch_rule is not None:
         name = type(protecting[0] if protecting else federation.batch_rule).__name__
         raise ValueError(
-            f"{name} draws batches and says what one sample costs, and statistics of a client's data are not "
-            "in that; leave statistics out, or leave the callback out"
+            f"{name} accounts for privacy of samples, but not for statistics of a client's data. "
+            "Leave out the statistics or the callback"
         )
 
 
 def check_averaging(trainer: pl.Trainer, module: nn.Module) -> None:
-    """Refuse averaging that looks at the clients' data.
+    """Refuse StochasticWeightAveraging of a module with BatchNorm.
+
+    It ends with a pass over all clients' data for the running statistics, which no mechanism protects.
 
     Raises:
-        ValueError: Naming the callback.
+        ValueError: If the Trainer has such a callback and the module such layers.
     """
     norms = [
         name for name, part in module.named_modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)
@@ -404,7 +412,7 @@ def check_averaging(trainer: pl.Trainer, module: nn.Module) -> None:
     kind = pl.callbacks.StochasticWeightAveraging
     if norms and any(isinstance(callback, kind) for callback in get_callbacks(trainer)):
         raise ValueError(
-            "StochasticWeightAveraging ends with a pass over the training data for the statistics of "
-            f"{', '.join(norms)}, which would look at all clients' data past the mechanism; use "
-            "WeightAveraging, which averages the global model's statistics, once a round"
+            "StochasticWeightAveraging reads all clients' data at the end, without a mechanism, for the "
+            f"statistics of {', '.join(norms)}. Use WeightAveraging, which averages the global model once a "
+            "round"
         )

@@ -1,16 +1,16 @@
-"""Measured on clients: models on what each holds out, and statistics of their data before the training.
+"""Evaluation of models on each client's held-out samples, and the mean of statistics of clients' data.
 
-A mean over a common test set says nothing of the clients for whom the model is bad. Here the module's own
-`validation_step` runs on every client's held-out samples, on a copy that is dropped, and what it logs is kept
-by client: mean, mean of the worst tenth of the clients, and standard deviation over clients (Li et al., Fair
-Resource Allocation in Federated Learning, ICLR 2020, report these three). A client without a held-out sample,
-one whose metric is not defined (NaN, or torchmetrics says so) and one that logs none is not measured: it
-counts in none of the three, and how many these are stands beside them.
+The mean over a common test set says nothing about clients for whom the model is bad. Here the module's own
+`validation_step` runs on every client's held-out samples, on a copy that is dropped. Metrics are summarised
+over clients by the mean, the mean of the worst tenth of the clients, and the standard deviation. These are
+the three summaries of Li et al., Fair Resource Allocation in Federated Learning, ICLR 2020. A client is not
+measured if it has no held-out sample, logs no metric, or its metric is not defined (NaN, or torchmetrics says
+so). Such clients count in none of the three, and their number is reported.
 
-These numbers follow from clients' data without noise. They go where what clients log in training goes
-(`Federated(client_metrics=...)`): with "shared" to the loggers, with "local" nowhere but to the clients' own
-folder of a run. Statistics (`rounds.statistics`) travel as messages do; here is what becomes
-of their mean.
+These numbers depend on clients' data, without noise. They are treated like metrics that clients log in
+training (`Federated(client_metrics=...)`): "shared" sends them to the loggers, "local" only to the clients'
+own folder of a run. Statistics (`rounds.statistics`) are sent as messages are, and this module passes on
+their mean.
 """
 
 from __future__ import annotations
@@ -40,18 +40,19 @@ if TYPE_CHECKING:
 
 Model = Literal["global", "personal"]
 PREFIX: dict[Model, str] = {"global": "clients", "personal": "personal"}
-"""What names of logged figures begin with."""
+"""Prefixes of the logged names."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """One metric over all clients, each counted once.
+    """Summary of one metric over all clients, which count equally.
 
     Args:
         mean: Mean over clients.
         worst_decile: Mean over the worst tenth of the clients, at least one.
         std: Standard deviation over clients.
-        not_measured: Clients without a value, whom the three leave out; of none of them all three are NaN.
+        not_measured: Number of clients without a value, which do not count. If no client has a value, the
+            other three are NaN.
     """
 
     mean: float
@@ -64,8 +65,8 @@ class Spread:
         """Summarise a metric.
 
         Args:
-            name: Name of the metric; losses and errors are worse when larger.
-            values: `(clients,)`, NaN where there is none.
+            name: Name of the metric. Losses and errors are worse when larger.
+            values: Values of the clients, `(clients,)`. NaN for a client without one.
         """
         known = values[~values.isnan()].double()
         lacking = len(values) - len(known)
@@ -77,13 +78,13 @@ class Spread:
 
 @dataclass(frozen=True)
 class EvaluatedClients:
-    """Measurements after one round.
+    """Measurements of the clients after one round.
 
     Args:
         round: Round, from 0.
-        values: By model and metric, one value of each client, `(clients,)` float64, NaN where it was not
-            measured. "personal" is there where clients keep something for themselves.
-        clients: Clients of the values, where real ones did not all answer. None is everybody.
+        values: By model and metric, the clients' values, `(clients,)` float64. NaN for a client that was not
+            measured. Contains "personal" if there are personalised parameters.
+        clients: Clients of the values, if some real clients did not answer. None means all clients.
     """
 
     round: int
@@ -91,21 +92,23 @@ class EvaluatedClients:
     clients: tuple[int, ...] | None = None
 
     def spread(self, metric: str, model: Model = "global") -> Spread:
-        """Summary of a metric.
+        """Return the summary of a metric.
 
         Raises:
-            KeyError: If there is none of this name.
+            KeyError: If no such metric was measured.
         """
-        found = self.values.get(model, {})
-        if metric not in found:
-            known = [f"{name} of the {model} model" for model, names in self.values.items() for name in names]
-            raise KeyError(f"clients did not measure {metric} of the {model} model, but {', '.join(known)}")
-        return Spread.summarise(metric, found[metric])
+        values = self.values.get(model, {})
+        if metric not in values:
+            available = [
+                f"{name} of the {model} model" for model, names in self.values.items() for name in names
+            ]
+            raise KeyError(f"No metric {metric} of the {model} model, got {', '.join(available)}")
+        return Spread.summarise(metric, values[metric])
 
     def metrics(self) -> dict[str, float]:
-        """All summaries by the names under which they are logged, such as `clients/val_acc_mean`.
+        """Return all summaries by the names under which they are logged, such as `clients/val_acc_mean`.
 
-        How many were not measured is there where somebody was not.
+        The number of clients that were not measured is left out if it is 0.
         """
         return {
             f"{PREFIX[model]}/{name}_{kind}": float(value)
@@ -116,12 +119,12 @@ class EvaluatedClients:
         }
 
     def log(self, trainer: pl.Trainer, exact: bool) -> None:
-        """Log all summaries, where that may be."""
+        """Log all summaries, if exact values may be logged."""
         if exact and (values := self.metrics()):
             log_values(trainer, values)
 
     def plain(self) -> dict[str, Any]:
-        """In the types of JSON: the summaries, and every client's value, None where it was not measured."""
+        """Return the summaries and every client's values in types of JSON. None if not measured."""
         by_client = {
             f"{PREFIX[model]}/{name}": [none_if_nan(value) for value in values.tolist()]
             for model, found in self.values.items()
@@ -133,15 +136,15 @@ class EvaluatedClients:
 
 
 def none_if_nan(value: float) -> float | None:
-    """A number, or None where it was not measured."""
+    """Return a number, or None if it is NaN."""
     return None if math.isnan(value) else value
 
 
 def stack_metrics(rows: Sequence[Mapping[str, float]]) -> dict[str, Tensor]:
-    """Values `(clients,)` of each metric that some client has logged, NaN where one has not.
+    """Return the values of each metric that a client has logged, `(clients,)` each. NaN if one has not.
 
     Args:
-        rows: What each client has logged, by name.
+        rows: Metrics of each client, by name.
     """
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: [row.get(name, math.nan) for row in rows] for name in names}
@@ -149,16 +152,17 @@ def stack_metrics(rows: Sequence[Mapping[str, float]]) -> dict[str, Tensor]:
 
 
 class ClientEvaluator:
-    """Measures after rounds of one fit: each client by itself, whoever else is measured.
+    """Measures each client separately, after rounds of one fit.
 
     Args:
-        settings: When, and on what.
-        parts: Held-out sample indices of each client; empty where each has a data set for it.
+        settings: Rounds after which to measure, and the data.
+        parts: Held-out sample indices of each client. Empty if each client has a data set for it.
+        loader: Returns the present loader of all clients.
         seed_of: Returns the seed of a client's measurement after a round, `(round, client)`.
-        ranks: Group of the ranks that measure a share of the clients each; None measures all.
+        ranks: Group of the ranks, which measure a share of the clients each. None measures all clients here.
 
     Attributes:
-        exact: Whether exact values are logged.
+        exact: Are exact values logged?
     """
 
     exact = False
@@ -177,12 +181,12 @@ class ClientEvaluator:
         self._parts, self._loader, self._seed_of, self._ranks = list(parts), loader, seed_of, ranks
 
     def is_due(self, round: int) -> bool:
-        """Are clients measured after this round?"""
+        """Return whether clients are measured after this round."""
         last = self._trainer.current_epoch + 1 == self._trainer.max_epochs
         return last or (round + 1) % self._settings.every_n_rounds == 0
 
     def measure(self, round: int) -> EvaluatedClients:
-        """Measure the present global model and, where clients keep something, each client's own.
+        """Measure the global model, and each client's model if there are personalised parameters.
 
         Raises:
             ValueError: If no client logs a metric.
@@ -196,21 +200,21 @@ class ClientEvaluator:
         return len(self._parts) if of_each is None else len(of_each)
 
     def check_sizes(self) -> None:
-        """Say, before the first round, who has nothing to be measured on.
+        """Report, before the first round, the clients without held-out samples.
 
         Raises:
-            ValueError: If that is everybody.
+            ValueError: If no client has held-out samples.
         """
         of_each = self._settings.client_datasets
-        given = self._parts if of_each is None else of_each
-        empty = [client for client, part in enumerate(given) if hasattr(part, "__len__") and not len(part)]
-        if len(empty) == len(given):
+        datasets = self._parts if of_each is None else of_each
+        empty = [client for client, part in enumerate(datasets) if hasattr(part, "__len__") and not len(part)]
+        if len(empty) == len(datasets):
             raise ValueError(
-                "evaluate_clients has nothing to measure on, because no client has a held-out sample; use "
-                "data that some have, e.g. ClientEvaluation(held_out=0.2)"
+                "evaluate_clients has nothing to measure on, because no client has a held-out sample. Use "
+                "e.g. ClientEvaluation(held_out=0.2)"
             )
         if empty:
-            rank_zero_info(f"clients {in_short(empty)} have no held-out samples and are not measured")
+            rank_zero_info(f"Clients {in_short(empty)} have no held-out samples, so they are not measured")
 
     def _measure_client(self, client: int, model: Model, round: int) -> dict[str, float]:
         batches, seed = self._batches(client), self._seed_of(round, client)
@@ -218,54 +222,54 @@ class ClientEvaluator:
 
     def _measure_all(self, model: Model, round: int) -> dict[str, Tensor]:
         rank, ranks = (0, 1) if self._ranks is None else (self._ranks.rank, self._ranks.size)
-        found = {c: self._measure_client(c, model, round) for c in range(rank, self._num_clients, ranks)}
+        rows = {c: self._measure_client(c, model, round) for c in range(rank, self._num_clients, ranks)}
         self._worker.fit.end_round()
         if self._ranks is not None:
-            shares = self._ranks.gather(found, f"the measurement of the {model} model")
-            found = {client: row for share in shares for client, row in share.items()}
-        values = stack_metrics([found[client] for client in range(self._num_clients)])
+            shares = self._ranks.gather(rows, f"the measurement of the {model} model")
+            rows = {client: row for share in shares for client, row in share.items()}
+        values = stack_metrics([rows[client] for client in range(self._num_clients)])
         if not values:
             raise ValueError(
-                "evaluate_clients needs a validation_step that logs metrics, and no client has logged any; "
-                "use self.log for what is to be measured"
+                "evaluate_clients needs a validation_step that logs metrics, but no client has logged any. "
+                "Use self.log for metrics to measure"
             )
         return values
 
     def _batches(self, client: int) -> Iterator[tuple[Any, int]]:
-        """Batches of a client's held-out samples, and how many samples each has."""
+        """Yield the batches of a client's held-out samples, each with its number of samples."""
         loader, held_out = self._loader(), self._settings.held_out
-        most = int(self._trainer.fast_dev_run) or None
+        max_batches = int(self._trainer.fast_dev_run) or None
         if isinstance(held_out, int | float):
-            for indices in torch.split(self._parts[client], loader.batch_size)[:most]:
+            for indices in torch.split(self._parts[client], loader.batch_size)[:max_batches]:
                 yield loader.fetch(indices), len(indices)
             return
         of_each = self._settings.client_datasets
-        given: Any = self._settings.partitioned if of_each is None else of_each[client]
+        data: Any = self._settings.partitioned if of_each is None else of_each[client]
         if of_each is None:
             part = Subset(as_tensors(self._settings.partitioned_dataset), self._parts[client].tolist())
-            own = isinstance(given, DataLoader) and given.batch_size is not None
-            given = DataLoader(part, given.batch_size, collate_fn=given.collate_fn) if own else part
-        if not isinstance(given, DataLoader):  # batched as the training data are
-            given = DataLoader(given, batch_size=loader.batch_size, collate_fn=loader.collate_fn)
-        for batch in islice(given, most):
+            own = isinstance(data, DataLoader) and data.batch_size is not None
+            data = DataLoader(part, data.batch_size, collate_fn=data.collate_fn) if own else part
+        if not isinstance(data, DataLoader):  # batched as the training data are
+            data = DataLoader(data, batch_size=loader.batch_size, collate_fn=loader.collate_fn)
+        for batch in islice(data, max_batches):
             yield batch, pl.utilities.data.extract_batch_size(batch)
 
 
 def describe_evaluation_outputs(evaluations: Sequence[EvaluatedClients], shared: bool) -> str:
-    """Where measurements by client went, as a line of a privacy page. "" if there are none."""
+    """Describe, for the privacy page, where measurements of clients were written. "" if there are none."""
     if not evaluations:
         return ""
     if not evaluations[-1].values:
-        return "Not out: what models score on clients' held-out samples. Each real client has its own."
+        return "Not released: metrics of models on clients' held-out samples. Each real client has its own."
     if shared:
         names = ", ".join(f"`{name}`" for name in evaluations[-1].metrics())
         return (
-            f"What models score on clients' held-out samples, without noise: {names}, in loggers and tables."
+            f"Metrics of models on clients' held-out samples, without noise: {names}, in loggers and tables."
         )
     names = ", ".join(f"`{name}`" for name in evaluations[-1].values["global"])
     return (
-        f"Not out: {names} on clients' held-out samples. They are in `clients/` of this folder only, because "
-        "this is a simulation that plays the clients, too; do not hand it on."
+        f"Not released: {names} on clients' held-out samples. They are in `clients/` of this folder only, "
+        "because this is a simulation, which trains the clients, too. Do not share `clients/`."
     )
 
 
@@ -273,46 +277,45 @@ def describe_evaluation_outputs(evaluations: Sequence[EvaluatedClients], shared:
 
 
 def check_released(engine: RoundServer, aborted: str) -> None:
-    """Refuse to train on statistics that no round has released.
+    """Refuse to train after rounds of statistics of which none has released a mean.
 
     Args:
-        aborted: Why the last one of them was aborted. "" if that is not known.
+        aborted: Why the last of these rounds was aborted. "" if not known.
 
     Raises:
-        RuntimeError: If their rounds are over, and none was released.
+        RuntimeError: If the rounds of statistics are over and none has released a mean.
     """
     statistics = engine.statistics
     if statistics is None or engine.reads_statistics or engine.released:
         return
     why = f": {aborted}" if aborted else ""
     raise RuntimeError(
-        f"none of {statistics.rounds} rounds of statistics has released a mean{why}; they stay charged, and "
-        "on_statistics was never called. Ask more clients or allow more of them to be silent, or repeat: "
-        f"Statistics(..., rounds={statistics.rounds + 1}) is the mean of those that are released"
+        f"None of {statistics.rounds} rounds of statistics released a mean{why}. Use larger cohorts, "
+        f"tolerate more dropouts, or repeat with Statistics(..., rounds={statistics.rounds + 1})"
     )
 
 
 def pass_statistic_to_module(module: Any, mean: Tensor) -> None:
-    """Hand a released mean to the module, which keeps it in buffers or begins its parameters with it."""
+    """Pass the released mean to the module's hook, which may set buffers or initialise parameters with it."""
     with torch.no_grad():
         module.on_statistics(mean.to(module.device, torch.float32))
 
 
 def release(module: pl.LightningModule, engine: RoundServer) -> None:
-    """After the last round of statistics: hand the mean to the user's module, and say how exact it is."""
+    """Pass the mean to the module after the last round of statistics, and report its noise."""
     if (mean := engine.statistic) is None:
         return
     pass_statistic_to_module(module, mean)
     std = engine.statistic_std
     noise = "their noise is not known" if std is None else f"noise of {std:.2g} each"
-    rank_zero_info(f"statistics: {len(mean)} numbers released, {noise}")
+    rank_zero_info(f"Statistics: {len(mean)} numbers released, {noise}")
 
 
 def describe_statistics_outputs(engine: RoundServer) -> str:
-    """Line of a privacy page on what rounds of statistics have let out. "" if nothing."""
+    """Describe, for the privacy page, the released statistics. "" if there are none."""
     if engine.statistics is None or not engine.released:
         return ""
     return (
-        f"Released with the noise of a round and charged as one, {len(engine.released)} times: the mean of "
-        f"{engine.statistics.size} numbers of each client's data (`client_statistics`)."
+        f"Released with the noise of a round, and charged as a round, {len(engine.released)} times: the "
+        f"mean of {engine.statistics.size} numbers of each client's data (`client_statistics`)."
     )

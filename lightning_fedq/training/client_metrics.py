@@ -1,12 +1,12 @@
-"""Metrics that clients log while they train, on their way to loggers, to files of their own, or nowhere.
+"""Metrics that clients log in training: passed to loggers, kept for each client's own file, or dropped.
 
-A metric of a training step follows from one client's data without noise. A claim about messages and models
-says nothing about it, so a run that claims something keeps it with the clients unless it is told otherwise.
-What is logged in validation is the server's and passes. Where samples are protected without a federation,
-what is logged in training is logged, and nobody decides by it.
+A metric of a training step depends on one client's data, without noise. A privacy claim covers messages and
+models, but not such metrics. So a run with a claim keeps them with the clients, unless the user decides
+otherwise. Metrics logged in validation are the server's, and are logged as usual. If samples are protected
+without a federation, training metrics are logged, but no callback may decide by them.
 
-Clients that share log into the round's results, as batches do in an ordinary training. Otherwise every client
-logs into results of its own, which its own training may read, and which are dropped with it.
+Clients that share metrics log into the round's results, as batches do in an ordinary training. Otherwise each
+client logs into its own results. Its training may read them, and they are dropped with the client.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ _results: Any = pl.trainer.connectors.logger_connector.result  # type: ignore[at
 
 
 class _Logged(_results._ResultMetric):  # type: ignore[misc]
-    """A logged value, which Lightning moves to its device with every `log`: a copy of all that it holds."""
+    """A logged value. Lightning moves it to its device with every `log`, which copies all its tensors."""
 
     def to(self, device: Any, *args: Any, **kwargs: Any) -> Any:
-        """Move, unless it is a number that is there."""
-        there = self.is_tensor and all(
-            held.device == device for held in vars(self).values() if isinstance(held, torch.Tensor)
+        """Move the value, unless it is a number whose tensors are on the device already."""
+        on_device = self.is_tensor and all(
+            part.device == device for part in vars(self).values() if isinstance(part, torch.Tensor)
         )
-        return self if there else super().to(device, *args, **kwargs)
+        return self if on_device else super().to(device, *args, **kwargs)
 
 
 class ObservedResults(_results._ResultCollection):  # type: ignore[misc]
-    """Lightning's collection of logged values, which tells who wants to know what is logged.
+    """Lightning's collection of logged values, with a function that is called before each is logged.
 
     Args:
-        training: Whether these are metrics of training, not of validation.
-        on_log: Called with name and value of each before it is logged.
-        reduce: How values of several ranks become one, whoever logs; None is that of the Trainer that logs.
+        training: Are these metrics of training? If not, of validation.
+        on_log: Called with name and value of each metric before it is logged.
+        reduce: Reduces values over several ranks. None uses the reduction of the Trainer that logs.
     """
 
     def __init__(self, training: bool, on_log: Callable[[str, Any], None], reduce: Any = None) -> None:
@@ -54,13 +54,13 @@ class ObservedResults(_results._ResultCollection):  # type: ignore[misc]
         self.tell, self._reduce = on_log, reduce
 
     def __setitem__(self, key: str, value: Any) -> None:
-        """Keep a new value."""
+        """Store a new value."""
         value.__class__ = _Logged
         super().__setitem__(key, value)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def log(self, fx: str, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        """Tell, and log."""
+        """Call `on_log`, and log."""
         self.tell(name, value)
         if self._reduce is not None:
             kwargs["sync_dist_fn"] = self._reduce
@@ -72,18 +72,18 @@ _EXACT, _LENGTHS = "fed/sim_", "fed/uplink_bits"
 
 
 def has_claim(mechanism: Mechanism, context: RoundContext) -> bool:
-    """Does a mechanism protect clients against anybody?"""
+    """Return whether a mechanism protects clients against any adversary."""
     return any(not isinstance(claim.loss, NonPrivate) for claim in mechanism.claims(context))
 
 
 def has_claims(engine: RoundEngine) -> bool:
-    """Are keys secret, and is something claimed of the round to come?"""
+    """Return whether keys are secret and the mechanism has a claim for the next round."""
     context = engine.context(engine.next_plan())
     return not isinstance(engine.keys, SeededKeys) and has_claim(engine.mechanism, context)
 
 
 def log_figure(module: pl.LightningModule, name: str, value: float, prog_bar: bool = False) -> None:
-    """Log a figure of the federation: no metric of clients, of which nobody who watches these is told."""
+    """Log a figure of the federation, past the checks of metrics that clients log."""
     results: Any = module.trainer._results
     with Undo() as undo:
         if hasattr(results, "tell"):
@@ -92,16 +92,18 @@ def log_figure(module: pl.LightningModule, name: str, value: float, prog_bar: bo
 
 
 def sample_protectors(callbacks: Iterable[object]) -> list[Any]:
-    """Callbacks that claim privacy for the samples that clients train on: `protects_samples` says so."""
-    return [one for one in callbacks if getattr(one, "protects_samples", False)]
+    """Return the callbacks that claim record-level privacy (attribute `protects_samples`)."""
+    return [callback for callback in callbacks if getattr(callback, "protects_samples", False)]
 
 
 def watch_training_log(trainer: pl.Trainer, undo: Undo) -> None:
-    """Watch what training logs until undone, and refuse whoever decides by it, or names files by it.
+    """Refuse callbacks and schedules that use a metric of training, for a private run without a federation.
+
+    The check runs when a metric is logged for the first time, and stops when undone.
 
     Raises:
-        ValueError: If a callback looks at the losses of training steps by itself, and decides by them. When
-            a metric is logged: if a callback or a schedule decides by it.
+        ValueError: If a callback ends the run by losses of training steps. Also, when a metric is logged, if
+            a callback or schedule monitors it, or a callback names files by it.
     """
     check_spikes(trainer)
     seen, module = set[str](), trainer.lightning_module
@@ -110,11 +112,11 @@ def watch_training_log(trainer: pl.Trainer, undo: Undo) -> None:
         if name in seen or module._current_fx_name == "on_train_start":
             return
         seen.add(name)
-        why = "which training logs, without noise: no epsilon covers {}; {} a metric of the validation"
-        of_files = why.format("the files' names, which checkpoints hold", "take")
+        why = "which training logs without noise, so no epsilon covers {}. {} a metric of the validation"
+        of_files = why.format("the files' names, which checkpoints contain", "Use")
         for who, monitor in find_monitors(trainer):
             if monitor in metric_forks(name):
-                raise ValueError(f"{who} watches {monitor!r}, {why.format('what it decides', 'watch')}")
+                raise ValueError(f"{who} watches {monitor!r}, {why.format('its decisions', 'Watch')}")
         for who, metric in find_file_name_metrics(trainer):
             if metric in metric_forks(name):
                 raise ValueError(f"{who} names its files by {metric!r}, {of_files}")
@@ -124,22 +126,23 @@ def watch_training_log(trainer: pl.Trainer, undo: Undo) -> None:
 
 
 def check_spikes(trainer: pl.Trainer) -> None:
-    """Refuse to end a private run by the loss of a training step.
+    """Refuse SpikeDetection in a private run, because it ends the run by the loss of a training step.
+
+    Its state in checkpoints also contains the last loss, without noise.
 
     Raises:
-        ValueError: Naming the callback.
+        ValueError: If the Trainer has such a callback. The message names it.
     """
     for callback in get_callbacks(trainer):
         if isinstance(callback, pl.callbacks.SpikeDetection):
             raise ValueError(
-                f"{type(callback).__name__} ends the run by the exact losses of training steps, and its "
-                "state in checkpoints holds the last one: no epsilon covers either; leave it out, or "
-                "stop by a metric of the validation (EarlyStopping)"
+                f"{type(callback).__name__} uses exact losses of training steps, which no epsilon covers. "
+                "Leave it out, or use EarlyStopping on a metric of the validation"
             )
 
 
 def find_monitors(trainer: pl.Trainer) -> Iterator[tuple[str, str]]:
-    """Who decides by which metric."""
+    """Yield the class of each callback or schedule that decides by a metric, with the metric's name."""
     for callback in get_callbacks(trainer):
         monitor = getattr(callback, "monitor", None)
         if isinstance(monitor, str) and not isinstance(callback, pl.callbacks.ProgressBar):
@@ -150,68 +153,71 @@ def find_monitors(trainer: pl.Trainer) -> Iterator[tuple[str, str]]:
 
 
 def find_file_name_metrics(trainer: pl.Trainer) -> Iterator[tuple[str, str]]:
-    """Who names files by which metric: `ModelCheckpoint(filename="{epoch}-{loss:.2f}")`."""
+    """Yield the class of each callback that names files by a metric, with the metric's name.
+
+    For example, `ModelCheckpoint(filename="{epoch}-{loss:.2f}")` uses `epoch` and `loss`.
+    """
     for callback in get_callbacks(trainer):
         for template in (
             getattr(callback, "filename", None),
             getattr(callback, "CHECKPOINT_NAME_LAST", None),
         ):
             if isinstance(template, str):
-                for metric in re.findall(r"\{(.*?)[:}]", template):  # as Lightning reads it
+                for metric in re.findall(r"\{(.*?)[:}]", template):  # the pattern that Lightning uses
                     yield type(callback).__name__, metric
 
 
 def metric_forks(name: str) -> tuple[str, str, str]:
-    """A metric's name, and those that Lightning makes of it."""
+    """Return a metric's name, and the names that Lightning derives from it."""
     return name, f"{name}_step", f"{name}_epoch"
 
 
 def check_exact_monitors(trainer: pl.Trainer, has_revealing_lengths: bool) -> None:
-    """Refuse to choose a private run's model, or to name its files, by what only a simulation knows.
+    """Refuse a private run whose model or files' names depend on values that only a simulation knows.
 
-    Checkpoints keep such scores and names.
+    Checkpoints contain such scores and names, without noise.
 
     Args:
-        has_revealing_lengths: Whether lengths of messages are refused, too.
+        has_revealing_lengths: Are lengths of messages refused, too?
 
     Raises:
-        ValueError: Naming who watches what.
+        ValueError: If a callback or schedule uses such a value. The message names both.
     """
     exact = (_EXACT, _LENGTHS) if has_revealing_lengths else _EXACT
     for who, metric in find_file_name_metrics(trainer):
         if metric.startswith(exact):
             raise ValueError(
-                f"{who} names its files by {metric!r}, which is made of the clients' exact updates: names, "
-                "and checkpoints, which hold them, would tell it without noise; leave it out, or use a seed"
+                f"{who} names its files by {metric!r}, which is computed from the clients' exact updates. "
+                "Leave it out, or use a seed"
             )
     for who, monitor in find_monitors(trainer):
         if monitor.startswith(exact):
             raise ValueError(
-                f"{who} watches {monitor!r}, which is made of the clients' exact updates: the model and its "
-                "checkpoint would depend on it without noise; watch something else, or use a seed"
+                f"{who} watches {monitor!r}, which is computed from the clients' exact updates. "
+                "Watch another metric, or use a seed"
             )
 
 
 def choose_metrics_policy(
     choice: ClientMetricsChoice | None, trainer: pl.Trainer, engine: RoundEngine
 ) -> ClientMetricsChoice:
-    """Policy for clients' metrics.
+    """Return the policy for metrics that clients log: the user's choice, else a default.
 
-    Said in the log where nobody has chosen and something is withheld.
+    The default is "local" for a run that claims privacy, with a message to the user, and else "shared".
     """
     if choice is not None:
         return choice
     if not (has_claims(engine) or sample_protectors(get_callbacks(trainer))):
         return "shared"
     rank_zero_info(
-        "what self.log says in training stays with the clients (client_metrics='local'), because this run "
-        "claims privacy; Federated(client_metrics='shared') logs it without noise"
+        "Metrics of training stay with the clients (client_metrics='local'), because this run "
+        "claims privacy. Federated(client_metrics='shared') logs them without noise"
     )
     return "local"
 
 
 def log_values(trainer: pl.Trainer, values: Mapping[str, float]) -> None:
-    """Log numbers of a round by name, where `callback_metrics` and the loggers have metrics."""
+    """Log numbers of a round by name, to `callback_metrics` and the loggers."""
     tensors = {name: torch.tensor(value) for name, value in values.items()}
     trainer.callback_metrics.update(tensors)
     trainer.logged_metrics.update(tensors)
@@ -221,11 +227,11 @@ def log_values(trainer: pl.Trainer, values: Mapping[str, float]) -> None:
 
 
 class RankMetrics(NamedTuple):
-    """Record of what one rank's clients have logged in a round.
+    """Metrics that one rank's clients have logged in a round.
 
     Args:
-        values: For each of Lightning's results its sum or extreme so far and the size of its batches, in
-            plain numbers.
+        values: For each of Lightning's results its sum or extreme so far, and the size of its batches. Plain
+            numbers, not tensors.
         names: Names of all metrics so far, in order.
     """
 
@@ -234,14 +240,15 @@ class RankMetrics(NamedTuple):
 
 
 class ClientMetrics:
-    """Collects what clients log.
+    """Collects the metrics that clients log in training.
 
     Args:
-        choice: "shared" logs as usual, "none" drops, "local" keeps for `pop_metrics` and logs nothing.
+        choice: "shared" logs as usual, "none" drops, "local" keeps for `pop_metrics` and does not log.
+        ranks: Group of the ranks that share the clients. None if there is one process.
 
     Attributes:
-        names: Names of what clients have logged, in order.
-        keep: Whether somebody takes the clients' values; else they are dropped at once.
+        names: Names of the metrics that clients have logged, in order.
+        keep: Does a callback take the clients' values? Otherwise they are dropped at once.
     """
 
     def __init__(self, choice: ClientMetricsChoice, trainer: Any, ranks: RankGroup | None = None) -> None:
@@ -258,18 +265,18 @@ class ClientMetrics:
 
     @property
     def shared(self) -> bool:
-        """Does it all go where it would go anyway?"""
+        """Whether metrics are logged as in an ordinary training."""
         return self.choice == "shared"
 
     def note_validation_metric(self, name: str, value: Any) -> None:
-        """Note that validation logs a metric, which may be watched then."""
+        """Note that validation logs a metric, so that callbacks may watch it."""
         self._validation_names.add(name)
 
     def check_watched(self) -> None:
-        """Refuse, before anybody trains, what decides by metrics that clients are known to log.
+        """Refuse callbacks and schedules that watch metrics of the dry round, before the first round.
 
         Raises:
-            ValueError: Naming who watches what.
+            ValueError: If there are some. The message names callback and metric.
         """
         if not self.shared:
             check_spikes(self._trainer)
@@ -281,27 +288,27 @@ class ClientMetrics:
             return
         self._checked.add(name)
         if self.choice != "shared":
-            why = f"and which stays with them (client_metrics={self.choice!r})"
-            cure = ", or let it out without noise by Federated(client_metrics='shared')"
+            why = f"but clients keep it (client_metrics={self.choice!r})"
+            cure = ", or use Federated(client_metrics='shared')"
         elif self._ranks is not None:
-            why, cure = "each rank those of its own clients", ""
+            why, cure = "but each rank logs its own clients' only", ""
         else:
             return
         for who, monitor in find_monitors(self._trainer):
             if monitor in metric_forks(name) and monitor not in self._validation_names:
                 raise ValueError(
-                    f"{who} watches {monitor!r}, which clients log in training, {why}; watch a metric of the "
+                    f"{who} watches {monitor!r}, which clients log in training, {why}. Watch a metric of the "
                     f"validation{cure}"
                 )
 
     # ---- where clients log --------------------------------------------------------------------------
 
     def begin_round(self) -> None:
-        """Forget what nobody has taken of the last round."""
+        """Drop values of the last round that no callback has taken."""
         self._sums = {}
 
     def attach(self, trainer: Any, clients: tuple[int, ...]) -> None:
-        """Let a client's Trainer log where it is to."""
+        """Set the results into which a client's Trainer logs."""
         loop, connector = trainer.fit_loop.epoch_loop, trainer._logger_connector
         if not self.shared:
             loop._results = ObservedResults(True, partial(self._log_client_metric, clients))
@@ -312,18 +319,17 @@ class ClientMetrics:
         connector._callback_metrics = home._logger_connector._callback_metrics
         connector._logged_metrics = home._logger_connector._logged_metrics
         connector._progress_bar_metrics = home._logger_connector._progress_bar_metrics
-        connector._first_loop_iter = False  # or the first batch would forget what others have logged
+        connector._first_loop_iter = False  # or the first batch would drop what other clients have logged
 
     def detach(self) -> None:
-        """Clients log no more in this round."""
+        """Stop the logging of clients, at the end of a round."""
         self._results.tell = lambda name, value: None
 
     def _log_round_metric(self, name: str, value: Any) -> None:
         if self._ranks is not None and isinstance(value, nn.Module):
             raise ValueError(
-                f"{name!r} is a metric object that clients update in training, and every rank's own has seen "
-                "its own clients only; log the metric's value of each batch, leave it to the validation, or "
-                "train in one process (devices=1)"
+                f"{name!r} is a metric object that clients update in training, but each rank has its own "
+                "copy. Log the metric's value of each batch, use it in the validation only, or use devices=1"
             )
         self.names.setdefault(name)
         self._check(name)
@@ -337,7 +343,7 @@ class ClientMetrics:
             self._add(name, clients, [value])
 
     def keep_stack(self, clients: tuple[int, ...], name: str, values: Tensor) -> None:
-        """Keep the values of a stack, `(clients, ...)`, before they are reduced."""
+        """Keep the values of a stack, `(clients, ...)`, before they are reduced over the clients."""
         if not self.shared and len(clients) == len(values):
             self._add(name, clients, values.detach().tolist())
 
@@ -353,7 +359,7 @@ class ClientMetrics:
     # ---- ranks --------------------------------------------------------------------------------------
 
     def rank_metrics(self) -> RankMetrics | None:
-        """Record of what this rank's clients have logged in a round. None if nothing is shared."""
+        """Return the metrics that this rank's clients have logged in a round. None if metrics stay local."""
         self._shared = {}
         if not self.shared:
             return None
@@ -369,9 +375,9 @@ class ClientMetrics:
         return RankMetrics(own, self.names)
 
     def merge_ranks(self, rank_metrics: Sequence[RankMetrics | None]) -> None:
-        """Let what clients have logged in a round be that of all ranks: its mean, or what reduces it.
+        """Reduce the metrics of a round over all ranks: their mean, or the metric's own reduction.
 
-        A rank none of whose clients has logged a metric goes without; rank 0 has clients if any rank has.
+        A rank whose clients have not logged a metric does not get it. Rank 0 has clients if any rank has.
         """
         logged = [part for part in rank_metrics if part is not None]
         for part in logged:
@@ -387,7 +393,7 @@ class ClientMetrics:
             result._computed = None
 
     def pop_metrics(self) -> dict[int, dict[str, float]]:
-        """Metrics that each client has logged since the round began: the mean of each over its batches."""
+        """Return the mean over batches of each metric that each client has logged since the round began."""
         taken = {
             client: {name: total / count for name, (total, count) in own.items()}
             for client, own in self._sums.items()
@@ -402,5 +408,5 @@ class ClientMetrics:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers in place of a tensor, which takes a quarter of a millisecond to pickle."""
+    """Convert a tensor to plain numbers, because pickling a tensor takes a quarter of a millisecond."""
     return value.tolist() if isinstance(value, Tensor) else value

@@ -1,14 +1,14 @@
-"""A dry round: clients train before the first round as they will in it, and nothing of it counts.
+"""A dry round: clients train before the first round as they will train in it, and the results are dropped.
 
-What training changes has to travel, and whoever decides by a metric that stays with clients has to hear of it
-before anybody has trained. Nobody knows either without trying, because both are in the user's code. So one
-client trains two steps by the worker of the rounds (`clients.worker`), with everybody's hooks of the start
-before it: in a fork on the user's own objects, as Lightning will call them, and where a process can't be
-forked on the copies. Each check is a function of what was seen.
+Two facts depend on the user's code and are needed before the first round. Tensors that training changes must
+be sent, and callbacks may decide by metrics that clients log. So one client trains two steps with the worker
+of the rounds (`clients.worker`), after all hooks of the start. It trains in a fork, on the user's own
+objects, as Lightning will call them. If the process can't be forked, it trains on copies. Each check is a
+function of the findings.
 
-Sizes of batches are known when the data are dealt out, also of clients that are drawn late. What needs two
-samples, as BatchNorm, a contrastive loss or a standard deviation does, fails on a batch of one, and would
-fail in the middle of some round, without the client's name: so the smallest one is tried, too.
+The sizes of all clients' batches are known before the first round. Code that needs two samples (BatchNorm, a
+contrastive loss, a standard deviation) fails on a batch of one sample. The error would come in the middle of
+some round, without the client's name. So the smallest batch is also tried.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ from lightning_fedq.training.client_metrics import ObservedResults
 T = TypeVar("T")
 Change = Callable[[Any], Any]
 _ROUNDS = 100
-"""Rounds in which somebody to try with is looked for."""
+"""Number of rounds that are searched for a client to try."""
 
 
 class DryWorker(ClientWorker):
-    """Trains clients as in a round, beside the rounds: on copies, with all draws put back.
+    """Worker that trains clients on copies, outside of the rounds, and restores all random generators.
 
-    What crosses clients is left out, what they log goes nowhere, and nothing of them counts.
+    Callbacks that cross clients are left out, and logged metrics are not kept.
 
     Args:
-        no_forks: Why nothing is tried in forks. "" if it is.
-        owner: Callback whose `on_fit_start` is running; None where all hooks of the start have run.
-        skips_empty: Is an empty batch no step at all?
-        term: The local algorithm's half at the clients; None is federated averaging.
+        no_forks: Why the process can't be forked. "" if it can.
+        owner: Callback whose `on_fit_start` is running. None if all hooks of the start have run.
+        skips_empty: Does an empty batch count as no step?
+        term: Client half of the local algorithm. None is federated averaging.
 
     Attributes:
         names: Names of the metrics that clients have logged.
@@ -80,10 +80,10 @@ class DryWorker(ClientWorker):
         self._look: Callable[[Client], object] = lambda client: None
 
     def run_in_fork(self, work: Callable[[], T]) -> T:
-        """Do something in a fork in which all hooks of the start have run, else here.
+        """Run `work` in a fork in which all hooks of the start have run. Without forks, run it here.
 
         Args:
-            work: Returns what can be pickled.
+            work: Function whose result can be pickled.
         """
         if self.no_forks:
             return work()
@@ -95,25 +95,29 @@ class DryWorker(ClientWorker):
         return run_in_fork(begun)
 
     def _start(self) -> None:
-        """Call the hooks of the start that are still to come on the user's own objects. In a fork."""
+        """Call the hooks of the start that have not run yet, on the user's own objects. In a fork only."""
         home = self.trainer
         silence(home)
         if self._owner is None:
             return
         with suppress(Exception):
             home.fit_loop.setup_data()
-        number = next(n for n, one in enumerate(home.callbacks) if one is self._owner)
-        called = [one for one in home.callbacks if is_user_s(one)]
-        behind = [one for one in home.callbacks[number:] if is_user_s(one)]
+        number = next(n for n, callback in enumerate(home.callbacks) if callback is self._owner)
+        called = [callback for callback in home.callbacks if is_user_s(callback)]
+        behind = [callback for callback in home.callbacks[number:] if is_user_s(callback)]
         self._owner = None
         call_start_hooks(home, called, behind)
 
     def start_client(self, seed: int, clients: Sequence[int] = ()) -> Client:
-        """A client's copy that is about to train."""
+        """Return a client's copy of the fit that is ready to train."""
         client = self.fit.copy(seed, clients, alone=True)
         if self._owner is not None:
-            own = [one for one in self.trainer.callbacks if trains_with_clients(one) or one is self._owner]
-            number = next(n for n, one in enumerate(own) if one is self._owner)
+            own = [
+                callback
+                for callback in self.trainer.callbacks
+                if trains_with_clients(callback) or callback is self._owner
+            ]
+            number = next(n for n, callback in enumerate(own) if callback is self._owner)
             call_start_hooks(client.trainer, client.callbacks, client.callbacks[number:])
         self.vector.freeze_statistics(client.module)
         return client
@@ -142,10 +146,11 @@ class DryWorker(ClientWorker):
         """Train a client on its first batches, and return its update, `(dim,)`.
 
         Args:
-            look: Called with the copy that has trained, before it is dropped.
-            again: Begin anew with the client's batches where there are fewer.
-            change: What becomes of a batch before it is trained on.
-            loader: Loader to train from; None is that of all clients.
+            most: Largest number of batches.
+            look: Called with the trained copy, before it is dropped.
+            again: Repeat the client's batches if it has fewer than `most`?
+            change: Function that changes each batch before the training.
+            loader: Loader to train from. None is the clients' own loader.
         """
         loader, there = self._loader() if loader is None else loader, len(stack.batch_sizes)
         passes = -(-most // there) if again and there else 1
@@ -165,11 +170,12 @@ class DryWorker(ClientWorker):
         return update
 
     def statistics(self, stack: Stack, most: int, size: int, change: Change | None = None) -> Tensor:
-        """Vector of a client's first batches, `(size,)`, see `compute_statistics`.
+        """Return the statistics of a client's first batches, `(size,)`, see `compute_statistics`.
 
         Args:
-            size: Numbers that are expected.
-            change: What becomes of a batch before it is looked at; None is itself.
+            most: Largest number of batches.
+            size: Expected number of values.
+            change: Function that changes each batch first. None changes nothing.
         """
         with preserve_generators():
             batches: Any = islice(self._loader().stack_batches(stack), most)
@@ -178,7 +184,7 @@ class DryWorker(ClientWorker):
 
 
 class _Silent:
-    """Mixed into a logger's class: one that knows its folder and its name, and writes nothing."""
+    """Mixin for the class of a logger: keeps the logger's folder and name, and writes nothing."""
 
     experiment = property(lambda self: pl.loggers.logger.DummyExperiment())  # type: ignore[attr-defined]
 
@@ -189,7 +195,7 @@ class _Silent:
 
 
 def silence(trainer: Any) -> None:
-    """Let a Trainer log nowhere. In a fork, whose loggers' files and threads are the parent's."""
+    """Replace a Trainer's loggers by silent ones. In a fork, because it shares files with its parent."""
     silent = []
     for logger in trainer.loggers:
         twin: Any = object.__new__(type("Silent", (_Silent, type(logger)), {}))
@@ -199,7 +205,7 @@ def silence(trainer: Any) -> None:
 
 
 def first_clients(round_stacks: Callable[[int], Sequence[Stack]], number: int) -> list[Stack]:
-    """The first clients to train, fewer where chance leaves that many out of the first hundred rounds."""
+    """Return the first `number` clients to train. Fewer if 100 rounds have fewer distinct clients."""
     found: dict[tuple[int, ...], Stack] = {}
     for round in range(_ROUNDS):
         for stack in round_stacks(round):
@@ -214,14 +220,15 @@ def first_clients(round_stacks: Callable[[int], Sequence[Stack]], number: int) -
 
 
 class TrialFindings(NamedTuple):
-    """Record of a client's first steps.
+    """Findings of a client's first steps.
 
     Args:
-        rehearsed: What training changes beside the parameters.
-        failure: Why there were none. "" if there were.
-        moved: Did any parameter move?
-        stale: A hook that uses what training leaves beside the model, see `clients.stale`. "" is none.
-        raised: Hooks of which that is not known, because they raise where they are tried.
+        rehearsed: Tensors that training changes, except the parameters.
+        failure: Error for which no step was trained. "" if there was none.
+        moved: Did any parameter change?
+        stale: Hook that uses state which training leaves outside of the model, see `clients.stale`. "" if
+            none.
+        raised: Hooks that raised when they were tried, so that it is not known if they are stale.
         names: Names of the metrics that were logged.
     """
 
@@ -233,42 +240,42 @@ class TrialFindings(NamedTuple):
     names: Mapping[str, None] = {}
 
     def check(self, module: pl.LightningModule) -> None:
-        """Say what the user should know.
+        """Report the findings to the user.
 
         Raises:
-            ValueError: If a hook would put weights in that nobody has averaged.
+            ValueError: If a hook would load weights, such as an average, that no client's update contains.
         """
         if self.stale:
             raise ValueError(
-                f"{self.stale} puts weights in that follow from what hooks of batches or steps have kept "
-                "beside the model, an average say, and the fit's own would be of the first weights; keep the "
-                "average in a submodule or buffer, which travels, or use EMAWeightAveraging"
+                f"{self.stale} loads weights (such as an average) that hooks of batches or steps keep "
+                "outside the model, but clients' copies are dropped. Keep them in a submodule or buffer, or "
+                "use EMAWeightAveraging"
             )
         if self.failure:
             rank_zero_info(
-                f"a rehearsal of the first steps failed ({self.failure}); of buffers, those of "
-                "normalisation layers travel"
+                f"The first steps could not be tried ({self.failure}). So only buffers of normalisation "
+                "layers travel"
             )
         if not self.moved:
             rank_zero_warn(
-                f"nothing trains: the first steps of a client moved no parameter of "
-                f"{type(module).__name__}; look at whether training_step returns a loss that follows from "
-                "them, at requires_grad, and at the learning rate of the first steps"
+                f"Nothing trains: the first steps of a client changed no parameter of "
+                f"{type(module).__name__}. Look at the loss of training_step, requires_grad and the learning "
+                "rate of the first steps"
             )
 
 
 def first_steps(worker: DryWorker, clients: Sequence[Stack]) -> TrialFindings:
-    """Let a client train two steps.
+    """Train one client for two steps, and return the findings.
 
-    Where that fails it will fail again in the first round, by the user's own error. Until then the layers
-    say what changes; where they can't, the error is raised at once, as long as all hooks of the start have
-    run.
+    If these steps fail, then the first round will fail with the same error of the user's code. Until then the
+    types of the layers tell which tensors change. If they can't tell, the error is raised at once. This needs
+    a fork in which all hooks of the start have run.
 
     Args:
-        clients: The one that tries. None leaves it to the layers.
+        clients: Stack of the client to try. Empty if no client trains.
 
     Raises:
-        NotCopyableError: If something in the fit has no bytes.
+        NotCopyableError: If an object of the fit can't be copied.
     """
     module = worker.trainer.lightning_module
     by_layers = ChangedTensors.from_layers(module)
@@ -281,14 +288,14 @@ def first_steps(worker: DryWorker, clients: Sequence[Stack]) -> TrialFindings:
         trained = [name for name, parameter in client.module.named_parameters() if parameter.requires_grad]
         moved = bool(find_changed(module, client.module, trained))
         seen = TrialFindings(ChangedTensors.compare(module, client.module), moved=moved, names=worker.names)
-        if not worker.no_forks:  # hooks of the end can be tried
+        if not worker.no_forks:  # hooks of the end can be tried in forks only
             with preserve_generators():
                 before = worker.start_client(clients[0].training_seed, clients[0].clients)
             stale, raised = stale_hooks(client, before)
             seen = seen._replace(stale=stale, raised=raised)
 
     try:
-        # two steps, of one batch twice if need be: what follows the weights does not change in the first
+        # two steps, on one batch if need be: state that follows the weights changes in the second step only
         worker.try_out(clients[0], 2 * int(module.trainer.accumulate_grad_batches), look, again=True)
     except NotCopyableError:
         raise
@@ -304,16 +311,20 @@ def _in_a_line(error: Exception) -> str:
 
 
 def check_statistics(worker: DryWorker, stack: Stack, size: int) -> None:
-    """Make the vector of one client before anybody is charged, and drop it.
+    """Compute the statistics of one client before a round is charged, and drop them.
+
+    Args:
+        size: Expected number of values.
 
     Raises:
-        ValueError: If it is of another shape, or not finite. What the hook itself raises goes on.
+        ValueError: If the statistics have another shape, or a value is not finite. Errors of the user's hook
+            are also raised.
     """
     vector = worker.run_in_fork(lambda: worker.statistics(stack, len(stack.batch_sizes), size))
     if not bool(torch.isfinite(vector).all()):
         raise ValueError(
-            f"client_statistics of client {stack.clients[0]} returned numbers that are not finite; divide by "
-            "no count that may be 0, and take a standard deviation of two samples or more"
+            f"client_statistics of client {stack.clients[0]} returned values that are not finite. Do not "
+            "divide by a count that may be 0, or take the standard deviation of one sample"
         )
 
 
@@ -321,10 +332,10 @@ def check_statistics(worker: DryWorker, stack: Stack, size: int) -> None:
 
 
 def smallest_batches(loader: ClientLoader, sizes: Sequence[tuple[int, ...]]) -> list[int | None]:
-    """Samples of each client's smallest batch, None where nobody knows.
+    """Return the number of samples in each client's smallest batch. None where it is not known.
 
     Args:
-        sizes: Batch sizes of each client in a round, by its share of one loader.
+        sizes: Batch sizes of each client in a round, if clients share one loader.
     """
     if not isinstance(loader, PerClientRoundLoader):
         return [min(own, default=None) for own in sizes]
@@ -341,7 +352,7 @@ def _smallest_loader_batch(loader: Any, steps: int) -> int | None:
 
 
 class _Cut:
-    """A loader whose batches have so many samples."""
+    """Loader whose batches are cut to a number of samples."""
 
     def __init__(self, loader: ClientLoader, size: int) -> None:
         self._loader, self._size = loader, size
@@ -362,13 +373,18 @@ def check_smallest(
     sizes: Sequence[tuple[int, ...]],
     tried: Stack,
 ) -> None:
-    """Refuse a split that leaves a client a batch on which the training fails, if a whole one does not.
+    """Refuse a partition in which a client has a last batch that is too small to train on.
+
+    The smallest batch is tried, and if it fails, the largest one. If both fail, nothing is refused,
+    because the size is not the cause.
 
     Args:
-        tried: A client that has been tried.
+        client_indices: Sample indices of each client, `(num_samples,)` each.
+        sizes: Batch sizes of each client in a round.
+        tried: Stack of a client that has trained without an error.
 
     Raises:
-        ValueError: Naming the clients, with the cure.
+        ValueError: If training fails on the smallest batch only. The message names the clients.
     """
     found = smallest_batches(loader, sizes)
     smallest = min((size for size in found if size), default=0)
@@ -383,7 +399,7 @@ def check_smallest(
     clients = [client for client, size in enumerate(found) if size == smallest]
 
     def failure(size: int) -> str:
-        """First line of what goes wrong on a batch of so many samples. Empty if nothing does."""
+        """Return the first line of the error on a batch of `size` samples. "" if there is none."""
         source: Any = loader
         if isinstance(loader, PerClientRoundLoader):
             stack, source = Stack(tried.clients, (1,), tried.training_seed, ()), _Cut(loader, size)
@@ -411,7 +427,7 @@ def check_smallest(
 
     if first := worker.run_in_fork(only_smallest):
         raise ValueError(
-            f"the last batch of clients {in_short(clients)} has {smallest} of {largest} samples, and "
-            f"training on it fails ({first}); use drop_last=True in the DataLoader, which leaves these out, "
-            "another batch_size, or another number of clients"
+            f"The last batch of clients {in_short(clients)} has {smallest} of {largest} samples, and "
+            f"training on it fails ({first}). Use drop_last=True in the DataLoader, another batch_size, or "
+            "another number of clients"
         )

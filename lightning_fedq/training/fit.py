@@ -1,8 +1,8 @@
-"""One fit of a federation, made when it starts: model, server, log, and the rounds until it ends.
+"""One fit of a federation, made when the fit starts: trained vector, server, log, and all rounds of the fit.
 
-The global model is in the user's module from the first to the last line. Clients train on copies; their
-updates go through the round engine, and when the last one has trained, the server's step is written into the
-module. A round that is given up leaves nothing to put back.
+The user's module contains the global model throughout. Clients train on copies, and their updates go through
+the round engine. When the last client has trained, the server's step is written into the module. A round that
+is given up leaves nothing to restore.
 """
 
 from __future__ import annotations
@@ -70,25 +70,26 @@ from lightning_fedq.training.user_messages import (
 
 
 class FederatedFit(Rounds):
-    """The rounds of one fit, and what is kept of them when it is over.
+    """The rounds of one fit, with their records and measurements.
 
     Args:
-        federation: Its settings, with the mechanism as given.
-        target: Its privacy target, which sets the mechanism; None leaves it.
-        before: The last fit of the same federation, whose server goes on if the model is still its own.
-        loaded: State of a checkpoint to go on from, see `state_dict`.
-        undo: Gives the user's objects their own back.
+        federation: Settings of the federation, with the mechanism as the user gave it.
+        target: Privacy target, which calibrates the mechanism. None keeps the mechanism.
+        before: Last fit of the same federation. Its server goes on if the model has not changed since.
+        loaded: State of a checkpoint to resume from, see `state_dict`.
+        undo: Restores the user's objects when the fit ends.
 
     Attributes:
         records: One record for every finished round.
-        client_evaluations: What was measured on clients' held-out samples.
-        identity: Fingerprint that a checkpoint must agree with.
+        client_evaluations: Measurements on clients' held-out samples, one for each round that had any.
+        identity: Fingerprint of the settings, which a checkpoint must match.
         given_up: Start of a round that an exception has ended.
-        isolation: How isolation of the clients was tried, as a sentence. "" where they are elsewhere.
+        isolation: Result of the isolation test, in sentences. "" if clients train elsewhere.
+        averages: Hooks with averages that could not be tried, in a sentence. "" if there are none.
 
     Raises:
-        ValueError: If something does not go together; with the cure.
-        RuntimeError: If there is no budget left.
+        ValueError: If settings, data, callbacks or the checkpoint do not fit together.
+        RuntimeError: If the privacy target allows no further round.
     """
 
     def __init__(
@@ -158,7 +159,7 @@ class FederatedFit(Rounds):
         self._evaluator = self._begin_evaluation(choice)
         if "clients" in saved:
             population.load_state_dict(saved["clients"])
-        if self.engine.reads_statistics:  # before anybody is charged; clients elsewhere try by themselves
+        if self.engine.reads_statistics:  # before a round is charged. Clients elsewhere check it themselves
             for stack in population.trial_stacks() or ():
                 self.side.check_statistics(stack)
         if isinstance(self.engine, RankEngine):
@@ -168,13 +169,13 @@ class FederatedFit(Rounds):
         population.is_training = True
 
     def __getstate__(self) -> dict[str, Any]:
-        """The server, which refuses to be copied where its keys are secret."""
+        """Keep the server only, which refuses to be copied if its keys are secret."""
         return {"engine": self.engine}
 
     # ---- start ------------------------------------------------------------------------------------
 
     def _find_trial_obstacle(self) -> str:
-        """Why hooks that use averages of one's own were not tried, see `stale_hooks`. "" if they were."""
+        """Return why hooks with averages of weights were not tried, see `stale_hooks`. "" if they were."""
         if not isinstance(self.population, SimulatedClients):
             return "clients train elsewhere"
         if self.population.trial_stacks() is None:
@@ -183,7 +184,7 @@ class FederatedFit(Rounds):
         return self._no_forks or (f"the rehearsal failed: {failed}" if failed else "")
 
     def _matches_model(self, vector: Vector) -> bool:
-        """Has this server stepped, and is a model still its own?"""
+        """Return whether this fit's server has finished a round and the module still has its weights."""
         engine = self.engine
         if list(engine.segments) != vector.segments or not engine.round:
             return False
@@ -192,27 +193,27 @@ class FederatedFit(Rounds):
         return engine.ledger is self._federation.ledger and torch.equal(own, weights)
 
     def _set_ledger_terms(self, engine: RoundEngine) -> None:
-        """Hold the ledger to the terms of the rounds to come."""
+        """Set the ledger's terms (cohort, secure aggregation, Byzantine clients) for the rounds to come."""
         federation = self._federation
         byzantine = count_byzantine(self._trainer, federation.planner)
-        choose_delta(federation, self._trainer)  # refuses two of them before anything is charged
+        choose_delta(federation, self._trainer)  # raises for two different deltas before a round is charged
         engine.agree_on_terms(run_to_charge(engine, federation.server.secure_aggregation, byzantine))
 
     def _reuse_server(self, last_fit: FederatedFit) -> RoundEngine:
-        """The last fit's server, where the model is now."""
+        """Return the last fit's server, moved to the device of the model."""
         self._set_ledger_terms(last_fit.engine)
         last_fit.engine.weights = last_fit.engine.weights.to(self.vector.parameters[0].device)
         return last_fit.engine
 
     def _make_server(self, loaded: dict[str, Any] | None) -> RoundEngine:
-        """A new server, or the checkpoint's.
+        """Make a new server, and load the checkpoint's state if there is one.
 
         Raises:
-            ValueError: If the ledger's charges, or the checkpoint's, are of other terms.
+            ValueError: If the ledger, or the checkpoint, has charged rounds under other terms.
         """
         federation, ledger, server = self._federation, self._federation.ledger, self._federation.server
         if federation.owns_ledger and not ledger.rounds:
-            ledger.reset(repr(federation.mechanism))  # it may be another one by now
+            ledger.reset(repr(federation.mechanism))  # the mechanism may have been replaced since
         report_key_source(ledger, federation.seed is not None, loaded and loaded["engine"]["ledger"])
         settings = {
             "target": server.target,
@@ -237,11 +238,11 @@ class FederatedFit(Rounds):
         return engine
 
     def _prepare_rounds(self, loaded: dict[str, Any] | None) -> None:
-        """Journal, the same start on all ranks, and the limits of a target.
+        """Open the journal, agree on the start with all ranks, and set the limits of a privacy target.
 
         Raises:
-            ValueError: If there are more rounds than cohorts, or ranks don't agree.
-            RuntimeError: If a target pays for no round more.
+            ValueError: If there are more rounds than cohorts, or the ranks have different settings.
+            RuntimeError: If the privacy target allows no further round.
         """
         federation, trainer, engine = self._federation, self._trainer, self.engine
         done = 0 if loaded is not None else engine.round - trainer.current_epoch
@@ -251,7 +252,7 @@ class FederatedFit(Rounds):
             keep_journal(trainer, engine.ledger, federation.seed is not None)
         if self.population.ranks is not None:
             said = federation.planner.digest(done + (trainer.max_epochs or 0))
-            start = {**self.identity, "round": str(engine.round), "who is available": said}
+            start = {**self.identity, "round": str(engine.round), "available clients": said}
             indices = self.population.partitioned_data.client_indices
             agree_on_start(self.population.ranks, start, indices, federation.ledger)
         if self._target is not None:
@@ -260,12 +261,11 @@ class FederatedFit(Rounds):
                 self._target.skip_spent_rounds(engine)
 
     def _choose_stack(self) -> int:
-        """The number of clients that train side by side."""
+        """Choose the number of clients that train in one step (the size of a stack)."""
         trainer, population, wanted = self._trainer, self.population, self._federation.local.clients_per_step
         if population.partitioned_data.own_loaders:
             rank_zero_info(
-                "Federated trains one client at a time, because every client's batches come from loaders of "
-                "its own, or from several"
+                "Federated trains one client at a time, because every client has its own training loaders"
             )
         if self._federation.batch_rule is not None or population.partitioned_data.own_loaders:
             return 1
@@ -282,15 +282,15 @@ class FederatedFit(Rounds):
         )
         if population.ranks is None or wanted != "auto":
             return chosen
-        share = -(-cohort // population.ranks.num_ranks)  # every rank takes whole stacks
+        share = -(-cohort // population.ranks.num_ranks)  # larger stacks would leave ranks without work
         size: int = population.ranks.group.broadcast(min(chosen, share), "the size of a stack")
         return size
 
     def _begin_algorithm(self, before: FederatedFit | None, saved: Any) -> Correction | None:
-        """State of the local algorithm: a new one, the checkpoint's, or the last fit's if its server goes on.
+        """Return the state of the local algorithm: new, of the checkpoint, or of the last fit.
 
         Raises:
-            ValueError: If the clients' data, optimisers or callbacks do not go with it.
+            ValueError: If the clients' data, optimisers or callbacks do not work with the algorithm.
         """
         federation, algorithm = self._federation, self._federation.local.algorithm
         if algorithm is None:
@@ -304,11 +304,11 @@ class FederatedFit(Rounds):
             correction.load_state_dict(saved)
         elif self.engine.round and algorithm.remembers:
             name = type(algorithm).__name__
-            rank_zero_warn(f"a checkpoint holds nothing of what clients of {name} keep; they begin anew")
+            rank_zero_warn(f"The checkpoint has no client states of {name}, so clients restart without them")
         return correction
 
     def _begin_evaluation(self, choice: ClientMetricsChoice) -> ClientEvaluator | None:
-        """Prepare to measure on clients' held-out samples, if that is asked for."""
+        """Prepare the evaluation on clients' held-out samples. None if the user did not ask for it."""
         settings, population = self._federation.local.evaluate_clients, self.population
         if settings is None:
             return None
@@ -329,7 +329,7 @@ class FederatedFit(Rounds):
     # ---- rounds ----------------------------------------------------------------------------------
 
     def run_round(self) -> int | None:
-        """Train the next round: every client in a fit of its own, and the server's step. See `RoundLoop`."""
+        """Train the next round, and return the steps of one client in it. See `RoundLoop.run_round`."""
         federation, trainer = self._federation, self._trainer
         if self.engine.statistics is not None:
             check_released(self.engine, str(self.records[-1].aborted) if self.records else "")
@@ -344,11 +344,11 @@ class FederatedFit(Rounds):
             self._is_checked = True
             self._check_isolation()
             if has_claim(self.engine.mechanism, self.engine.context(self.engine.next_plan())):
-                report_noised_statistics(self.vector)  # a seed does not take it away
+                report_noised_statistics(self.vector)  # also with keys from a seed: the noise is the same
         try:
             record = self.play_round()
         except OtherRankStoppedError as error:
-            rank_zero_warn(f"the run ends before the round is over: {error}")
+            rank_zero_warn(f"The run ends before the round is over: {error}")
             trainer.should_stop = True
             self._abandon()
             self._steps = None
@@ -356,7 +356,7 @@ class FederatedFit(Rounds):
         if is_secret:
             record = record.released()
         self.records.append(record)
-        if (journal := self.engine.ledger.journal) is not None:  # of which one rank knows
+        if (journal := self.engine.ledger.journal) is not None:  # rank 0 only
             self._beside.add(journal.path.parent, self._plain_records)
         if record.non_finite_clients or record.aborted:
             warn_round_failures(record, self.side.clock.merged_progress.not_finite)
@@ -381,7 +381,7 @@ class FederatedFit(Rounds):
         if not wanted:
             return
         if population.partitioned_data.holds_streams:
-            rank_zero_info("isolation of the clients is not checked, because a stream can't be read twice")
+            rank_zero_info("Isolation of the clients is not tested, because a stream can't be read twice")
             return
 
         def trial_stacks(round: int) -> Sequence[Stack]:
@@ -391,16 +391,16 @@ class FederatedFit(Rounds):
             clients = first_clients(trial_stacks, 2)
         else:
             clients = [stack for stack in self.next_stacks() if stack.clients]
-            trial_stacks = lambda round: clients  # noqa: E731 (a rule draws once)
+            trial_stacks = lambda round: clients  # noqa: E731 (a rule can draw its batches only once)
         statistics = self.engine.statistics if self.engine.reads_statistics else None
-        found = IsolationTrial(
+        trial = IsolationTrial(
             self._trainer, self.side.dry(is_started=True), trial_stacks, statistics, self.side.log.shared
         )
-        self.isolation = found.check(clients)
+        self.isolation = trial.check(clients)
 
     def log_round(self) -> None:
-        """Log the round that has just ended, and what was measured after it where that may be logged."""
-        if self.figures is None:  # not before the first round, when the federation knows this fit
+        """Log the round that has just ended, and the client evaluation after it if it may be shared."""
+        if self.figures is None:  # made after the first round, because it needs the federation's engine
             self.figures = RunFigures(self._federation, self._trainer)
             self._federation.when_vector_changes(self.figures.vector_changed)
         log_round(self._trainer, self.records[-1], self.figures.after(self.records[-1]))
@@ -409,7 +409,7 @@ class FederatedFit(Rounds):
             last.log(self._trainer, self._evaluator.exact)
 
     def report_idle_cores(self) -> None:
-        """Say what ranks would have brought, where they can do what this fit did."""
+        """Report how much faster several ranks would be, if this fit could use them."""
         federation, population = self._federation, self.population
         takes_ranks = (
             isinstance(population, SimulatedClients)
@@ -425,26 +425,25 @@ class FederatedFit(Rounds):
             rank_zero_info(words)
 
     def replace_weights(self, weights: Tensor) -> None:
-        """Let server and module go on with other weights `(dim,)`. Between rounds."""
+        """Set the weights of server and module to `weights`, `(dim,)`. Call it between rounds only."""
         self.engine.weights = weights.to(self.engine.weights, copy=True)
         self.vector.write(self.engine.weights)
 
     # ---- end --------------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """Free what only the rounds needed."""
+        """Free memory that only the rounds needed."""
         self.population.is_training = False
-        self.side.worker.free_stack_memory()  # frees the memory of stacks
+        self.side.worker.free_stack_memory()
 
     def give_up(self) -> None:
-        """Drop the open round, if there is one, and say so."""
+        """Drop the open round, if there is one, and tell the user."""
         if self.engine.plan is None:
             return
         rank_zero_info(
-            f"stopped in the middle of round {self.engine.round + 1}: what its clients have trained is "
-            f"dropped, and charged if they have sent anything; {len(self.records)} rounds are finished, "
-            "and the model is that of the last one. A checkpoint goes on from there; local_steps makes "
-            "rounds shorter"
+            f"Stopped in round {self.engine.round + 1}: its training is dropped, but updates that were sent "
+            f"stay charged. The model is that after {len(self.records)} finished rounds, from which a "
+            "checkpoint goes on (local_steps makes rounds shorter)"
         )
         self.given_up = self.start
         self._abandon()
@@ -455,17 +454,19 @@ class FederatedFit(Rounds):
         return self.given_up or self.start
 
     def state_dict(self) -> dict[str, Any]:
-        """The server, the records and the choices of this fit. Of an open round, its start."""
+        """Return server, records and choices of this fit for a checkpoint. In an open round, its start."""
         federation, own = self._federation, self.vector.personal
         is_seeded = federation.seed is not None
-        if not is_seeded and os.getpid() == self._process:  # the trial looks into checkpoints, in a fork
+        if not is_seeded and os.getpid() == self._process:  # not in a fork of the isolation test
             keep_journal_of_checkpoint(self._trainer, self.engine.ledger)
         start = self.start_of_round if is_seeded else None
         kept = {} if self._target is None else {"calibration": self._target.state_dict()}
         elsewhere = self.population.state_dict()
         if elsewhere:
             kept["clients"] = elsewhere
-        if self.correction is not None and (is_seeded or elsewhere):  # clients elsewhere keep their vectors
+        if self.correction is not None and (
+            is_seeded or elsewhere
+        ):  # clients elsewhere keep their own states
             kept["algorithm"] = self.correction.state_dict()
         if is_seeded and own.names:
             kept["own"] = own.state_dict()
@@ -485,15 +486,15 @@ class FederatedFit(Rounds):
         )
 
     def _server_state(self) -> dict[str, Any]:
-        """Without a seed the keys of a resumed run are new.
+        """Return the server's state. If keys are secret, a resumed run draws new keys.
 
-        What an open round has sent is spent, the ledger keeps it, and the repetition is a new attempt.
+        Messages of an open round are spent and stay in the ledger, and the repeated round is a new attempt.
         """
         hidden = {"total_uplink_bits": math.nan} if has_revealing_lengths(self.engine) else {}
         return {**self.engine.state_dict(), **hidden}
 
 
 def _weights(vector: Vector) -> Tensor:
-    """The global model, `(dim,)`, in 32 bits at least."""
+    """Return the global model, `(dim,)`, in float32 or wider."""
     weights = vector.read()
     return weights.to(torch.promote_types(weights.dtype, torch.float32))

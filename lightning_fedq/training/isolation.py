@@ -1,18 +1,22 @@
-"""Does what one client trains on reach what another trains, or anything that leaves? Tried before round one.
+"""Check before the first round that data of one client reach nothing but its own messages.
 
-Clients train in worlds of their own (`clients.snapshot`). What lies outside of them stays: globals, class
-attributes, caches, data sets with memory, files, memory that processes share. Nobody can list these. So two
-trainings are compared, each in a fork in which nobody has trained: client A for two rounds, once beside
-itself and once beside client B on other data. Whatever of A, or of what the user's Trainer then shows, is not
-the same in both is refused by its name: A's updates, which buffers change (the length of a message),
-counters, every leaf of a checkpoint, what validation logs, and what the code names by a global. What is
-written to files or told to loggers by hand is not looked at.
+Every client trains in an isolated copy of the training state (`clients.snapshot`). State outside of this copy
+is shared by all clients: globals, class attributes, caches, data sets with memory, files, shared memory. Such
+state can't be listed, so the check compares two trainings, each in a fork in which no client has trained.
+Client A trains two rounds, once next to itself and once next to client B on changed data. The run is refused
+if A's results, or the outputs of the user's Trainer, differ between the two. Compared are:
 
-Where a process can't be forked (a GPU, macOS, Windows, ranks), A, B and A again train here. Compared are A's
-updates, buffers and counters; in a checkpoint of the user's Trainer nothing but whole numbers may change.
-That does not see what leaves by validation, nor what the first to come has fixed for all.
+- A's updates, and the names of the buffers that change, because they decide the length of a message,
+- counters, every leaf of a checkpoint, and metrics that validation logs,
+- globals that the code names.
 
-Both are tests and no proofs: of two rounds and at most eight batches.
+Files and loggers that the user's code writes to by hand are not compared.
+
+If a process can't be forked (a GPU, macOS, Windows, ranks), then A, B and A again train in this process. A's
+updates, buffers and counters are compared, and a checkpoint of the user's Trainer may change in whole numbers
+only. This misses leaks through validation, and state that the first client fixes for all.
+
+Both ways are tests over at most eight batches a training (and two rounds in forks), not proofs.
 """
 
 from __future__ import annotations
@@ -39,16 +43,16 @@ from lightning_fedq.rounds import Statistics
 from lightning_fedq.training.dry_round import Change, DryWorker, silence
 
 _NOT_SAVED, _NOT_VALIDATED = "not saved", "not validated"
-"""Where the error stands for which a checkpoint or a validation, or a part of it, could not be looked at."""
+"""Keys of the errors for which a checkpoint or a validation (or a part of it) could not be digested."""
 _LARGE = 1 << 22
 
 
 def digest_checkpoint(trainer: Any) -> Digests:
-    """Of a checkpoint that is saved now.
+    """Digest a checkpoint that is saved now.
 
-    Where none can be, of all but the states of optimisers, which may have none before a first step, then of
-    all but the callbacks, each of which then shows its own state; what is left out is told by
-    `describe_undigested`.
+    An optimiser may have no state before its first step, so saving may fail. Then the checkpoint is saved
+    again without the states of optimisers, and at last also without callbacks. In this case each callback's
+    state is digested separately. The errors are in the digests, see `describe_undigested`.
     """
     strategy, callbacks = trainer.strategy, trainer.callbacks
     optimizers, schedules = strategy.optimizers, strategy.lr_scheduler_configs
@@ -61,7 +65,7 @@ def digest_checkpoint(trainer: Any) -> Digests:
                 trainer.callbacks = []
             try:
                 found = digests(trainer._checkpoint_connector.dump_checkpoint(False), "checkpoint")
-            except Exception as error:  # of the user's code, or of an optimiser without a state
+            except Exception as error:  # raised by the user's code, or by an optimiser without a state
                 errors.setdefault(f"{type(error).__name__}: {error}"[:200], left_out)
                 continue
             break
@@ -78,10 +82,10 @@ def digest_checkpoint(trainer: Any) -> Digests:
 
 
 def digest_outputs(trainer: Any, max_batches: float = math.inf) -> Digests:
-    """A checkpoint, a validation and a checkpoint again. Only in a fork.
+    """Digest a checkpoint, a validation and a second checkpoint. Run it in a fork only.
 
     Args:
-        max_batches: Most batches of a loader.
+        max_batches: Largest number of batches of each validation loader.
     """
     found = digest_checkpoint(trainer)
     silence(trainer)
@@ -91,7 +95,7 @@ def digest_outputs(trainer: Any, max_batches: float = math.inf) -> Digests:
         trainer.validating = True
         try:
             _validate(trainer, max_batches)
-        except Exception as error:  # of the user's code: the first round would raise it again
+        except Exception as error:  # the user's error, which the first round would raise again
             found[_NOT_VALIDATED] = f"{type(error).__name__}: {error}"[:200]
         trainer.training = True
         metrics = {**trainer.callback_metrics, **trainer.logged_metrics}
@@ -99,13 +103,13 @@ def digest_outputs(trainer: Any, max_batches: float = math.inf) -> Digests:
         found |= {f"logged {k}": repr(v) for k, v in values.items()}
         after = digest_checkpoint(trainer)
         found |= {f"after validation, {name}": value for name, value in after.items() if name != _NOT_SAVED}
-        if _NOT_SAVED not in after:  # what lacked before is seen now
+        if _NOT_SAVED not in after:  # the second checkpoint has the parts that the first one lacked
             found.pop(_NOT_SAVED, None)
     return found
 
 
 def digest_external_state(state: Sequence[tuple[str, Any]]) -> Digests:
-    """A digest of each value that code names past its own, and of large tensors their sum."""
+    """Digest values outside the client state that code names. Of large tensors, digest the sum."""
     found: Digests = {}
     for way, value in state:
         if isinstance(value, Tensor | np.ndarray) and math.prod(value.shape) > _LARGE:
@@ -116,10 +120,10 @@ def digest_external_state(state: Sequence[tuple[str, Any]]) -> Digests:
 
 
 def describe_undigested(digests: Sequence[Digests]) -> str:
-    """Parts of a Trainer's output that could not be looked at, with the errors. "" if all could.
+    """Describe outputs of a Trainer that could not be digested, with the errors. "" if all could be.
 
     Args:
-        digests: What it showed at several times; once is enough.
+        digests: Digests at several times. Only errors in the last of them are described.
     """
     kinds = {"a checkpoint": _NOT_SAVED, "a validation": _NOT_VALIDATED}
     last = digests[-1] if digests else {}
@@ -132,7 +136,7 @@ def _validate(trainer: Any, max_batches: float) -> None:
     seed_for_transforms(0)
     loop.setup_data()
     for loader in loop._combined_loader.flattened if loop._combined_loader is not None else ():
-        with suppress(AttributeError):  # workers of the parent do not work for its fork
+        with suppress(AttributeError):  # worker processes of the parent do not serve its fork
             loader._iterator, loader.num_workers, loader.timeout = None, 0, 0
     loop._max_batches = [min(own, max_batches) for own in loop._max_batches]
     loop.run()
@@ -152,55 +156,56 @@ def describe_trial(
     is_size_unchanged: bool = False,
     unseen: str = "",
 ) -> str:
-    """Sentences of a run's page about the trial.
+    """Describe the isolation check for the privacy page of a run.
 
     Args:
-        method: How it was tried. None: not at all.
-        fork_obstacle: Why not in forks.
-        is_data_unchanged: Did the other client train on its own data, because the training takes no changed
-            ones?
-        is_size_unchanged: Was no client of another size tried, because the training takes none?
-        describe_undigested: What could not be looked at, and why.
+        method: How the check ran. None if it did not run.
+        fork_obstacle: Why the process can't be forked.
+        is_data_unchanged: Did the other client train on unchanged data, because the training accepts no
+            changed data?
+        is_size_unchanged: Was no client of another size tried, because the training accepts none?
+        unseen: Outputs that could not be digested, see `describe_undigested`.
     """
     if method is None:
         return (
-            "Isolation of the clients was not tried: whether globals, class attributes, caches, files or "
-            "data sets carry data from one client to others is not known."
+            "Isolation of the clients was not tested. Globals, class attributes, caches, files or data sets "
+            "may carry data from one client to others."
         )
-    begun = "Isolation of the clients was tried before the first round, in "
-    data = "beside another client's own data" if is_data_unchanged else "with another client's data changed"
-    not_seen = f" It could not look into {unseen}: what such ones hold is not known." if unseen else ""
+    begun = "Isolation of the clients was tested before the first round, in "
+    data = "next to another client's own data" if is_data_unchanged else "with another client's data changed"
+    not_seen = f" Not tested, because of errors: {unseen}." if unseen else ""
     if method == "forks":
         size = ", and no client of another size" if is_size_unchanged else ""
         return (
-            f"{begun}forks of the process: one client's updates, lengths and counters, and checkpoints and "
-            f"validation, {data}{size}. A test over two rounds and a few batches, and no proof.{not_seen}"
+            f"{begun}forks of the process: one client's updates, message lengths and counters, checkpoints "
+            f"and validation, {data}{size}. It is a test over two rounds and a few batches, not a proof."
+            f"{not_seen}"
         )
     return (
-        f"{begun}one process, which can't be forked here ({fork_obstacle}): one client's updates, lengths "
-        "and "
-        f"counters, and checkpoints, {data}. What reaches validation, or is fixed by the first client to "
-        f"train, is not seen so. A test over a few batches, and no proof.{not_seen}"
+        f"{begun}one process, because it can't be forked here ({fork_obstacle}): one client's updates, "
+        f"message lengths and counters, and checkpoints, {data}. It does not see leaks through validation, "
+        "or state that the first client fixes for all. It is a test over a few batches, not a proof."
+        f"{not_seen}"
     )
 
 
 _BATCHES = {100_000: 8, 1_000_000: 4}
-"""Most batches of each training, by the number of parameters; of larger models two."""
+"""Largest number of batches of a training, by the number of parameters. Two for larger models."""
 _NOISE = 10.0
-"""On a device whose sums are not the same twice: so many times the difference of equal trainings passes."""
+"""Tolerance on a device with non-deterministic sums: multiple of the difference between equal trainings."""
 _OUTLIVES = ("update", "counters", "which buffers")
-"""Findings that are never put down to chance: what outlives a fork makes A differ from itself, too."""
+"""Findings that count even if client A differs from itself: state that outlives a fork causes that, too."""
 
 
 class TrialOutcome(NamedTuple):
-    """Outcome of some trainings in one fork.
+    """Results of the trainings in one fork, of client A and of the client next to it.
 
     Args:
-        updates: Client A's, `(dim,)` each: of both rounds.
-        other_update: The update of who trained beside it first, `(dim,)`.
-        buffers: Names of what the first training changed beside the parameters.
-        counters: What it counted.
-        digests: What the user's Trainer shows after the first client, and at the end.
+        updates: Client A's updates of both rounds, `(dim,)` each.
+        other_update: Update of the client that trained first, next to A, `(dim,)`.
+        buffers: Names of the tensors that the first training changed, except the parameters.
+        counters: Values of the counters after the first training.
+        digests: Outputs of the user's Trainer after the first client, and at the end.
     """
 
     updates: list[Tensor]
@@ -211,14 +216,14 @@ class TrialOutcome(NamedTuple):
 
 
 class IsolationTrial:
-    """Trains two clients and compares.
+    """Test of isolation: trains client A alone and next to client B, and compares the results.
 
     Args:
-        trainer: The user's, in its fit; in forks nobody has trained in it.
+        trainer: The user's Trainer in its fit. In forks, no client has trained in it.
         round_stacks: Returns the stacks of a round, of one client each.
-        worker: Trains clients.
-        statistics: Whether clients make statistics before they train.
-        shared: Does validation find in the metrics what clients have logged?
+        worker: Trains clients outside the rounds.
+        statistics: Statistics that clients compute before they train. None if there are none.
+        shared: Are metrics that clients log visible to validation?
     """
 
     def __init__(
@@ -235,42 +240,38 @@ class IsolationTrial:
         self._unseen = ""
 
     def check(self, clients: Sequence[Stack]) -> str:
-        """Refuse a training in which one client's data reach beyond its own message.
+        """Refuse a training in which one client's data reach more than its own messages.
 
         Args:
-            clients: At least two, one a stack; no more are looked at.
+            clients: Stacks of one client each. The first two are tried.
 
         Returns:
-            What was tried, see `describe_trial`.
+            Description of the test, see `describe_trial`.
 
         Raises:
-            ValueError: If they do, with the names of what differs.
+            ValueError: If they do. The message names what differs.
         """
         if len(clients) < 2:
-            rank_zero_info("isolation of the clients is not checked, because there is one client only")
+            rank_zero_info("Isolation of the clients is not tested, because there is only one client")
             return describe_trial(None)
-        one, other = clients[:2]
+        client, neighbour = clients[:2]
         size = sum(p.numel() for p in self._home.lightning_module.parameters())
         batches = next((number for limit, number in _BATCHES.items() if size <= limit), 2)
-        most = min(batches, len(one.batch_sizes), len(other.batch_sizes))
-        found = (self._in_process if self._no_forks else self._in_forks)(one, other, most)
-        if found:
-            names = "; ".join(found[:3]) + (f"; and {len(found) - 3} more" if len(found) > 3 else "")
+        max_batches = min(batches, len(client.batch_sizes), len(neighbour.batch_sizes))
+        findings = (self._in_process if self._no_forks else self._in_forks)(client, neighbour, max_batches)
+        if findings:
+            names = "; ".join(findings[:3]) + (f"; and {len(findings) - 3} more" if len(findings) > 3 else "")
             raise ValueError(
-                f"clients are not isolated: with client {other.clients[0]} on other data beside it, not the "
-                f"same for client {one.clients[0]}, or in what leaves, were: {names}. Something outlives a "
-                "client: a global variable, a class attribute, a cache, a file, or a data set, a transform "
-                "or a collate_fn with memory. Keep it in the module or in a callback, of which every client "
-                "has its own, name it by self alone (what code also names by a global is one for all), and "
-                "log and save only what validation computes; or, where it tells nothing of "
-                "anybody's data, use Federated(check_isolation=False)"
+                f"Data of client {neighbour.clients[0]} changed results of client {client.clients[0]}, or "
+                f"outputs of the run: {names}. Move state outside of the module and callbacks (globals, "
+                "class attributes, caches, files, data sets) into them, or use "
+                "Federated(check_isolation=False)"
             )
         way: Way = "one process" if self._no_forks else "forks"
         if self._unseen:
             rank_zero_warn(
-                f"the trial of isolation could not look into {self._unseen}: whether such ones show one "
-                "client's data is not known; let state_dict and hooks work before the first step, "
-                "too"
+                f"The isolation test could not look into {self._unseen}. Let state_dict and hooks work "
+                "before the first step, too"
             )
         return describe_trial(
             way, self._no_forks, self._is_data_unchanged, self._is_size_unchanged, self._unseen
@@ -280,7 +281,7 @@ class IsolationTrial:
 
     def _in_process(self, client: Stack, neighbour: Stack, max_batches: int) -> list[str]:
         alone = getattr(self._home.strategy, "num_ranks", 1) <= 1
-        # the second shows what differs by itself
+        # two checkpoints: leaves that differ between them change without any training
         saved = [digest_checkpoint(self._home) for _ in range(2 * alone)]
         first, buffers, counters = self._train(client, max_batches)
         noise = 0.0
@@ -310,14 +311,14 @@ class IsolationTrial:
             lambda change: self._rounds(neighbour, client, max_batches, change)
         )
         found, self._unseen = self._compare(alone, beside), describe_undigested(alone.digests)
-        if not found:  # another number of samples must not matter either
+        if not found:  # the number of a neighbour's samples must not matter either
             try:
                 fewer = run_in_fork(lambda: self._beside_fewer(neighbour, client, max_batches))
                 if _distance(alone.updates[0], fewer.updates[0]):
                     found = ["update beside a client of another size"]
-            except ForkFailedError:  # which says nothing of sizes
+            except ForkFailedError:  # the fork failed, whatever the size
                 raise
-            except Exception:  # a size that the module does not take
+            except Exception:  # the module accepts no other size
                 self._is_size_unchanged = True
                 return []
         if not found:
@@ -326,10 +327,13 @@ class IsolationTrial:
         return [name for name in found if name not in again or name.startswith(_OUTLIVES)]
 
     def _check_validation(self, shown: Digests) -> None:
-        """Refuse a validation that fails after a round, on two batches and on all, if there is one.
+        """Refuse a validation that fails after a round because clients' state is dropped.
+
+        It fails in the trial on two batches, so all batches are tried before it is refused.
 
         Raises:
-            ValueError: If it does, and may find nothing there that a trial leaves out: what clients share.
+            ValueError: If validation fails. Not raised if clients share state with validation, because the
+                trial leaves that state out.
         """
         home, error = self._home, shown.get(_NOT_VALIDATED)
         shared = self._shared or any(crosses_clients(c) and not knows_clients(c) for c in home.callbacks)
@@ -337,19 +341,19 @@ class IsolationTrial:
             return
         if _NOT_VALIDATED in run_in_fork(lambda: digest_outputs(home)):
             raise ValueError(
-                f"validation fails after a round ({error}): what a training leaves in modules, callbacks and "
-                "metrics is dropped with the client. Use it in on_train_epoch_end, which is the client's, or "
-                "let what is logged be heard by client_metrics='shared'"
+                f"Validation fails after a round ({error}), because clients' changes to modules, callbacks "
+                "and metrics are dropped. Use them in on_train_epoch_end, or use "
+                "Federated(client_metrics='shared') if it reads logged metrics"
             )
 
     def _train_on_changed_data(self, train: Callable[[Change | None], T]) -> T:
-        """Train on data that are changed as much as the module takes without an error."""
+        """Train on data that are changed as much as the module accepts, else on unchanged data."""
         for change in (_scale_floats, _mirrored):
             try:
                 return train(change)
             except ForkFailedError:
                 raise
-            except Exception:  # the user's code does not take them
+            except Exception:  # the user's code fails on such data
                 continue
         self._is_data_unchanged = True
         return train(None)
@@ -370,14 +374,18 @@ class IsolationTrial:
     def _rounds(
         self, neighbour: Stack, client: Stack, max_batches: int, change: Change | None
     ) -> TrialOutcome:
-        """In a fork: two rounds of `neighbour`, then `client`. A plays both first, so that numbers agree."""
+        """Train `neighbour`, then `client`, in each of two rounds, in a fork.
+
+        For the reference, client A takes both places, so that the numbers of trainings are equal.
+        """
         return run_in_fork(lambda: self._train_both(neighbour, client, max_batches, change))
 
     def _train_both(
         self, neighbour: Stack, client: Stack, max_batches: int, change: Change | None
     ) -> TrialOutcome:
         before, buffers, counters = self._train(neighbour, max_batches, change)
-        first, updates = run_in_fork(lambda: self._digest_outputs(max_batches)), []  # disturbs nothing there
+        # a fork of its own, so that validation changes nothing for the second round
+        first, updates = run_in_fork(lambda: self._digest_outputs(max_batches)), []
         for round in range(2):
             if round:
                 self._next_round()
@@ -386,7 +394,7 @@ class IsolationTrial:
         return TrialOutcome(updates, before, buffers, counters, (first, self._digest_outputs(max_batches)))
 
     def _beside_fewer(self, neighbour: Stack, client: Stack, max_batches: int) -> TrialOutcome:
-        """One round beside a client with a batch less, or with a smaller batch."""
+        """Train one round next to a client that has one batch less, or half of its only batch."""
         fewer, change = (max_batches - 1, None) if max_batches > 1 else (max_batches, _halved)
         before, buffers, counters = self._train(neighbour, fewer, change)
         return TrialOutcome([self._train(client, max_batches)[0]], before, buffers, counters)
@@ -403,7 +411,7 @@ class IsolationTrial:
         current = self._home.fit_loop.epoch_progress.current
         for count in ("ready", "started", "processed", "completed"):
             setattr(current, count, getattr(current, count) + 1)
-        self._worker.fit.end_round()  # the next clients begin with the fit as it is then
+        self._worker.fit.end_round()  # the next clients are copied from the fit in its present state
 
     def _train(
         self, stack: Stack, max_batches: int, change: Change | None = None
@@ -415,7 +423,7 @@ class IsolationTrial:
             counters.update({name: client.module.get_buffer(name).tolist() for name in names})
             changed.extend(ChangedTensors.compare(self._home.lightning_module, client.module).changed)
 
-        if self._statistics is not None:  # as in a run: first these, then the training
+        if self._statistics is not None:  # in a run, too, statistics come before the training
             found.append(self._worker.statistics(stack, max_batches, self._statistics.size, change))
         found.append(self._worker.try_out(stack, max_batches, look, change=change).detach())
         return torch.cat([part.to(found[-1]) for part in found]), tuple(changed), counters
@@ -434,7 +442,7 @@ def _differ(left: Digests, right: Digests) -> list[str]:
 def _lengths(
     left: Sequence[str], right: Sequence[str], counters: dict[str, Any], counted: dict[str, Any]
 ) -> list[str]:
-    """Differences in a message's length, or in what is counted without noise."""
+    """Return the differences in the length of a message, and in counters, which travel without noise."""
     found = []
     if names := sorted(set(left) ^ set(right)):
         found.append(f"which buffers change ({', '.join(names)})")
@@ -447,17 +455,17 @@ def _lengths(
 
 
 def _scale_floats(batch: Any) -> Any:
-    """Floats five times as large, and one more. Integers, labels say, within the batch's range."""
+    """Map floats x to 5 x + 1, and mirror integers (such as labels) within the range of the batch."""
     return map_leaves(lambda leaf: _changed(leaf, True), batch)
 
 
 def _mirrored(batch: Any) -> Any:
-    """All numbers mirrored within the batch's range."""
+    """Mirror all numbers within the range of the batch."""
     return map_leaves(lambda leaf: _changed(leaf, False), batch)
 
 
 def _halved(batch: Any) -> Any:
-    """Half of the samples, two at least."""
+    """Keep half of the samples, at least two."""
     return map_tensors(lambda leaf: leaf[: max(2, len(leaf) // 2)] if leaf.dim() else leaf, batch)
 
 

@@ -1,23 +1,22 @@
-"""The user's Trainer counts rounds: the stacks of a round, and the loops in which one is an epoch.
+"""Stacks of a round, and loops in which the user's Trainer counts a round as one epoch.
 
-The stacks are a pure function of the round's plan; where a `BatchRule` draws the batches, they also depend on
-what the rule remembers.
+The stacks are a pure function of the round's plan. If a `BatchRule` draws the batches, they also depend on
+the rule's state.
 
-The loops stand in for Lightning's own during a fit, and clients train in fits of their own. To whoever looks
-at the Trainer a round is what an epoch is in one client's training: as many batches and optimiser steps as
-the longest client has. So `max_steps`, `global_step`, `val_check_interval` and the names of checkpoints mean
-what they mean without a federation, and validation, checkpoints, early stopping, averages and loggers see
-global models only. `on_train_epoch_end` belongs to the clients, of the module and of callbacks that look at
-batches. What a server would do when a round ends goes into a hook that a module may have,
-`on_round_end(self)`.
+The loops replace Lightning's own during a fit, and clients train in separate fits. In the user's Trainer a
+round counts as one epoch of one client's training: as many batches and optimiser steps as the client with the
+most batches has. So `max_steps`, `global_step`, `val_check_interval` and the names of checkpoints mean the
+same as without a federation. Validation, checkpoints, early stopping, averages and loggers use global models
+only. `on_train_epoch_end` of the module, and of callbacks that look at batches, is called for the clients. A
+module may have a hook `on_round_end(self)` for the server's work at the end of a round.
 
-`WeightAveraging` and `EMAWeightAveraging` average after every step; here the end of a round stands for all
-its steps: the global model enters the average once, if any step of the round's longest client is one that
-the callback's `should_update` asks for.
+`WeightAveraging` and `EMAWeightAveraging` average after every step. Here the end of a round stands for all of
+its steps. The global model enters the average once if the callback's `should_update` asks for any step of the
+client with the most batches.
 
-A loader that is handed straight to `fit(...)` is taken over by a private name (tried on Lightning 2.4 and
-2.6): `fit_loop._data_source.instance` is whatever the training loader comes from. With the module in its
-place, Lightning asks the module's `train_dataloader`, which can be replaced in public.
+A loader that is passed to `fit(...)` is replaced through a private attribute (tested with Lightning 2.4 and
+2.6): `fit_loop._data_source.instance` is the source of the training loader. With the module in its place,
+Lightning calls the module's `train_dataloader`, which can be replaced by public means.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ from lightning_fedq.training.client_metrics import ObservedResults
 
 
 def idle_stack(plan: RoundPlan) -> Stack:
-    """A stack of nobody, with one step that does nothing."""
+    """Return a stack without clients, with one step that does nothing."""
     return Stack((), (1,), plan.stream_seed("training"), ())
 
 
@@ -57,16 +56,19 @@ def round_stacks(
     shuffled: Callable[[int], bool],
     clients_per_step: int,
 ) -> list[Stack]:
-    """Cut the clients that answer into stacks of equal batch shapes, all of which shuffle or none.
+    """Divide the clients that answer into stacks that train in one step.
 
-    Stacks of one kind differ by at most one client. A client's seeds do not depend on the other clients.
+    Clients of a stack have equal batch shapes, and either all or none of them shuffle. The sizes of stacks
+    of one kind differ by at most one client. A client's seeds do not depend on the other clients.
 
     Args:
-        shuffled: Is there anything to shuffle for this client?
-        clients_per_step: Largest stack, >= 1.
+        plan: Plan of the round.
+        batch_sizes: Returns the sizes of a client's batches in the round.
+        shuffled: Returns whether a client's data are shuffled.
+        clients_per_step: Largest number of clients in a stack, >= 1.
 
     Returns:
-        The stacks; a single idle one where nobody answers.
+        Stacks of the round. One stack without clients if no client answers.
     """
     if not plan.survivors:
         return [idle_stack(plan)]
@@ -87,13 +89,13 @@ def round_stacks(
 
 
 def first_steps(stacks: Sequence[Stack], num_steps: int) -> list[Stack]:
-    """The first steps of a round, for `fast_dev_run`: whole stacks, or else a part of the first one."""
-    kept, left = [], num_steps
+    """Return the first steps of a round, for `fast_dev_run`: whole stacks, or a part of the first one."""
+    whole, remaining = [], num_steps
     for stack in stacks:
-        if len(stack.batch_sizes) > left:
+        if len(stack.batch_sizes) > remaining:
             break
-        kept.append(stack)
-        left -= len(stack.batch_sizes)
+        whole.append(stack)
+        remaining -= len(stack.batch_sizes)
     first = stacks[0]
     part = replace(
         first,
@@ -101,16 +103,17 @@ def first_steps(stacks: Sequence[Stack], num_steps: int) -> list[Stack]:
         samples=first.samples[:num_steps],
         keys=first.keys[:num_steps],
     )
-    return kept or [part]
+    return whole or [part]
 
 
 class Schedule:
-    """The stacks of any round. Those of the last one asked for are kept, so that a rule draws them once.
+    """Stacks of any round. The last result is stored, because a batch rule may draw its batches only once.
 
     Args:
-        mechanism: Mechanism that says into which groups a cohort falls.
-        rule: Draws the batches; None is whole passes.
-        num_steps: Cut a round after so many steps; 0 is all of it.
+        mechanism: Mechanism, which divides a cohort into groups.
+        work: Batch sizes of all clients.
+        rule: Rule that draws batches. None trains whole passes over the data.
+        num_steps: Number of steps after which a round is cut. 0 for no limit.
     """
 
     def __init__(
@@ -127,24 +130,24 @@ class Schedule:
 
     @property
     def max_batches(self) -> int:
-        """Batches of the client that has most of them in a round."""
+        """Number of batches of the client that has most of them in a round."""
         longest = max(map(len, self._work.sizes))
         return min(longest, self._num_steps) if self._num_steps else longest
 
     @property
     def sizes(self) -> list[tuple[int, ...]]:
-        """Each client's batch sizes in a round."""
+        """Batch sizes of each client in a round."""
         return self._work.sizes
 
     @property
     def has_equal_batches(self) -> bool:
-        """Has every client as many batches in a round?"""
+        """Whether all clients have the same number of batches in a round."""
         return len({len(sizes) for sizes in self._work.sizes}) == 1
 
     def stacks(
         self, round: int, attempt: int, clients_per_step: int, max_batches: int | None = None
     ) -> list[Stack]:
-        """The stacks of one attempt at a round, in which a client has no more than `max_batches`."""
+        """Return this process's stacks of one attempt at a round, with `max_batches` a client at most."""
         key = (round, attempt, clients_per_step, max_batches)
         if self._last_stacks is None or self._last_stacks[0] != key:
             self._last_stacks = (key, self._make_stacks(*key))
@@ -158,13 +161,13 @@ class Schedule:
     def global_stacks(
         self, round: int, attempt: int, clients_per_step: int, max_batches: int | None = None
     ) -> list[Stack]:
-        """The stacks that one process would train, in its order, however many processes there are."""
+        """Return the stacks of all processes, in the order in which one process would train them."""
         return self._cut_stacks(
             self._planner.plan(round, self._mechanism, attempt), attempt, clients_per_step, max_batches
         )
 
     def trial_stacks(self, round: int, clients_per_step: int) -> list[Stack]:
-        """Stacks to try something out with: those of a round as everybody may see it."""
+        """Return stacks for a dry round: those of the expected, public plan, which draws no secret cohort."""
         return self._cut_stacks(self._planner.expected(round, self._mechanism), 0, clients_per_step, None)
 
     def _cut_stacks(
@@ -175,7 +178,7 @@ class Schedule:
             stacks = round_stacks(
                 plan, lambda c: work.sizes[c][:max_batches], work.shuffles, clients_per_step
             )
-        else:  # one for each client that answers, on the batches that are drawn for it
+        else:  # one stack for each client that answers, with the batches that the rule draws for it
             stacks, drawn = [], rule.draw(plan.round, attempt, plan.survivors)
             for client, batches in zip(plan.survivors, drawn, strict=True):
                 own, seed = batches[:max_batches], plan.stream_seed("training", client)
@@ -189,16 +192,16 @@ class Schedule:
 
 
 OF_THE_FIT = ("on_round_end", "on_train_end", "on_fit_end")
-"""Hooks of whoever ends rounds and fits: over a network the server's, and no client's message runs them."""
+"""Hooks that end rounds and fits. In a deployment the server calls them, and no client's message does."""
 _loops: Any = pl.loops
 
 
 class RoundLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
-    """Lightning's epoch loop with one step: a round.
+    """Lightning's epoch loop with a round as its only step.
 
     Attributes:
-        run_round: Trains the clients of a round, lets the module be the new global model, and returns the
-            optimiser steps of one client in it. None where the round was given up.
+        run_round: Trains a round and writes the new global model into the module. Returns the number of one
+            client's optimiser steps in the round, or None if the round was given up.
     """
 
     run_round: Callable[[], int | None]
@@ -227,7 +230,7 @@ class RoundLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
             counts.ready += batches
             counts.started += batches
             counts.processed += batches
-            counts.completed += batches - 1  # as in the middle of Lightning's last batch
+            counts.completed += batches - 1  # Lightning's state before the last batch is completed
         progress.is_last_batch = True
         self._count_steps(before + steps)
         trainer._logger_connector._first_loop_iter = False
@@ -237,10 +240,10 @@ class RoundLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
             call_hooks(trainer, [callback], "on_train_batch_end", *seen, batches - 1)
         trainer._logger_connector.on_batch_end()
         progress.increment_completed()
-        self._batches_that_stepped += steps - 1  # Lightning adds the last
+        self._batches_that_stepped += steps - 1  # Lightning counts the last step
 
     def _empty_batch(self) -> Any:
-        """One sample of zeros in the structure of a batch, None where every client has its own loader."""
+        """Return one sample of zeros in the structure of a batch. None if clients have their own loaders."""
         try:
             return self.trainer.train_dataloader.fetch(torch.empty(0, dtype=torch.int64))
         except (AttributeError, ValueError):
@@ -254,7 +257,7 @@ class RoundLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
             counts.ready = counts.completed = steps
 
     def _update_learning_rates(self, interval: str, update_plateau_schedulers: bool) -> None:
-        """Only schedules that follow a metric: the clock moves the others on."""
+        """Update only schedules that follow a metric, because the clock steps the others."""
         if interval == "epoch" and update_plateau_schedulers:
             super()._update_learning_rates(interval, update_plateau_schedulers)
 
@@ -263,7 +266,7 @@ class RoundFitLoop(_loops._FitLoop):  # type: ignore[misc]
     """Lightning's loop over epochs, which leaves `on_train_epoch_end` to the clients."""
 
     def on_advance_end(self) -> None:
-        """End a round."""
+        """End a round: call the hooks, and count the epoch."""
         trainer, module = self.trainer, self.trainer.lightning_module
         trainer._logger_connector.epoch_end_reached()
         self.epoch_progress.increment_processed()
@@ -273,7 +276,7 @@ class RoundFitLoop(_loops._FitLoop):  # type: ignore[misc]
         ]
         call_hooks(trainer, [c for c in for_fit if c not in monitoring], "on_train_epoch_end")
         if hasattr(module, "on_round_end"):
-            module._current_fx_name = "on_train_epoch_end"  # in which Lightning lets it log
+            module._current_fx_name = "on_train_epoch_end"  # a hook in which Lightning allows logging
             module.on_round_end()
             module._current_fx_name = None
         call_hooks(trainer, monitoring, "on_train_epoch_end")
@@ -291,10 +294,11 @@ class RoundFitLoop(_loops._FitLoop):  # type: ignore[misc]
 def install_round_loop(
     trainer: Any, run_round: Callable[[], int | None], on_log: Callable[[str, Any], None], undo: Undo
 ) -> None:
-    """Let a Trainer's fit train rounds, until undone.
+    """Replace the loops of a Trainer's fit by loops over rounds, until undone.
 
     Args:
-        on_log: Called with name and value of whatever is logged in validation.
+        run_round: Trains a round, see `RoundLoop`.
+        on_log: Called with name and value of each metric that validation logs.
     """
     fit, epoch = trainer.fit_loop, trainer.fit_loop.epoch_loop
     round_fit: Any = RoundFitLoop.__new__(RoundFitLoop)
@@ -317,11 +321,11 @@ def install_round_loop(
 
 
 def average_by_rounds(trainer: pl.Trainer, count_steps: Callable[[], range | None], undo: Undo) -> None:
-    """Let the end of a round stand for all its steps in the averaging callbacks of a Trainer, until undone.
+    """Let averaging callbacks of a Trainer average once a round, until undone.
 
     Args:
-        count_steps: Returns the steps of one client in the last round, counted from the first round on; None
-            if it was given up.
+        count_steps: Returns the steps of one client in the last round, as a range counted from the first
+            round on. None if the round was given up.
     """
 
     def unless_given_up(hook: Callable[..., Any], *arguments: Any) -> None:
@@ -342,10 +346,7 @@ def average_by_rounds(trainer: pl.Trainer, count_steps: Callable[[], range | Non
 
 
 def handed_loader(trainer: Any) -> Any:
-    """The training loader handed to `fit(...)`.
-
-    None where a module or a data module returns it.
-    """
+    """Return the training loader that was passed to `fit(...)`. None if a module or data module has it."""
     instance = getattr(getattr(trainer.fit_loop, "_data_source", None), "instance", None)
     return None if isinstance(instance, pl.LightningModule | pl.LightningDataModule) else instance
 

@@ -1,4 +1,4 @@
-"""The clients of one fit, wherever they are: what they hold, their server."""
+"""The clients of one fit, simulated or elsewhere: their partition of the data, and their server."""
 
 from __future__ import annotations
 
@@ -37,12 +37,14 @@ Stacks = Callable[[], list[Stack]]
 
 @dataclass(frozen=True)
 class PartitionedData:
-    """Who holds what, and the batches that follow from it.
+    """Partition of the training data, and the schedule of the clients' batches.
 
     Args:
-        client_indices: Sample indices of each client; of a stream none.
-        own_loaders: Whether every client has loaders of its own.
-        held_out: Sample indices that each client keeps out of its training; empty if nobody does.
+        client_indices: Sample indices of each client, `(num_samples,)`. Empty for a stream.
+        schedule: Stacks and batches of any round.
+        loader: Loader of all clients.
+        own_loaders: Does every client have its own loaders?
+        held_out: Sample indices that each client keeps out of its training. Empty list if no client does.
     """
 
     client_indices: list[Tensor]
@@ -53,23 +55,23 @@ class PartitionedData:
 
     @property
     def reads_streams(self) -> bool:
-        """Do clients read loaders of their own, or streams?"""
+        """Whether clients read their own loaders, or streams."""
         return self.own_loaders or self.holds_streams
 
     @property
     def holds_streams(self) -> bool:
-        """Is some client's data a stream, which says nothing of its length?"""
+        """Whether the data of some client are a stream, which has no length."""
         return any(not len(part) for part in self.client_indices)
 
 
 class Population(ABC):
-    """The clients of one fit, from its setup on.
+    """Base class for the clients of one fit, from its setup on.
 
     Attributes:
-        ranks: Strategy of this process where several train the clients.
-        limit: Steps after which `fast_dev_run` cuts a round; 0 is all of it.
-        coming: Returns the stacks of the round to come, or of the open one. The fit sets it.
-        is_training: Whether clients train, so that a new question for the loader may renew it.
+        ranks: Strategy of this process if several ranks train the clients. None if there is one process.
+        limit: Number of steps after which `fast_dev_run` cuts a round. 0 for no limit.
+        coming: Returns the stacks of the next round, or of the open one. The fit sets it.
+        is_training: Has the training begun, so that the training loader may be renewed?
     """
 
     ranks: DistributedClientsStrategy | None = None
@@ -82,38 +84,38 @@ class Population(ABC):
         self.is_training = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Population:
-        """Itself: the user's copied module or data module still asks the one federation."""
+        """Return the same object, because a copied module or data module still uses the one federation."""
         return self
 
     @property
     def partitioned_data(self) -> PartitionedData:
-        """Who holds what. Dealt out once, at the first question, which `configure_optimizers` may ask."""
+        """Partition of the data. Made once at first use, which may be in `configure_optimizers`."""
         if self._holdings is None:
             self._holdings = self._partition_data()
         return self._holdings
 
     @property
     def is_partitioned(self) -> bool:
-        """Have the data been dealt out?"""
+        """Whether the data have been partitioned."""
         return self._holdings is not None
 
     def forget_partition(self) -> None:
-        """Deal out anew at the next question: the plan has changed."""
+        """Partition the data again at the next use, because the seed of the plan has changed."""
         self._holdings = None
 
     def loader(self) -> ClientLoader:
-        """The present loader of all clients."""
+        """Return the present loader of all clients."""
         return self.partitioned_data.loader
 
     def state_dict(self) -> dict[str, Any]:
-        """State for a checkpoint, of clients that keep something elsewhere. Simulated ones have none."""
+        """Return the state of clients elsewhere for a checkpoint. Simulated clients have none."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 (simulated ones have none)
-        """Go on from the state of a checkpoint."""
+        """Restore the state of a checkpoint."""
 
     def labels(self) -> Tensor:
-        """Labels of all samples, `(samples,)`.
+        """Return the labels of all samples, `(samples,)`.
 
         Raises:
             ValueError: If the dataset has no integer labels.
@@ -123,7 +125,7 @@ class Population(ABC):
     def label_counts(self) -> Tensor | None:
         """Count the samples of each label that each client holds, `(clients, labels)`.
 
-        None where labels are not to be had without reading every sample, or there are none.
+        None if there are no labels, or reading them needs every sample.
         """
         if not has_stored_labels(self.loader().dataset, self._federation.clients.labels):
             return None
@@ -133,46 +135,46 @@ class Population(ABC):
             return None
 
     def check_change(self, before: Members, after: Members) -> None:  # noqa: B027 (simulated ones follow any)
-        """Refuse parameters that join or leave where clients can't follow."""
+        """Refuse a change of the trained parameters that clients can't follow."""
 
     def evaluator(self, trainer: pl.Trainer, engine: Any) -> ClientEvaluator | None:
-        """Measures clients that are elsewhere, by `evaluate_clients`. None where they are measured here."""
+        """Return the evaluator of clients that are elsewhere. None if clients are evaluated here."""
         return None
 
     def check_start(self, trainer: pl.Trainer) -> None:  # noqa: B027 (simulated ones follow any schedule)
-        """Refuse what is known once a fit has its optimisers.
+        """Refuse a schedule that clients can't follow, once the fit has its optimisers.
 
         Raises:
-            ValueError: With the cure.
+            ValueError: If they can't. The message has the cure.
         """
 
     @abstractmethod
     def trial_stacks(self) -> list[Stack] | None:
-        """The first client to train, or nobody. None: nothing can be tried with anybody."""
+        """Return the stack of the first client to train, or none. None if no client can be tried."""
 
     @abstractmethod
     def server(
         self, weights: Tensor, segments: Sequence[int], settings: dict[str, Any], round_labels: Stacks
     ) -> Any:
-        """A new server of these clients.
+        """Return a new server of these clients.
 
         Args:
-            weights: The global model, `(dim,)`.
-            segments: Sizes of its segments, `dim` in sum.
-            settings: Further arguments of a `RoundServer`.
-            round_labels: Returns the stacks of a round that one process would train.
+            weights: Global model, `(dim,)`.
+            segments: Sizes of the vector's segments, which add up to `dim`.
+            settings: Further arguments of `RoundServer`.
+            round_labels: Returns the stacks of a round as one process would train them.
         """
 
     @abstractmethod
     def _partition_data(self) -> PartitionedData:
-        """Deal out the data."""
+        """Partition the data."""
 
 
 class SimulatedClients(Population):
-    """Clients that are trained here, on shares of the user's training data.
+    """Clients of a simulation, which train here on a partition of the user's training data.
 
     Raises:
-        ValueError: If there is a deadline and no durations.
+        ValueError: If there is a deadline without durations.
     """
 
     def __init__(self, federation: Federation, trainer: Any, module: pl.LightningModule, undo: Undo) -> None:
@@ -181,8 +183,8 @@ class SimulatedClients(Population):
         deadline = federation.clients.deadline
         if deadline is not None and deadline.durations is None:
             raise ValueError(
-                f"{deadline!r} says not how long clients of a simulation need; give durations=..., seconds "
-                "of one number or one a client, or leave deadline out"
+                f"{deadline!r} lacks the durations of simulated clients. Give durations=... in seconds, "
+                "as one number or one a client, or leave deadline out"
             )
         self.ranks = get_rank_strategy(trainer)
         if self.ranks is not None:
@@ -197,12 +199,12 @@ class SimulatedClients(Population):
         self._asked_at: int | None = None
         self.limit = int(trainer.fast_dev_run)
         self._limit_batches = 1.0 if self.limit else trainer.limit_train_batches
-        undo.replace(trainer, "limit_train_batches", 1.0)  # of every client's passes, not of the round
-        # a plain function, so that a deep copy of the module does not copy this
+        undo.replace(trainer, "limit_train_batches", 1.0)  # applied to each client's passes instead
+        # a lambda, so that a deep copy of the module does not copy this object
         undo.replace(self._owner, "train_dataloader", lambda: self._asked())
 
     def _asked(self) -> ClientLoader:
-        """The clients' loader. Once the training runs, over the user's new one where that is wished for."""
+        """Return the clients' loader. After reload_dataloaders_every_n_epochs rounds, reload the user's."""
         if self.is_partitioned and self.is_training:
             now = self._trainer.current_epoch
             if self._asked_at is None:
@@ -210,7 +212,7 @@ class SimulatedClients(Population):
             elif self._reload_every and now - self._asked_at >= self._reload_every:
                 self._asked_at, held, rule = now, self.partitioned_data, self._federation.batch_rule
                 renewed = self._renew(self._user_loader())
-                if (check := getattr(rule, "check", None)) is not None:  # which data it draws from
+                if (check := getattr(rule, "check", None)) is not None:  # the rule draws from known data only
                     check(renewed.dataset, held.client_indices)
                 self._holdings = replace(held, loader=held.loader.over(renewed))
         return self.loader()
@@ -230,9 +232,9 @@ class SimulatedClients(Population):
                 lambda client: torch.Generator().manual_seed(run.stream_seed("held out", client)),
             )
         elif measured is not None and measured.partitioned is not None:
-            draws = torch.Generator().manual_seed(run.stream_seed("partition"))  # the training's
+            draws = torch.Generator().manual_seed(run.stream_seed("partition"))  # as for the training data
             held_out = PartitionedHeldOut(measured.partitioned_dataset, draws)
-        dealt = split_loader(
+        split = split_loader(
             self._user_loader(),
             lambda: choose_partition(self._owner, clients.partition),
             clients.num_clients,
@@ -245,40 +247,40 @@ class SimulatedClients(Population):
             held_out,
         )
         weighting = federation.server.weighting
-        check_per_client_loaders(dealt.own_loaders, local.clients_per_step, weighting, dealt.client_indices)
+        check_per_client_loaders(split.own_loaders, local.clients_per_step, weighting, split.client_indices)
         if self.ranks is not None:
-            check_for_ranks(rule, dealt.client_indices)
-        check_limit(dealt.work)
+            check_for_ranks(rule, split.client_indices)
+        check_limit(split.work)
         if rule is not None:
-            rule.begin(dealt.work)
-        schedule = Schedule(planner, federation.mechanism, dealt.work, rule, self.limit)
+            rule.begin(split.work)
+        schedule = Schedule(planner, federation.mechanism, split.work, rule, self.limit)
         if self.ranks is not None:
             schedule = RankSchedule(schedule, self.ranks.global_rank, self.ranks.num_ranks)
         validate_by_rounds(trainer, schedule.max_batches, self._undo)
-        self._renew = dealt.renew
+        self._renew = split.renew
         return PartitionedData(
-            dealt.client_indices,
+            split.client_indices,
             schedule,
-            dealt.loader(lambda: self.coming(), schedule.max_batches),
-            dealt.own_loaders,
+            split.loader(lambda: self.coming(), schedule.max_batches),
+            split.own_loaders,
             [] if held_out is None else held_out.parts,
         )
 
     def trial_stacks(self) -> list[Stack] | None:
-        held = self.partitioned_data
-        if self._federation.batch_rule is not None or held.holds_streams:
-            return None  # a rule draws once, and streams can't be read twice
-        return first_clients(lambda round: held.schedule.trial_stacks(round, 1), 1)
+        data = self.partitioned_data
+        if self._federation.batch_rule is not None or data.holds_streams:
+            return None  # a rule can draw its batches only once, and streams can't be read twice
+        return first_clients(lambda round: data.schedule.trial_stacks(round, 1), 1)
 
     def server(
         self, weights: Tensor, segments: Sequence[int], settings: dict[str, Any], all: Stacks
     ) -> RoundEngine:
-        """The round engine, or a rank's, see `Population.server`."""
+        """Return a round engine, or a rank's engine, see `Population.server`."""
         federation, server = self._federation, self._federation.server
         seed, root = federation.seed, os.urandom(32)
         secagg, more = server.secure_aggregation, dict[str, Any]()
         if self.ranks is not None:
-            root = self.ranks.group.broadcast(root, "the keys")  # also where one has a seed
+            root = self.ranks.group.broadcast(root, "the keys")  # sent even if this rank has a seed
             more = {"strategy": self.ranks, "stacks": all}
         keys: Keys = RootKeys(root) if seed is None else SeededKeys(seed)
         return (RoundEngine if self.ranks is None else RankEngine)(

@@ -1,12 +1,12 @@
-"""Processes that share a federation: the group in which they exchange, and the strategy that starts them.
+"""Processes that share a federation: the group over which they communicate, and their strategy.
 
-The group is no default group of `torch.distributed`: to Lightning, torchmetrics and the user's module there
-are no other processes, so that nobody adds up a metric that every rank has in full, or waits for a rank that
-is busy with its own clients. Objects always go by gloo, which notices at once that a rank is gone; tensors on
-a GPU go by NCCL, unless gloo is asked for.
+The group is not the default group of `torch.distributed`, so Lightning, torchmetrics and the user's module
+see a single process. Otherwise they would add up metrics that every rank has in full, or wait for a rank that
+trains its own clients. Objects always use gloo, which notices at once when a rank has ended. Tensors on a GPU
+use NCCL, unless the user chooses gloo.
 
-To Lightning every rank is a single device: no sampler is swapped, no gradient is averaged, nothing is said
-between batches, and ranks may have different numbers of them.
+For Lightning every rank is a single device: it replaces no sampler, averages no gradients and exchanges
+nothing between batches, and ranks may have different numbers of batches.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Backend = Literal["gloo", "nccl"]
 
 
 _HEAD = 2**14
-"""Bytes of an object that travel with its length: one exchange in place of two, for most."""
+"""Bytes of a message that contains an object's length and start, so that most objects need one exchange."""
 
 
 def _is_loopback(host: str) -> bool:
@@ -40,11 +40,11 @@ def _is_loopback(host: str) -> bool:
 
 
 def _store(rank: int, size: int, address: tuple[str, int], timeout: timedelta) -> Any:
-    """The store in which ranks find each other. That of ranks on one machine listens to this machine only.
+    """Return the store in which ranks find each other. On one machine it listens to this machine only.
 
-    Ranks exchange pickles, which run whatever they say, and torch listens to everybody by default. A launcher
-    that has a store already (torchrun; Ray, in a default process group) is asked for it, and an address of a
-    network is torch's.
+    Ranks exchange pickles, which can run any code, and torch listens to all hosts by default. A store of the
+    launcher is used if there is one (of torchrun, or Ray's default process group). If the address is another
+    machine's, torch makes the store.
     """
     if dist.is_initialized() and (dist.get_rank(), dist.get_world_size()) == (rank, size):
         return _get_default_store()
@@ -59,9 +59,9 @@ def _store(rank: int, size: int, address: tuple[str, int], timeout: timedelta) -
 
 
 def _device(gloo_group: Any, address: tuple[str, int]) -> Any:
-    """Device of gloo: the interface of GLOO_SOCKET_IFNAME, or the one through which rank 0 is reached.
+    """Return gloo's device: the interface of GLOO_SOCKET_IFNAME, or the one on the route to rank 0.
 
-    Torch would ask for the address of this machine's name, which on many machines is a loopback one.
+    Torch would use the address of this machine's name, which is a loopback address on many machines.
     """
     if _is_loopback(address[0]):
         return gloo_group.create_device(hostname="127.0.0.1")
@@ -69,28 +69,28 @@ def _device(gloo_group: Any, address: tuple[str, int]) -> Any:
         return gloo_group.create_device(interface=interface.split(",")[0])
     family, kind, _, _, there = socket.getaddrinfo(*address, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as asking:
-        asking.connect(there)  # sends nothing
+        asking.connect(there)  # chooses the route, and sends nothing
         return gloo_group.create_device(hostname=asking.getsockname()[0])
 
 
 class RankLostError(RuntimeError):
-    """Error of a rank that does not get an answer from another one."""
+    """Error of a rank that gets no answer from another rank."""
 
 
 class RankGroup:
     """Exchange of objects and sums between the ranks of a federation. Every rank makes the same calls.
 
     Args:
-        address: Host and port at which rank 0 answers.
-        backend: For tensors; NCCL takes those on a GPU only.
-        timeout: After which a rank that does not answer counts as lost.
+        address: Host and port on which rank 0 listens.
+        backend: Backend for tensors. NCCL accepts tensors on a GPU only.
+        timeout: Time after which a rank that does not answer counts as lost.
 
     Attributes:
-        is_lost: Whether another rank failed to answer. Nobody is asked any more then.
+        is_lost: Has another rank failed to answer? Then no rank is asked any more.
 
     Raises:
-        RankLostError: In every method, if another rank is gone or does not answer. What else a group can't be
-            made for, an address in use or a wrong interface, is torch's error.
+        RankLostError: In every method, if another rank has ended or does not answer. Other reasons for which
+            a group can't be made (address in use, wrong interface) are torch's errors.
     """
 
     def __init__(
@@ -122,60 +122,60 @@ class RankGroup:
         except unanswered as error:
             self.is_lost = True
             raise RankLostError(
-                f"rank {self.rank} of {self.size} gets no answer from another rank, so the run ends here; "
-                f"see what that one says, and go on from the last checkpoint with fit(ckpt_path=...): {error}"
+                f"Rank {self.rank} of {self.size} gets no answer from another rank. See that rank's output, "
+                f"and resume with fit(ckpt_path=...) from the last checkpoint: {error}"
             ) from error
 
     def gather(self, obj: Any, place: str) -> list[Any]:
-        """Everybody's object, on all ranks, in their order.
+        """Return the objects of all ranks, in the order of the ranks.
 
         Args:
-            obj: What can be pickled. Ranks trust each other.
-            place: Point of the run, in words, which all ranks must agree on.
+            obj: Object that can be pickled. Ranks trust each other.
+            place: Point of the run, in words, which must be the same on all ranks.
 
         Raises:
-            RuntimeError: If another rank is somewhere else.
+            RuntimeError: If another rank is at another point of the run.
         """
-        found = self._gather((place, obj))
-        for rank, (where, _) in enumerate(found):
+        answers = self._gather((place, obj))
+        for rank, (where, _) in enumerate(answers):
             if where != place:
                 raise RuntimeError(
-                    f"rank {rank} is at {where!r} while rank {self.rank} is at {place!r}; let all ranks do "
-                    "the same, and stop on all of them where one stops"
+                    f"Rank {rank} is at {where!r} while rank {self.rank} is at {place!r}. Let all ranks do "
+                    "the same, and stop them together"
                 )
-        return [other for _, other in found]
+        return [other for _, other in answers]
 
     def _gather(self, obj: Any) -> list[Any]:
-        own = pickle.dumps(obj)
+        data = pickle.dumps(obj)
         head = torch.zeros(_HEAD, dtype=torch.uint8)
-        _write(head, len(own).to_bytes(8, "little") + own[: _HEAD - 8])
+        _write(head, len(data).to_bytes(8, "little") + data[: _HEAD - 8])
         with self._answers():
             heads = _allgather(self._objects, head, self.size)
             sizes = [int.from_bytes(part[:8].numpy().tobytes(), "little") for part in heads]
             parts, longest = [part[8:] for part in heads], max(sizes) + 8 - _HEAD
             if longest > 0:
                 rest = torch.zeros(longest, dtype=torch.uint8)  # padded: tensors of one shape are gathered
-                _write(rest, own[_HEAD - 8 :])
+                _write(rest, data[_HEAD - 8 :])
                 rests = _allgather(self._objects, rest, self.size)
                 parts = [torch.cat(both) for both in zip(parts, rests, strict=True)]
         return [pickle.loads(part[:size].numpy().data) for part, size in zip(parts, sizes, strict=True)]
 
     def broadcast(self, obj: Any, place: str, src: int = 0) -> Any:
-        """One rank's object, on all ranks. See `gather`."""
+        """Return the object of rank `src` on all ranks. See `gather`."""
         return self.gather(obj if self.rank == src else None, place)[src]
 
     def allgather(self, tensor: Tensor) -> list[Tensor]:
-        """Everybody's tensor, all of one shape, in their order."""
+        """Return the tensors of all ranks, in the order of the ranks. All have the same shape."""
         with self._answers(), self._within_reach(tensor) as shown:
             return [part.to(tensor.device) for part in _allgather(self._tensors, shown, self.size)]
 
     def add(self, tensor: Tensor) -> None:
-        """Add a tensor up over the ranks, in place. Integers exactly."""
+        """Add a tensor up over the ranks, in place. Sums of integers are exact."""
         with self._answers(), self._within_reach(tensor) as shown:
             self._tensors.allreduce([shown]).wait()
 
     def share(self, tensor: Tensor) -> None:
-        """Give a tensor rank 0's values, in place."""
+        """Overwrite a tensor with rank 0's values, in place."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
         with self._answers(), self._within_reach(tensor) as shown:
@@ -183,7 +183,7 @@ class RankGroup:
 
     @contextmanager
     def _within_reach(self, tensor: Tensor) -> Iterator[Tensor]:
-        """The tensor itself, or a copy that the backend can read, which is written back."""
+        """Yield the tensor, or a copy on the backend's device that is written back afterwards."""
         wanted = "cuda" if self.backend == "nccl" else "cpu"
         if tensor.device.type == wanted and tensor.is_contiguous():
             yield tensor
@@ -201,12 +201,12 @@ def _allgather(group: Any, tensor: Tensor, size: int) -> list[Tensor]:
 
 
 def _write(tensor: Tensor, data: bytes) -> None:
-    """Bytes to the beginning of a tensor of them."""
+    """Write bytes to the beginning of a uint8 tensor."""
     if data:
         tensor[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
-# ---- to Lightning ------------------------------------------------------------------------------------------
+# ---- strategy for Lightning --------------------------------------------------------------------------------
 
 
 NAME = "fedq_clients"
@@ -215,19 +215,19 @@ NAME = "fedq_clients"
 class DistributedClientsStrategy(pl.strategies.SingleDeviceStrategy):
     """`Trainer(strategy="fedq_clients", devices=N, num_nodes=M)`, launched by Lightning, torchrun or SLURM.
 
-    While a round is open every rank is on its own: what Lightning asks all ranks, each answers itself,
-    because they have different numbers of batches and would wait for each other at different places. Rank 0's
-    answer counts wherever files are written.
+    While a round is open, each rank answers Lightning's questions to all ranks alone. Ranks have different
+    numbers of batches, so they would wait for each other at different places. Rank 0's answer counts for
+    files.
 
     Args:
-        process_group_backend: "gloo" or "nccl" for the round's sum; None goes by the device.
-        timeout: After which a rank that does not answer ends the run of the others.
+        process_group_backend: "gloo" or "nccl" for the round's sum. None chooses by the device.
+        timeout: Time after which the other ranks end if a rank does not answer.
 
     Attributes:
-        num_ranks: Number of ranks, once the Trainer knows where it runs. To Lightning, `world_size` is 1.
+        num_ranks: Number of ranks, once the Trainer knows its environment. For Lightning `world_size` is 1.
 
     Raises:
-        ValueError: If there is no such backend.
+        ValueError: If the backend is neither of these.
     """
 
     strategy_name = NAME
@@ -251,12 +251,12 @@ class DistributedClientsStrategy(pl.strategies.SingleDeviceStrategy):
 
     @property
     def num_processes(self) -> int:
-        """Ranks on this machine."""
+        """Number of ranks on this machine."""
         return len(self.parallel_devices or ())
 
     @property
     def root_device(self) -> torch.device:
-        """This rank's device: of accelerators its own, and of CPUs any.
+        """Device of this rank: its own accelerator, or the CPU.
 
         Raises:
             ValueError: If the Trainer was given fewer accelerators than there are ranks on this machine.
@@ -266,38 +266,38 @@ class DistributedClientsStrategy(pl.strategies.SingleDeviceStrategy):
             return devices[0]
         if self.local_rank >= len(devices):
             raise ValueError(
-                f"rank {self.local_rank} of this machine has no device of its own, because the Trainer has "
-                f"devices={len(devices)}; give it as many as processes were started on the machine, or "
+                f"Rank {self.local_rank} of this machine has no device, because the Trainer has "
+                f"devices={len(devices)}. Set devices to the number of processes on this machine, or use "
                 'devices="auto"'
             )
         return devices[self.local_rank]
 
     @property
     def is_global_zero(self) -> bool:
-        """Is this the rank that writes files?"""
+        """Whether this rank writes files."""
         return self.global_rank == 0
 
     @property
     def backend(self) -> Backend:
-        """Backend that the round's sum goes by.
+        """Backend for the round's sum.
 
         Raises:
-            ValueError: If NCCL is to add up what is on no GPU.
+            ValueError: If NCCL was chosen, but this rank's device is not a GPU.
         """
         on_gpu = self.root_device.type == "cuda"
         if self._backend == "nccl" and not on_gpu:
             raise ValueError(
-                f"NCCL adds up tensors on GPUs, and this rank's device is {self.root_device}; "
-                "use process_group_backend='gloo' or None"
+                f"NCCL needs tensors on GPUs, but this rank's device is {self.root_device}. "
+                "Use process_group_backend='gloo' or None"
             )
         return self._backend or ("nccl" if on_gpu else "gloo")
 
     def set_world_ranks(self) -> None:
-        """Find out which rank this is, once the Trainer knows where it runs."""
+        """Set the number of ranks and this rank's number, once the Trainer knows its environment."""
         environment = self.cluster_environment
         environment.set_global_rank(environment.node_rank() * self.num_processes + environment.local_rank())
         environment.set_world_size(self.num_nodes * self.num_processes or 1)
-        # torchrun, SLURM, MPI and Ray, which start the processes, don't listen and say how many there are
+        # launchers such as torchrun, SLURM, MPI and Ray ignore the values set above, and know the number
         self.num_ranks = environment.world_size()
         self.global_rank, self.local_rank = environment.global_rank(), environment.local_rank()
         pl.utilities.rank_zero_only.rank = self.global_rank  # type: ignore[attr-defined]
@@ -309,10 +309,10 @@ class DistributedClientsStrategy(pl.strategies.SingleDeviceStrategy):
             self._launcher = launcher(environment, self.num_processes, self.num_nodes)
 
     def setup_environment(self) -> None:
-        """Join the group.
+        """Join the group of the ranks.
 
         Raises:
-            ValueError: If another number of processes was launched.
+            ValueError: If the number of launched processes differs from the Trainer's.
         """
         self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
         self.set_world_ranks()
@@ -324,23 +324,22 @@ class DistributedClientsStrategy(pl.strategies.SingleDeviceStrategy):
     def setup(self, trainer: pl.Trainer) -> None:
         if self.num_ranks > 1 and trainer.state.fn == "fit" and not self.has_federation:
             raise ValueError(
-                f'strategy="{NAME}" spreads the clients of a Federated callback over its ranks, and the '
-                f"Trainer has none: each of {self.num_ranks} ranks would train a model of its own on all "
-                "data; add Federated to the callbacks, or use strategy='auto', beside DPSGD with devices=1"
+                f'strategy="{NAME}" needs a Federated callback, or each of {self.num_ranks} ranks would '
+                "train on all data. Add Federated to the callbacks, or use strategy='auto' (DPSGD: devices=1)"
             )
         super().setup(trainer)
 
     def barrier(self, name: str | None = None) -> None:
-        """Wait for all ranks, except where a round is about to start, which all ranks do together anyway."""
+        """Wait for all ranks, except at the start of a round, which waits for all ranks anyway."""
         if self._has_other_ranks and name != "train_dataloader()":
             self.group.gather(None, f"the barrier {name}")
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """One rank's object, on all ranks."""
+        """Return the object of rank `src` on all ranks."""
         return self.group.broadcast(obj, "a broadcast", src) if self._has_other_ranks else obj
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """Do all ranks, or does any, say so?"""
+        """Return whether all ranks agree to a decision, or any rank does."""
         votes = self.group.gather(bool(decision), "a vote") if self._has_other_ranks else [bool(decision)]
         return bool(min(votes) if all else max(votes))
 
@@ -349,7 +348,7 @@ class DistributedClientsStrategy(pl.strategies.SingleDeviceStrategy):
         return self.num_ranks > 1 and not self.is_single and not self.group.is_lost
 
     def share_counts(self, module: torch.nn.Module) -> None:
-        """Give every rank rank 0's integer buffers, which count batches and are in no update."""
+        """Overwrite integer buffers with rank 0's. They count batches, and no update contains them."""
         counts = [buffer for buffer in module.buffers() if not buffer.is_floating_point()]
         if not counts:
             return
@@ -360,17 +359,17 @@ class DistributedClientsStrategy(pl.strategies.SingleDeviceStrategy):
             buffer.copy_(values.view_as(buffer))
 
     def share(self, module: torch.nn.Module) -> None:
-        """Give every rank rank 0's parameters and buffers, those that nobody trains included."""
+        """Overwrite all parameters and buffers with rank 0's, with those that are not trained."""
         for tensor in (*module.parameters(), *module.buffers()):
             self.group.share(tensor.detach())
 
     def on_exception(self, exception: BaseException) -> None:
-        """Ask nobody any more: this rank is about to end, and others may have."""
+        """Stop communicating: this rank is about to end, and other ranks may have ended."""
         self.is_single = self.fails = True
 
 
 _groups: dict[tuple[int, int], RankGroup] = {}
-"""The group that this process has joined: one Trainer after another uses it."""
+"""Group that this process has joined, by rank and number of ranks. Later Trainers use it again."""
 
 
 def _leave_group(strategy: DistributedClientsStrategy) -> RankGroup:
@@ -390,6 +389,6 @@ pl.strategies.StrategyRegistry.register(
 
 
 def get_rank_strategy(trainer: pl.Trainer) -> DistributedClientsStrategy | None:
-    """The trainer's strategy, where it spreads clients over several ranks."""
+    """Return the Trainer's strategy if it divides clients over several ranks. Else None."""
     found = trainer.strategy
     return found if isinstance(found, DistributedClientsStrategy) and found.num_ranks > 1 else None

@@ -1,14 +1,13 @@
-"""Many devices: ranks own disjoint clients of a round, and exchange one sum at its end.
+"""Training on several devices: ranks own disjoint clients of a round, and exchange one sum at its end.
 
-What has to be one for all goes over a group of their own (`rank_group`): the round's sum, rank 0's files, and
-anybody's wish to stop. Every rank steps the server on the same sum, so no model is sent back; that they agree
-is checked every round.
+Ranks exchange the round's sum, rank 0's files and requests to stop over a separate group (`rank_group`).
+Every rank steps the server on the same sum, so no model is sent back. All ranks are compared in every round.
 
-The sum is one of integers where messages add up to it, else one of the floats that they decode to, which
-rounds alike in any order. For robust rules, joint decoders and secure aggregation every rank is given all
-messages, in the order of one process, and is the whole server.
+The sum is a sum of integers if the mechanism's messages add up to it. Otherwise it is a sum of decoded
+floats, which is rounded alike in any order. For robust rules, joint decoders and secure aggregation every
+rank gets all messages, in the order of one process, and does all of the server's work.
 
-All ranks are one trust domain, as the clients of any simulation are: they hold the same keys.
+All ranks hold the same keys and trust each other, as in any simulation.
 """
 
 from __future__ import annotations
@@ -31,14 +30,15 @@ from lightning_fedq.training.rank_group import NAME, DistributedClientsStrategy,
 
 
 def assign_stacks(stacks: Sequence[Stack], num_ranks: int) -> list[list[int]]:
-    """Indices of the stacks of each rank: the heaviest first, each to the rank with the least work.
+    """Assign stacks to ranks, and return the indices of each rank's stacks.
 
-    A client that trains alone stays at its own rank, which has its data open, while that has no more than an
-    even share of the work.
+    The stack with the most work comes first, and each goes to the rank with the least work. A client that
+    trains alone stays at its own rank, which has its data open, unless this rank then has more than an even
+    share of the work.
     """
     work, hands = [0] * num_ranks, [list[int]() for _ in range(num_ranks)]
     weights = [len(stack.clients) * sum(stack.batch_sizes) for stack in stacks]
-    # ties by index, so that all ranks deal alike
+    # ties are broken by index, so that all ranks find the same assignment
     for index in sorted(range(len(stacks)), key=lambda i: (-weights[i], i)):
         clients = stacks[index].clients
         rank = clients[0] % num_ranks
@@ -50,13 +50,13 @@ def assign_stacks(stacks: Sequence[Stack], num_ranks: int) -> list[list[int]]:
 
 
 class RankSchedule(Schedule):
-    """Those stacks of a round that this rank trains, of the ones that one process would train.
+    """Schedule of one rank: its share of the stacks that one process would train.
 
     Args:
-        schedule: The schedule of one process, cut into the same stacks.
+        schedule: Schedule of one process, with the same stacks.
 
     Attributes:
-        places: For each own stack of the round last asked for its place among those of one process.
+        places: Index of each of this rank's stacks among all stacks of the round, for the last request.
     """
 
     def __init__(self, schedule: Schedule, rank: int, num_ranks: int) -> None:
@@ -70,25 +70,27 @@ class RankSchedule(Schedule):
         stacks = self.global_stacks(round, attempt, clients_per_step, max_batches)
         self.places = assign_stacks(stacks, self._num_ranks)[self._rank] if stacks[0].clients else []
         own = [stacks[index] for index in self.places]
-        return own or [Stack((), (1,), stacks[0].training_seed, ())]  # nobody's step, for a rank without work
+        return own or [
+            Stack((), (1,), stacks[0].training_seed, ())
+        ]  # one step without clients for an idle rank
 
 
 class OtherRankStoppedError(RuntimeError):
-    """Signal that another rank has given the open round up, so that it is void for all."""
+    """Signal that another rank has given up the open round, so that it counts on no rank."""
 
 
 class RankState(Protocol):
-    """Clients of a rank, whose steps, logs and states are kept beside the server: a `round.ClientSide`."""
+    """Clients of a rank, with steps, logs and states that are exchanged: a `round.ClientSide`."""
 
     def share(self) -> Any:
-        """This rank's, of the open round. It can be pickled."""
+        """Return the state of this rank's clients in the open round. It can be pickled."""
 
     def merge_ranks(self, shares: Sequence[Any]) -> None:
-        """Be where one process would be, by the shares of all ranks."""
+        """Merge the states of all ranks, so that this rank's state equals that of one process."""
 
 
 class _Kind(NamedTuple):
-    """Shape and type of a rank's integer sum, and the interval that its coordinates lie in."""
+    """Shape and dtype of a rank's integer sum, and the range of its values."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -102,9 +104,10 @@ class _Kind(NamedTuple):
 
 
 def _dtype_of_sum(kinds: Sequence[_Kind]) -> torch.dtype:
-    """A type of one byte, if the sum over the ranks fits: gloo and NCCL add up no integers of two.
+    """Return a dtype of one byte if the sum over the ranks fits, else that of the sums.
 
-    On the way from rank to rank a partial sum may wrap around, which the rest of the sum undoes.
+    gloo and NCCL can't add integers of two bytes. A partial sum may wrap around, because later terms of the
+    sum undo it.
     """
     lowest, highest = sum(kind.lowest for kind in kinds), sum(kind.highest for kind in kinds)
     for dtype in (torch.uint8, torch.int8):
@@ -114,7 +117,7 @@ def _dtype_of_sum(kinds: Sequence[_Kind]) -> torch.dtype:
 
 
 class _Part(NamedTuple):
-    """Contribution of one rank to a round, beside its sum."""
+    """Contribution of one rank to a round, except its sum."""
 
     received: list[int]
     uplink_bits: int
@@ -127,16 +130,16 @@ class _Part(NamedTuple):
 
 
 class RankEngine(RoundEngine):
-    """The server of every rank: each takes its own clients' messages, and all step on those of all ranks.
+    """Server of every rank: each receives its own clients' messages, and all step on the sum of all ranks.
 
     Args:
-        *args: See `RoundEngine`.
-        stacks: Returns the stacks of the round to come, or of the open one, that one process would train.
-        **options: See `RoundEngine`.
+        *args: Arguments of `RoundEngine`.
+        stacks: Returns the stacks of all ranks, for the next round or the open one.
+        **options: Keyword arguments of `RoundEngine`.
 
     Attributes:
-        rank_state: Clients of this rank, whose shares the ranks exchange with their parts of a round, before
-            the server steps.
+        rank_state: Clients of this rank. Ranks exchange their states at the end of a round, before the server
+            steps.
     """
 
     def __init__(
@@ -152,11 +155,11 @@ class RankEngine(RoundEngine):
         self._told = -1
 
     def start(self) -> RoundPlan:
-        # rank 0, which alone reads the journal, says which attempt it is
+        # rank 0 chooses the attempt for all ranks, because only it reads the journal
         if self.transform is not None or self.tampering is not None:
             raise ValueError(
-                "a callback that changes updates, or clients that lie, need all clients in one process; "
-                f'leave it out, or use devices=1 in place of strategy="{NAME}"'
+                "Callbacks that change updates, and Byzantine clients, need all clients in one process. "
+                f'Leave them out, or use devices=1 instead of strategy="{NAME}"'
             )
         group, number = self._strategy.group, self.round + 1
         state = self.ledger.state(self.weights, self.ranges.center, self.ranges.radius)
@@ -167,7 +170,7 @@ class RankEngine(RoundEngine):
         for rank, (_, begins, _) in enumerate(found):
             for name, cure in _CURES.items():
                 if begins[name] != first[name]:
-                    raise RuntimeError(f"rank {rank} has {name} than rank 0 in round {number}; {cure}")
+                    raise RuntimeError(f"Rank {rank} has {name} than rank 0 in round {number}. {cure}")
         if news is not None and group.rank:
             self.ledger.follow(news)
         plan = super().start()
@@ -176,7 +179,7 @@ class RankEngine(RoundEngine):
         return plan
 
     def _start_digests(self) -> dict[str, bytes]:
-        """Digests that all ranks must share, or a client would train on two of them, or on none."""
+        """Return digests that must agree on all ranks, or a client would train on two ranks, or on none."""
         cut = repr([(stack.clients, stack.batch_sizes) for stack in self._stacks()])
         ranges = torch.cat([self.ranges.center, self.ranges.radius])
         return dict(
@@ -194,10 +197,10 @@ class RankEngine(RoundEngine):
             super()._add(symbols, clients)
 
     def finish(self) -> RoundRecord:
-        """Add up over the ranks, and finish as one process would.
+        """Add the sums of all ranks, and finish the round as one process would.
 
         Raises:
-            OtherRankStoppedError: If another rank has given the round up.
+            OtherRankStoppedError: If another rank has given up the round.
         """
         total = self._sum
         symbols = total.integer_sum
@@ -209,12 +212,14 @@ class RankEngine(RoundEngine):
         if len(whole) < len(parts):
             raise OtherRankStoppedError(f"rank {parts.index(None)} has given up round {self.round + 1}")
         self._merge_parts(whole)
-        if self.rank_state is not None:  # now, because a server's optimiser may draw random numbers, too
+        if (
+            self.rank_state is not None
+        ):  # before the server steps, because its optimiser may draw random numbers
             self.rank_state.merge_ranks([part.share for part in whole if part.share is not None])
         return super().finish()
 
     def abandon(self) -> None:
-        # the others are told
+        # None tells the other ranks that this rank has given up the round
         if self.plan is not None and self._strategy.is_single and not self._strategy.fails:
             self._exchange_parts(None)
         super().abandon()
@@ -244,7 +249,7 @@ class RankEngine(RoundEngine):
         if total.kept == "floats":
             theirs = group.allgather(total.floats.parts)
             total.floats.parts.zero_()
-            for sums in theirs:  # by rank, so that all ranks add alike
+            for sums in theirs:  # in the order of the ranks, so that all ranks add alike
                 total.floats.add_sum(sums)
         messages = [message for part in parts for message in part.messages]
         for clients, rows in sorted(messages, key=lambda message: place[message[0][0]]):
@@ -259,9 +264,9 @@ class RankEngine(RoundEngine):
 
 
 _CURES = {
-    "another model": "a callback has changed it; let it do the same on all",
-    "another range": "give Federated the same ranges on all ranks",
-    "other stacks of clients": "give all ranks the same data, batch_size, limit_train_batches, local_epochs, "
+    "another model": "A callback has changed it: let it do the same on all ranks",
+    "another range": "Give Federated the same ranges on all ranks",
+    "other stacks of clients": "Give all ranks the same data, batch_size, limit_train_batches, local_epochs, "
     "local_steps and clients_per_step",
 }
 
@@ -274,29 +279,29 @@ def _short_digest(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()[:8]
 
 
-# ---- what is refused, and said -----------------------------------------------------------------------------
+# ---- checks and warnings -----------------------------------------------------------------------------------
 
 
 WORTH = 60.0
-"""Seconds of training from which on idle cores are worth a word."""
+"""Seconds of training above which idle cores are reported."""
 
 
 def check_for_ranks(rule: object | None, client_indices: Sequence[Tensor]) -> None:
-    """Refuse what needs a client's memory in one place: accounts, and streams that go on where they stopped.
+    """Refuse settings that need a client's state in one process: accounts of a batch rule, and streams.
 
     Raises:
-        ValueError: With the cure.
+        ValueError: If there is a batch rule, or the data of a client are a stream.
     """
     if rule is not None:
         raise ValueError(
-            f"{type(rule).__name__} keeps every client's account in one process; train in one process "
-            f'(devices=1), or leave it out with strategy="{NAME}"'
+            f"{type(rule).__name__} keeps the accounts of all clients in one process. Use devices=1, or "
+            f'leave it out with strategy="{NAME}"'
         )
     streams = [client for client, part in enumerate(client_indices) if not len(part)]
     if streams:
         raise ValueError(
-            f"the data of clients {streams[:10]} are streams, and every rank would read its own copy; "
-            f'train in one process (devices=1), or use data sets with a length with strategy="{NAME}"'
+            f"The data of clients {streams[:10]} are streams, which every rank would read separately. "
+            f'Use devices=1, or data sets with a length with strategy="{NAME}"'
         )
 
 
@@ -304,37 +309,37 @@ def check_same_on_all_ranks(group: RankGroup, facts: dict[str, str]) -> None:
     """Refuse ranks that were started with different settings.
 
     Args:
-        facts: What must be the same, in words.
+        facts: Settings that must be equal, in words.
 
     Raises:
-        ValueError: On every rank that differs, naming what does.
+        ValueError: If this rank's settings differ from rank 0's. The message names them.
     """
     theirs = group.broadcast(facts, "the comparison of settings")
     differing = [key for key in facts if facts[key] != theirs[key]]
     if differing:
         raise ValueError(
-            f"rank {group.rank} was started with other settings than rank 0: "
+            f"Rank {group.rank} was started with other settings than rank 0: "
             + ", ".join(f"{key} = {facts[key]} (on rank 0 {theirs[key]})" for key in differing)
-            + "; start all ranks with the same program, arguments and data"
+            + ". Start all ranks with the same program, arguments and data"
         )
 
 
 def warn_idle_ranks(stacks: Sequence[Stack], num_ranks: int) -> None:
-    """Warn where a round has fewer stacks than there are ranks."""
+    """Warn if a round has fewer stacks than there are ranks."""
     if len(stacks) < num_ranks:
-        most = max(len(stack.clients) for stack in stacks)
+        largest = max(len(stack.clients) for stack in stacks)
         rank_zero_warn(
-            f"a round has {len(stacks)} stacks of up to {most} clients, so only {len(stacks)} of {num_ranks} "
-            "ranks have work; use a smaller clients_per_step, or fewer devices"
+            f"A round has {len(stacks)} stacks of up to {largest} clients, so only {len(stacks)} of "
+            f"{num_ranks} ranks have work. Use a smaller clients_per_step, or fewer devices"
         )
 
 
 def idle_cores(seconds: float, num_stacks: int) -> str | None:
-    """Say what more ranks would have brought a fit in one process on a CPU, if that is worth a word.
+    """Describe how much faster several ranks would train on a CPU. None if idle cores do not matter.
 
     Args:
-        seconds: For which its clients trained.
-        num_stacks: Stacks of a round, which are what ranks share.
+        seconds: Time that clients trained, in seconds.
+        num_stacks: Number of stacks in a round, which ranks share.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = torch.get_num_threads()
@@ -342,33 +347,34 @@ def idle_cores(seconds: float, num_stacks: int) -> str | None:
     if seconds < WORTH or ranks < 2:
         return None
     return (
-        f"clients trained for {seconds:.0f} s on {threads} of {cores} cores; with {ranks} ranks, "
-        f'Trainer(strategy="{NAME}", devices={ranks}), it is {seconds / ranks:.0f} s at best'
+        f"Clients trained for {seconds:.0f} s on {threads} of {cores} cores. With {ranks} ranks, "
+        f'Trainer(strategy="{NAME}", devices={ranks}), this takes {seconds / ranks:.0f} s at best'
     )
 
 
 def agree_on_start(
     ranks: DistributedClientsStrategy, facts: dict[str, str], client_indices: Sequence[Tensor], ledger: Ledger
 ) -> None:
-    """All ranks have the same federation and data, and rank 0, which keeps the journal, the ledger.
+    """Check that all ranks have the same settings and partition, and send them rank 0's ledger.
 
     Args:
-        facts: Facts that must be the same, in words.
-        ledger: Ledger, which follows that of rank 0.
+        facts: Settings that must be equal, in words.
+        client_indices: Sample indices of each client.
+        ledger: This rank's ledger. It becomes a copy of that of rank 0, which keeps the journal.
 
     Raises:
-        ValueError: On every rank that differs, naming what does.
+        ValueError: If this rank's settings or data differ from rank 0's. The message names them.
     """
     sizes = [len(part) for part in client_indices]
     theirs = ranks.group.broadcast(sizes, "the sizes of clients")
     for client, (own, other) in enumerate(zip(sizes, theirs, strict=False)):
         if own != other:
             raise ValueError(
-                f"rank {ranks.group.rank} has {own} samples of client {client}, and rank 0 has {other}; "
-                "start all ranks with the same data"
+                f"Rank {ranks.group.rank} has {own} samples of client {client}, but rank 0 has {other}. "
+                "Start all ranks with the same data"
             )
     dealt = hashlib.sha256(b"".join(part.numpy().tobytes() for part in client_indices))
-    check_same_on_all_ranks(ranks.group, {**facts, "who holds which samples": dealt.hexdigest()[:16]})
+    check_same_on_all_ranks(ranks.group, {**facts, "partition of the samples": dealt.hexdigest()[:16]})
     first = ranks.group.broadcast(ledger.state_dict(), "the ledger at the start")
     if not ranks.is_global_zero:
         ledger.follow(first)

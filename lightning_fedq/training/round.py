@@ -1,9 +1,9 @@
-"""One round, from the global model to the next one: `Rounds.play`. Clients train in a `ClientSide`.
+"""One round, from the global model to the next one: `Rounds.play_round`. Clients train in a `ClientSide`.
 
-The global model is in the user's module from the first to the last line. Clients train on copies; their
-updates go through the server, and when the last one has trained, the server's step is written into the
-module. What is open until the round has ended (`PerRound`) begins, counts and is forgotten in one loop, so
-that a round which is given up leaves nothing to put back.
+The user's module contains the global model throughout. Clients train on copies, and their updates go through
+the server. When the last client has trained, the server's step is written into the module. State that is open
+until the round has ended (`PerRound`) is begun, counted and forgotten in one loop, so that a round which is
+given up leaves nothing to restore.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ if TYPE_CHECKING:
     from lightning_fedq.training.privacy_target import CalibratedTarget
 
 _AT_ONCE = 1 << 17
-"""Values of updates up to which those of clients that train one at a time are received together."""
+"""Largest number of values for which updates of clients that train one at a time are received together."""
 
 
 class PerRound(Protocol):
-    """State that is open until a round has ended, and counts then."""
+    """State that is open during a round, and that counts only when the round has ended."""
 
     def begin_round(self) -> None:
-        """Forget what is open, of a round that was given up."""
+        """Forget the open state, which a round that was given up has left."""
 
     def commit(self, counted: Collection[int]) -> None:
-        """The round has ended, with the answers of these clients in its sum."""
+        """Keep the open state of the clients whose updates the round has counted."""
 
 
 class RankShare(NamedTuple):
-    """Steps, logs and states of one rank's clients in a round, beside their updates."""
+    """Steps, logs and states of one rank's clients in a round. Updates are exchanged separately."""
 
     progress: ClientProgress
     logged: RankMetrics | None
@@ -70,26 +70,29 @@ class RankShare(NamedTuple):
 
 
 class ClientSide:
-    """The clients of one Trainer: all of a simulation, a rank's own, or one on its machine.
+    """The clients of one process: all clients of a simulation, those of a rank, or one on its own machine.
 
-    Nothing here knows of a server or a mechanism. It is made in two steps: what travels is found first, which
-    a server has to know; who may log what is the server's to say.
+    This class knows no server and no mechanism. It is built in two steps. The constructor finds the trained
+    vector, which the server needs. `begin` then gets the server's decision on which clients may log.
 
     Args:
-        rule: Draws the batches; None is whole passes.
-        owner: Callback in whose `on_fit_start` it is made.
-        no_forks: Why nothing is tried in forks. "" if it is.
-        trial_stacks: Client that rehearses, one at most. None leaves it to the layers.
-        members: What travels, as a checkpoint has it; None finds it.
+        holdings: The clients' data and schedule of batches.
+        loader: Returns the present loader of all clients.
+        rule: Rule that draws batches. None trains whole passes over the data.
+        owner: Callback in whose `on_fit_start` this object is made.
+        no_forks: Why the process can't be forked. "" if it can.
+        trial_stacks: Stack of the client for the dry round, at most one. None skips it, and the types of the
+            layers tell which tensors change.
+        members: Parameters and buffers of the trained vector, from a checkpoint. None finds them.
 
     Attributes:
-        clock: One client's.
-        findings: What one client's first steps have shown.
-        vector: What travels.
-        log: What clients log. From `begin` on, as `worker`.
-        worker: Trains and measures them.
-        present: The stack that trains. None between stacks.
-        seconds: Time that clients have trained.
+        clock: Steps and learning rates of one client.
+        findings: Findings of one client's first steps in the dry round.
+        vector: Trained vector: the tensors that are sent, as one flat vector.
+        log: Metrics that clients log. Set by `begin`, as `worker`.
+        worker: Trains and evaluates the clients.
+        present: Stack that is training. None between stacks.
+        seconds: Time that clients have trained, in seconds.
     """
 
     log: ClientMetrics
@@ -115,7 +118,7 @@ class ClientSide:
         self.clock = Clock(trainer, holdings.schedule.max_batches)
         module = trainer.lightning_module
         self.findings = TrialFindings(ChangedTensors.from_layers(module))
-        # as the layers say, until a client has tried: patterns may be of what only training shows
+        # from the types of the layers until the dry round has run: patterns may name what only training shows
         self.vector = self._vector(members, local.constraints if trial_stacks is None else None)
         if trial_stacks is not None:
             dry = self.dry()
@@ -137,7 +140,7 @@ class ClientSide:
         )
 
     def dry(self, is_started: bool = False) -> DryWorker:
-        """Trains clients beside the rounds.
+        """Return a worker that trains clients outside of the rounds.
 
         Args:
             is_started: Have all hooks of the start run?
@@ -151,12 +154,12 @@ class ClientSide:
         )
 
     def check_smallest(self, tried: Stack) -> None:
-        """Refuse data that leave a batch on which the training fails, see `dry_round.check_smallest`."""
+        """Refuse data with a batch that is too small to train on, see `dry_round.check_smallest`."""
         held, sizes = self._holdings.client_indices, self._holdings.schedule.sizes
         check_smallest(self.dry(), self._loader(), held, sizes, tried)
 
     def check_statistics(self, tried: Stack) -> None:
-        """Refuse statistics that can't be made, see `dry_round.check_statistics`."""
+        """Refuse statistics that fail or are not finite, see `dry_round.check_statistics`."""
         if self._local.statistics is not None:
             check_statistics(self.dry(), tried, self._local.statistics.size)
 
@@ -168,17 +171,17 @@ class ClientSide:
         ranks: RankGroup | None = None,
         **fit: Any,
     ) -> None:
-        """Make what trains the clients.
+        """Make the log and the worker, after the server has been made.
 
         Args:
-            choice: Where goes what they log?
-            term: The local algorithm's half at the clients; None is federated averaging.
-            clients_per_step: Most of them side by side.
-            ranks: The ranks that they are spread over, where there are several.
-            **fit: Further settings of a `ClientFit`.
+            choice: Policy for metrics that clients log.
+            term: Client half of the local algorithm. None is federated averaging.
+            clients_per_step: Largest number of clients that train in one step.
+            ranks: Group of the ranks that share the clients. None if there is one process.
+            **fit: Further arguments of `ClientFit`.
 
         Raises:
-            ValueError: If something decides by what stays with them.
+            ValueError: If a callback or schedule decides by metrics that stay with the clients.
         """
         trainer, rule = self._trainer, self._rule
         self.log = ClientMetrics(choice, trainer, ranks)
@@ -203,7 +206,7 @@ class ClientSide:
         return self.vector, self.worker.states, self.clock
 
     def begin_round(self) -> None:
-        """Before the first client, or where a round is given up."""
+        """Forget open state, before the first client of a round or after a round is given up."""
         for part in self._parts:
             part.begin_round()
 
@@ -214,12 +217,12 @@ class ClientSide:
         statistics: Statistics | None = None,
         on_progress: Callable[[int], object] = lambda done: None,
     ) -> Iterator[Iterator[TrainedStack]]:
-        """Give the clients of the round as they have trained, and put everything away behind them.
+        """Yield the trained stacks of a round, and clean up after the last one.
 
         Args:
-            weights: `(dim,)` the global model.
-            statistics: Asks for a vector of each client's data in place of an update; None trains.
-            on_progress: Called with the number of clients that are done, after each stack.
+            weights: Global model, `(dim,)`.
+            statistics: Statistics to compute of each client's data instead of an update. None trains.
+            on_progress: Called after each stack with the number of clients that are done.
         """
         began = time.perf_counter()
         self.log.begin_round()
@@ -228,7 +231,7 @@ class ClientSide:
         finally:
             self.present = None
             self.seconds += time.perf_counter() - began
-            self.worker.fit.end_round()  # the world that all were copied from: the next round has another
+            self.worker.fit.end_round()  # drop the state that clients were copied from: it changes each round
             self.log.detach()
 
     def _train_stacks(
@@ -246,60 +249,64 @@ class ClientSide:
                     self._stop(stack.clients)
                 yield trained
             done += len(stack.clients)
-            on_progress(done)  # behind the yield: the server has had it
+            on_progress(done)  # after the yield, so that the server has received the stack
 
     def commit(self, counted: Collection[int]) -> None:
-        """The round has ended: what clients have counted and keep is so."""
+        """Keep counters and client states of the clients whose updates the round has counted."""
         for part in self._parts:
             part.commit(counted)
 
     def _stop(self, clients: Sequence[int]) -> None:
-        """A client's training has asked to end the run: after the round, where clients may be heard."""
+        """Follow or ignore a client's request to end the run.
+
+        It is followed after the round if clients share metrics. Otherwise the end of the run would reveal one
+        client's data without noise.
+        """
         if self.log.shared:
             self._trainer.should_stop = True
         elif not self._refused_to_stop:
             self._refused_to_stop = True
             rank_zero_warn(
-                f"client {clients[0]} set trainer.should_stop, which is not followed: the run would end by "
-                "what one client's data say, without noise; stop by a metric of the validation "
-                "(EarlyStopping), or let clients be heard by Federated(client_metrics='shared')"
+                f"Client {clients[0]} set trainer.should_stop, which is ignored: it would reveal the "
+                "client's data. Use EarlyStopping on a metric of the validation, or "
+                "Federated(client_metrics='shared')"
             )
 
     # ---- ranks ------------------------------------------------------------------------------------
 
     def share(self) -> RankShare:
-        """Share of this rank's clients in the round, for `merge_ranks` on all."""
+        """Return the state of this rank's clients after a round, for `merge_ranks` on all ranks."""
         counted = self.vector.max_counted
         return RankShare(
             self.clock.merged_progress, self.log.rank_metrics(), self.worker.states.packed(), counted
         )
 
     def merge_ranks(self, shares: Sequence[RankShare]) -> None:
-        """Bring clock, log and clients' states to where one process would have them."""
-        self.clock.merge_ranks([one.progress for one in shares])
-        self.log.merge_ranks([one.logged for one in shares])
-        for one in shares:
-            self.worker.states.unpack(one.pending)
-            self.vector.max_counted = torch.maximum(self.vector.max_counted, one.max_counted)
+        """Merge clock, log and client states of all ranks, so that they equal those of one process."""
+        self.clock.merge_ranks([share.progress for share in shares])
+        self.log.merge_ranks([share.logged for share in shares])
+        for share in shares:
+            self.worker.states.unpack(share.pending)
+            self.vector.max_counted = torch.maximum(self.vector.max_counted, share.max_counted)
 
 
 class RoundStart(NamedTuple):
-    """State that a checkpoint of an open round goes back to."""
+    """State at the start of the open round, which a checkpoint within the round contains."""
 
     engine: dict[str, Any]
     members: Members
 
 
 class Rounds:
-    """Server and clients of one fit while its rounds are played. `FederatedFit` begins and keeps them.
+    """Server and clients of one fit, and the code of a round. `FederatedFit` fills the attributes.
 
     Attributes:
-        population: The clients, and what they hold.
-        side: What trains them.
-        vector: What travels.
+        population: The clients and their data.
+        side: Trains the clients.
+        vector: Trained vector: the tensors that are sent, as one flat vector.
         engine: The server.
-        correction: State of the local algorithm; None is federated averaging.
-        clients_per_step: How many clients train side by side.
+        correction: State of the local algorithm. None is federated averaging.
+        clients_per_step: Number of clients that train in one step.
         start: Start of the open round. None between rounds.
     """
 
@@ -315,56 +322,58 @@ class Rounds:
     _trainer: Any
 
     def play_round(self) -> RoundRecord:
-        """One round: every client in a fit of its own, and the server's step.
+        """Train the clients of one round on copies, and step the server.
 
         Raises:
-            OtherRankStoppedError: If another rank has given it up.
+            OtherRankStoppedError: If another rank has given up the round.
         """
         engine, side, vector, term = self.engine, self.side, self.vector, self.correction
         self._adopt_weights(vector.find_members())
         side.begin_round()
-        self.start = RoundStart(engine.state_dict(), vector.members)  # of a checkpoint that is saved within
-        self.next_stacks()  # a rule may choose the round's noise with its batches
+        self.start = RoundStart(engine.state_dict(), vector.members)  # for a checkpoint saved in this round
+        self.next_stacks()  # first, because a batch rule may choose the round's noise with its batches
         before, asked = engine.weights, engine.statistics if engine.reads_statistics else None
-        plan = engine.start()  # draws the cohort and charges it, before anybody sends
+        plan = engine.start()  # draws the cohort and charges it, before any client sends
         if engine.broadcast is not None:
-            vector.write(engine.weights)  # in few bits, as clients are sent it
+            vector.write(engine.weights)  # the quantised model, which clients receive
         self._give_up_a_cut_round()
-        weights = vector.read().to(engine.weights.dtype)  # as rounded to the module's dtype
-        # a mechanism that draws by place, and a vector that is spread over an update, wait for nobody
+        weights = vector.read().to(engine.weights.dtype)  # rounded to the module's dtype
+        # updates are received together only if the mechanism does not depend on the order of messages
         most = _AT_ONCE if engine.mechanism.order_free and asked is None else 0
         with side.training(weights, asked, self._make_progress_hook()) as trained:
             for clients, updates in group_updates(trained, most):
                 known = len(engine.non_finite)
                 receive = engine.receive if asked is None else engine.receive_statistics
-                receive(clients, updates)  # encoded, and added to the sum: no update is kept
+                receive(clients, updates)  # encodes and adds them to the sum, so that no update is stored
                 for client in engine.non_finite[known:] if asked is None else ():
                     side.clock.note_not_finite(vector.not_finite(updates[clients.index(client)]))
-        seed_for_transforms(plan.stream_seed("after the clients"))  # whoever has trained last, or where
+        # draws after this must not depend on the client, or the rank, that has trained last
+        seed_for_transforms(plan.stream_seed("after the clients"))
         exact = bool(vector.constant_elements) and engine.broadcast is None and self._is_exact(plan)
-        record = engine.finish()  # ranks exchange sums and sides; the sum is decoded, and the server steps
+        record = engine.finish()  # ranks exchange sums and client states, then the server decodes and steps
         if term is not None and not record.aborted and asked is None:
-            # the algorithm's server has the mean update, which lies between two models
+            # the algorithm's server step uses the mean update: the difference between the two models
             end, after = vector.num_parameters, engine.weights
             share = len(engine.last_summed_clients) / engine.planner.num_clients
             own = term.end_round(before[:end], after[:end], share, side.clock.learning_rate_sum)
             engine.weights = torch.cat([own, after[end:]])
-        side.commit(engine.last_summed_clients)  # clients in no sum go on with what they had
-        vector.constrain(engine.weights, before.to(engine.weights), exact)  # noise knows of no variance
+        side.commit(engine.last_summed_clients)  # clients outside the sum keep their earlier state
+        # noise may have made a variance negative, or have changed constants of layers
+        vector.constrain(engine.weights, before.to(engine.weights), exact)
         vector.write(engine.weights)
         if asked is not None:
             release(vector.module, engine)
         self.start = None
         return record
 
-    # ---- its steps --------------------------------------------------------------------------------
+    # ---- steps of a round -------------------------------------------------------------------------
 
     def next_stacks(self) -> list[Stack]:
-        """The stacks of the round to come, or of the open one."""
+        """Return this process's stacks of the next round, or of the open one."""
         return self._stacks(self.population.partitioned_data.schedule.stacks)
 
     def _stacks_of_all_ranks(self) -> list[Stack]:
-        """The stacks of the round to come, or of the open one, that one process would train."""
+        """Return the stacks of all ranks, for the next round or the open one."""
         return self._stacks(self.population.partitioned_data.schedule.global_stacks)
 
     def _stacks(self, make_stacks: Callable[[int, int, int, int | None], list[Stack]]) -> list[Stack]:
@@ -373,8 +382,11 @@ class Rounds:
         return make_stacks(engine.round, engine.attempt, size, self.side.clock.max_batches)
 
     def _make_progress_hook(self) -> Callable[[int], object]:
-        """Tells callbacks how many clients of the round are done, unless that is nobody's to know."""
-        listening = [one for one in self._trainer.callbacks if hasattr(one, "on_clients_done")]
+        """Return a function that tells callbacks how many clients of the round are done.
+
+        It tells nothing if clients draw for themselves, because then the number of clients is secret.
+        """
+        listening = [callback for callback in self._trainer.callbacks if hasattr(callback, "on_clients_done")]
         expected = sum(len(stack.clients) for stack in self.next_stacks())
 
         def report_progress(done: int) -> None:
@@ -384,9 +396,9 @@ class Rounds:
         return report_progress
 
     def _is_exact(self, plan: RoundPlan) -> bool:
-        """Does decoding add no error to the mean of a round? Then constants of layers are as trained."""
+        """Return whether decoding adds no error to the mean of a round, so that constants stay as trained."""
         mechanism = self.engine.mechanism
-        if not mechanism.gaussian_error:  # of whose error `noise_variance` has not the whole law
+        if not mechanism.gaussian_error:  # then `noise_variance` does not describe the whole error
             return False
         context = self.engine.context(plan)
         cohort = [client for group in context.groups for client in group]
@@ -394,7 +406,7 @@ class Rounds:
         return variance is not None and not bool(variance.any())
 
     def _give_up_a_cut_round(self) -> None:
-        """Under `fast_dev_run`, release no sum that holds fewer clients than its claims count on."""
+        """Abort a round that `fast_dev_run` cuts, because privacy claims count on the whole cohort's sum."""
         engine, limit = self.engine, self.population.limit
         if not limit or not has_claims(engine):
             return
@@ -402,12 +414,12 @@ class Rounds:
         expected = len(engine.planner.plan(engine.round, engine.mechanism, engine.attempt).survivors)
         if present < expected:
             engine.abort(
-                f"fast_dev_run={limit} cuts the round after {present} of {expected} clients, and "
-                "what is claimed counts on all of them; nothing is sent and the model stays as it was"
+                f"fast_dev_run={limit} cuts the round after {present} of {expected} clients, but privacy "
+                "claims need all of them, so nothing is sent"
             )
 
     def _abandon(self) -> None:
-        """Give up the open round, if there is one."""
+        """Give up the open round, if there is one, and restore the module's weights."""
         self.start = None
         if self.engine.plan is not None:
             self.engine.abandon()
@@ -415,22 +427,25 @@ class Rounds:
                 self.vector.write(self.engine.weights)
         self.side.begin_round()
 
-    # ---- what rules of the batches ask for ----------------------------------------------------------
+    # ---- for batch rules ----------------------------------------------------------------------------
 
     def present_batch(self, batch_idx: int) -> tuple[Stack, int]:
-        """The stack that trains on a batch of this round, and which of its batches that is."""
+        """Return the stack that is training, and the index of its batch."""
         assert self.side.present is not None
         return self.side.present, batch_idx
 
     def fetch(self, indices: Tensor) -> Any:
-        """Some samples as one batch, `(batch,)`, or as a stack's, `(clients, batch)`. Draws nothing."""
+        """Return samples as one batch, for `(batch,)` indices, or as a stack's, for `(clients, batch)` ones.
+
+        No random numbers are drawn.
+        """
         with torch.random.fork_rng([]):
             return self.population.loader().fetch(indices)
 
-    # ---- what callbacks have done to the module between two rounds ----------------------------------
+    # ---- changes of the module between two rounds ---------------------------------------------------
 
     def _adopt_weights(self, members: Members) -> None:
-        """Go on with what is trained now, and with the weights that the module has, pruned ones say."""
+        """Take over the module's parameters to train, and its weights, which callbacks may have changed."""
         if members != self.vector.members:
             self._rebuild_vector(members)
             self.side.worker.free_stack_memory()
@@ -439,17 +454,17 @@ class Rounds:
             self.engine.weights = shown.to(self.engine.weights)
 
     def _client_weights(self) -> Tensor | None:
-        held = [len(part) for part in self.population.partitioned_data.client_indices]
+        sizes = [len(part) for part in self.population.partitioned_data.client_indices]
         federation = self._federation
         wanted, segments = federation.clients.num_clients, self.vector.segments
-        return federation.server.client_weights(federation.mechanism, segments, held, wanted)
+        return federation.server.client_weights(federation.mechanism, segments, sizes, wanted)
 
     def _rebuild_vector(self, members: Members) -> None:
-        """Parameters join or leave at the start of a round.
+        """Change the trained vector at the start of a round, because parameters were frozen or unfrozen.
 
         Raises:
-            ValueError: If something rests on the parameters of the start.
-            RuntimeError: If a budget can't pay for the new vector.
+            ValueError: If a batch rule, local algorithm or mechanism needs the parameters of the start.
+            RuntimeError: If the budget does not allow a round of the new vector.
         """
         federation, vector, engine = self._federation, self.vector, self.engine
         names, ledger = vector.sent, federation.ledger
@@ -458,18 +473,18 @@ class Rounds:
         rule, algorithm, mechanism = federation.batch_rule, federation.local.algorithm, federation.mechanism
         if rule is not None:
             raise ValueError(
-                f"{change}, and {type(rule).__name__} is made for the parameters that were trained "
-                "when the fit began; freeze or unfreeze before the fit, or leave it out"
+                f"{change}, but {type(rule).__name__} needs the parameters that were trained when the fit "
+                "began. Freeze or unfreeze before the fit, or leave it out"
             )
         if algorithm is not None and algorithm.remembers:
             raise ValueError(
-                f"{change}, and clients of {type(algorithm).__name__} keep vectors of the parameters "
-                "that were trained when the fit began; freeze or unfreeze before the fit, or use FedProx"
+                f"{change}, but clients of {type(algorithm).__name__} keep vectors of the parameters at the "
+                "start. Freeze or unfreeze before the fit, or use FedProx"
             )
         if not mechanism.covers_shorter:
             raise ValueError(
-                f"{change}, and {type(mechanism).__name__} can't be charged for vectors of two lengths; "
-                "freeze or unfreeze before the fit, or take another mechanism"
+                f"{change}, but {type(mechanism).__name__} can't be charged for vectors of two lengths. "
+                "Freeze or unfreeze before the fit, or use another mechanism"
             )
         vector.set_members(members)
         check_broadcast(federation.server, vector)
@@ -482,17 +497,17 @@ class Rounds:
         federation.vector_changed()
         ledger.check_spent()
         longest = max(ledger.dim, engine.weights.numel())
-        rank_zero_info(f"{change}; the ledger goes on, and every charge counts {longest} coordinates")
+        rank_zero_info(f"{change}. The ledger goes on, and every charge counts {longest} coordinates")
 
 
 def _describe_change(before: Members, after: Members, module: nn.Module, round: int) -> str:
-    """Which parameters and buffers join and which leave, as the beginning of a sentence."""
+    """Describe the parameters and buffers that join and that leave, as the beginning of a sentence."""
     sizes = {name: tensor.numel() for name, tensor in [*module.named_parameters(), *module.named_buffers()]}
-    said = []
+    phrases = []
     for verb, one, other in (("join", after, before), ("leave", before, after)):
         others = {*other.parameters, *other.buffers, *other.local}
         names = [name for name in (*one.parameters, *one.buffers, *one.local) if name not in others]
         if names:
             count = sum(sizes.get(name, 0) for name in names)
-            said.append(f"{in_short(names)} ({count} coordinates) {verb}")
-    return f"round {round + 1}: " + (" and ".join(said) or "the order of the parameters changes")
+            phrases.append(f"{in_short(names)} ({count} coordinates) {verb}")
+    return f"Round {round + 1}: " + (" and ".join(phrases) or "the order of the parameters changes")

@@ -1,7 +1,7 @@
-"""Conditions under which cohorts stay secret, checked by name before anything is trained.
+"""Checks of the conditions (S1, S2, ...) for secret cohorts, before the training and before every round.
 
-Each of them has a counterexample: without it the amplified epsilon is false (`privacy.sampled`). A run that
-breaks one is refused, with the cure; none is weakened in silence.
+Without any one of these conditions, there is a counterexample in which the amplified epsilon is false
+(`privacy.sampled`). A run that breaks a condition is refused.
 """
 
 from __future__ import annotations
@@ -29,141 +29,151 @@ def check_settings(
     target: PrivacyTarget | None,
     has_ledger: bool,
 ) -> None:
-    """Refuse settings under which the draw could be told, or does not amplify.
+    """Refuse settings that reveal the draw of the cohorts, or that rule out amplification.
+
+    Args:
+        seed: Seed of the keys. None draws secret keys.
+        has_ledger: Was the ledger of another federation given?
 
     Raises:
-        ValueError: Naming the condition, with the cure.
+        ValueError: If a condition is broken. The message names it.
     """
     algorithm, law = local.algorithm, planner.law
     if seed is not None:
-        _refuse("S1, a secret draw", f"whoever knows seed={seed} knows every cohort", "use seed=None")
+        _refuse("S1, a secret draw", f"seed={seed} reveals every cohort", "Use seed=None")
     if target is not None:
         check_law("target", target.against, target.over, law)
     if why := find_secrecy_obstacle(planner.sampling(), server.plain_sum, 0):
-        raise ValueError(f"secret cohorts need {why}, or known cohorts")
+        raise ValueError(f"Secret cohorts need {why}, or known cohorts")
     if law.own_draws:
         _check_independent_draws(law, server)
     if algorithm is not None and algorithm.remembers:
         what = f"clients of {type(algorithm).__name__} keep vectors from round to round"
-        _refuse("S5, clients without memory", what, "use FedProx, or no algorithm")
+        _refuse("S5, clients without memory", what, "Use FedProx, or no algorithm")
     if local.buffers == "local":
         what = "buffers='local' stay with every client"
-        _refuse("S5, clients without memory", what, "use buffers='share' or 'frozen'")
+        _refuse("S5, clients without memory", what, "Use buffers='share' or 'frozen'")
     if local.patterns:
         what = f"local={local.patterns!r} stay with every client"
-        _refuse("S5, clients without memory", what, "leave local out")
+        _refuse("S5, clients without memory", what, "Leave local out")
     if local.evaluate_clients is not None:
-        what = "evaluate_clients writes what clients measure"
-        _refuse("S8, nothing else that depends on the draw", what, "leave evaluate_clients out")
+        what = "evaluate_clients writes metrics of clients"
+        _refuse("S8, no other output that depends on the draw", what, "Leave evaluate_clients out")
     if local.check_isolation is False:
-        what = "check_isolation=False does not look for any"
-        _refuse("S5, clients without memory", what, "leave check_isolation out")
+        what = "check_isolation=False does not look for memory"
+        _refuse("S5, clients without memory", what, "Leave check_isolation out")
     if server.diagnostics:
-        what = "diagnostics compare with the exact mean of the cohort"
-        _refuse("S8, nothing else that depends on the draw", what, "use diagnostics=False")
+        what = "diagnostics use the exact mean of the cohort"
+        _refuse("S8, no other output that depends on the draw", what, "Use diagnostics=False")
     if local.client_metrics not in (None, "none"):
-        what = f"client_metrics={local.client_metrics!r} writes what the drawn clients log"
-        _refuse("S8, nothing else that depends on the draw", what, "use client_metrics='none'")
+        what = f"client_metrics={local.client_metrics!r} writes metrics of the drawn clients"
+        _refuse("S8, no other output that depends on the draw", what, "Use client_metrics='none'")
     if has_ledger:
         _refuse(
-            "S9, a ledger of this one training",
-            "a ledger was handed on",
-            "leave ledger out, and add the epsilons of both trainings",
+            "S9, a ledger of this training only",
+            "the ledger is another federation's",
+            "Leave ledger out, and add the epsilons of both trainings",
         )
 
 
 def _check_independent_draws(law: CohortLaw, server: Server) -> None:
-    """Refuse what shows how many clients take part, or needs to know it."""
+    """Refuse settings that reveal the number of clients in a round, or need to know it."""
     fixed = f"FixedSize({law.size}, secret=True)"
     if server.secure_aggregation is not None:
         _refuse(
-            "S11, noise of an adder who sees the sum of whoever is there",
-            f"{law} with secure aggregation, which opens no sum of few and shows who is missing",
-            f"leave secure_aggregation out, or use {fixed}",
+            "S11, a server that adds noise to the sum of any number of clients",
+            f"{law} with secure aggregation, which reveals dropouts and opens no sum of few clients",
+            f"Leave secure_aggregation out, or use {fixed}",
         )
     if server.target != "updates":
         _refuse(
-            "S11, a divisor that does not follow who is there",
-            f"{law} with target={server.target!r}, whose sum is a model only if all its summands are there",
-            f"use target='updates', or {fixed}",
+            "S11, a divisor that does not depend on the cohort",
+            f"{law} with target={server.target!r}, whose sum is a model only if no client is missing",
+            f"Use target='updates', or {fixed}",
         )
 
 
 def check_processes(trainer: pl.Trainer) -> None:
-    """Refuse several processes. Before they talk to each other.
+    """Refuse several processes, before they communicate.
 
     Raises:
-        ValueError: Naming the condition, with the cure.
+        ValueError: If there are several. The message names the condition.
     """
-    # to Lightning, a rank of ours is alone: its strategy knows better
+    # for Lightning, each of our ranks has world_size 1, but the strategy knows their number
     processes = max(trainer.world_size, getattr(trainer.strategy, "num_ranks", 1))
     if processes > 1:
-        _refuse("S1, a secret draw", f"{processes} processes would know it", "use devices=1")
+        _refuse("S1, a secret draw", f"{processes} processes would know it", "Use devices=1")
 
 
 def check_run(federated: Any, trainer: pl.Trainer) -> None:
-    """Refuse a fit in which the draw could be told, or does not amplify. Before every round.
+    """Refuse a fit that reveals the draw, or rules out amplification. Called before every round.
 
     Raises:
-        ValueError: Naming the condition, with the cure.
+        ValueError: If a condition is broken. The message names it.
     """
     engine: RoundEngine = federated.engine
-    held = federated.fit.population.partitioned_data
+    data = federated.fit.population.partitioned_data
     if why := find_repeated_round(engine):
-        raise ValueError(f"secret cohorts need {why}")
+        raise ValueError(f"Secret cohorts need {why}")
     if federated.planner.law.own_draws:
         _check_independent_fit(federated)
     if count_byzantine(trainer, federated.planner) or engine.tampering is not None:
-        _refuse("S4, clients that run the protocol", "some of them lie", "leave ByzantineClients out")
+        _refuse(
+            "S4, clients that run the protocol", "some clients are Byzantine", "Leave ByzantineClients out"
+        )
     if engine.transform is not None or federated.batch_rule is not None:
-        what = "a callback changes updates or draws batches by what it keeps of every client"
-        _refuse("S5, clients without memory", what, "leave it out")
-    if held.reads_streams:
-        what = "loaders of clients' own, and streams, go on where they were left"
-        _refuse("S5, clients without memory", what, "give one dataset and a partition")
+        what = "a callback changes updates, or draws batches from its state of every client"
+        _refuse("S5, clients without memory", what, "Leave it out")
+    if data.reads_streams:
+        what = "streams and clients' own loaders continue where they stopped"
+        _refuse("S5, clients without memory", what, "Use one dataset and a partition")
     if engine.ledger.limits is not None:
         what = "the ledger limits the charges of every client"
         _refuse(
-            "S5, clients without a limit of their own",
+            "S5, clients without limits of their own",
             what,
-            "use PrivacyBudget(adversary='outsider'), or none",
+            "Use PrivacyBudget(adversary='outsider'), or none",
         )
     if any(isinstance(callback, pl.callbacks.Timer) for callback in get_callbacks(trainer)):
-        what = "max_time ends the run by a clock that clients move"
-        _refuse("S6, an end that depends on released models only", what, "use max_epochs")
+        what = "max_time ends the run by a clock, which depends on the clients drawn"
+        _refuse("S6, an end that depends on released models only", what, "Use max_epochs")
     if not trainer.lightning_module.automatic_optimization or getattr(
         trainer.precision_plugin, "scaler", None
     ):
-        what = "manual optimisation and 16-mixed precision let steps and loss scales follow the cohort"
-        _refuse("S8, nothing else that depends on the draw", what, "use automatic optimisation and 32-true")
-    if not held.schedule.has_equal_batches:
-        what = "clients have different numbers of batches, so how long a round takes tells of who was drawn"
-        _refuse("S8, nothing else that depends on the draw", what, "set local_steps")
+        what = "with manual optimisation or 16-mixed precision, steps or loss scales depend on the cohort"
+        _refuse(
+            "S8, no other output that depends on the draw", what, "Use automatic optimisation and 32-true"
+        )
+    if not data.schedule.has_equal_batches:
+        what = "clients have different numbers of batches, so the duration of a round reveals the cohort"
+        _refuse("S8, no other output that depends on the draw", what, "Set local_steps")
     if has_revealing_lengths(engine):
         what = f"messages of {type(engine.mechanism).__name__} have lengths that depend on updates"
-        _refuse("S8, nothing else that depends on the draw", what, "take a fixed code, or secure aggregation")
+        _refuse(
+            "S8, no other output that depends on the draw", what, "Use a fixed code, or secure aggregation"
+        )
     for callback in get_callbacks(trainer):
         if getattr(callback, "follows_clients", False):
-            what = f"{type(callback).__name__} writes what follows from the data of the drawn clients"
-            _refuse("S8, nothing else that depends on the draw", what, "leave it out")
+            what = f"{type(callback).__name__} writes values computed from the drawn clients' data"
+            _refuse("S8, no other output that depends on the draw", what, "Leave it out")
 
 
 def _check_independent_fit(federated: Any) -> None:
-    """Refuse what shows whether anybody took part in a round."""
+    """Refuse settings of a fit that reveal whether any client took part in a round."""
     if federated.fit.population.limit:
-        what = "fast_dev_run cuts rounds, and which one it cuts hangs on how many take part"
-        _refuse("S8, nothing else that depends on the draw", what, "use max_epochs=1")
+        what = "the number of clients decides whether fast_dev_run cuts a round"
+        _refuse("S8, no other output that depends on the draw", what, "Use max_epochs=1")
     if names := federated.fit.vector.members.counters:
-        what = f"counters in the model ({', '.join(names[:3])}) stand still in a round of nobody"
-        cure = "use buffers='frozen', or layers that count nothing, such as GroupNorm"
-        _refuse("S8, nothing else that depends on the draw", what, cure)
+        what = f"counters in the model ({', '.join(names[:3])}) do not change in a round without clients"
+        cure = "Use buffers='frozen', or layers without counters, such as GroupNorm"
+        _refuse("S8, no other output that depends on the draw", what, cure)
 
 
 def check_claim(federated: Any, trainer: pl.Trainer) -> None:
-    """Refuse a mechanism without a claim that a secret draw amplifies. Before the first round.
+    """Refuse a mechanism whose claim a secret draw does not amplify. Called before the first round.
 
     Raises:
-        ValueError: Naming the condition, with the cure.
+        ValueError: If the row of secret cohorts in the privacy report has no guarantee, with its reason.
     """
     report: PrivacyReport = make_report(federated, trainer, choose_delta(federated, trainer), "planned")
     row = report.secret
@@ -172,4 +182,4 @@ def check_claim(federated: Any, trainer: pl.Trainer) -> None:
 
 
 def _refuse(condition: str, setting: str, cure: str) -> NoReturn:
-    raise ValueError(f"secret cohorts need {condition}: {setting}; {cure}, or known cohorts")
+    raise ValueError(f"Secret cohorts need {condition}: {setting}. {cure}, or use known cohorts")

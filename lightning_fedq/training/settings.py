@@ -1,7 +1,7 @@
-"""Settings of a federation in frozen groups, and the federation that all parts of a fit know.
+"""Settings of a federation in frozen groups, and the base class that all parts of a fit know.
 
-`Federated` takes them as flat arguments, because a YAML and a person write them so, with their defaults; here
-each has its place, its kind and its range. What depends on a fit is none of this (`training.fit`).
+`Federated` takes the settings as flat arguments with defaults, as a YAML file and a user write them. The
+groups here check the type and range of each setting. State of a fit is in `training.fit`.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ Group = TypeVar("Group")
 
 
 def group(kind: type[Group], arguments: Mapping[str, Any]) -> Group:
-    """One of the groups below, from the arguments of `Federated` by name."""
-    return kind(**{one.name: arguments[one.name] for one in fields(kind)})  # type: ignore[arg-type]
+    """Build one of the groups below from the arguments of `Federated`, by name."""
+    return kind(**{field.name: arguments[field.name] for field in fields(kind)})  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
 class Protection:
-    """Mechanism, keys, charges and target: the arguments of `Federated` of these names.
+    """Mechanism, keys, ledger and privacy target: the arguments of `Federated` with these names.
 
     Raises:
-        TypeError: If one is of another kind.
+        TypeError: If a setting has another type.
     """
 
     mechanism: Annotated[Mechanism, "a mechanism, such as LDPQ(epsilon=1.0)"]
@@ -82,11 +82,11 @@ class Protection:
 
 @dataclass(frozen=True)
 class Clients:
-    """The population and what it holds: the arguments of `Federated` of these names.
+    """Clients and their data: the arguments of `Federated` with these names.
 
     Raises:
-        ValueError: If a word is none that there is; the numbers are checked by `planner`.
-        TypeError: If a setting is of another kind.
+        ValueError: If a string is not one of the possible values. `planner` checks the numbers.
+        TypeError: If a setting has another type.
     """
 
     num_clients: Annotated[int, "an integer"]
@@ -100,10 +100,10 @@ class Clients:
         check_fields(self, named=False)
 
     def planner(self, seed: int) -> RoundPlanner:
-        """The planner, which draws the cohorts.
+        """Return the planner of the rounds, which draws the cohorts.
 
         Args:
-            seed: Source of all draws that are public.
+            seed: Seed of all public draws.
 
         Raises:
             ValueError: If a number is out of its range.
@@ -114,16 +114,16 @@ class Clients:
 
 @dataclass(frozen=True)
 class Local:
-    """A client's work on its data: the arguments of `Federated` of these names.
+    """Local training of a client: the arguments of `Federated` with these names.
 
     Args:
-        patterns: The argument `local`.
-        shared: Patterns of what travels beside parameters though the first steps do not change it.
-        constraints: What tensors are, by patterns of their names.
+        patterns: Patterns of personalised parameters' names (the argument `local`).
+        shared: Patterns of names of tensors that are sent although the first steps do not change them.
+        constraints: Constraints on tensors, such as 'positive', by patterns of their names.
 
     Raises:
         ValueError: If a setting is out of its range.
-        TypeError: If a setting is of another kind.
+        TypeError: If a setting has another type.
     """
 
     algorithm: Annotated[LocalAlgorithm | None, "a local algorithm, such as FedProx(mu=0.01), or None"]
@@ -155,11 +155,11 @@ class Local:
 
 @dataclass(frozen=True)
 class Server:
-    """The server's work on messages: the arguments of `Federated` of these names.
+    """Aggregation at the server: the arguments of `Federated` with these names.
 
     Raises:
         ValueError: If a setting is out of its range.
-        TypeError: If a setting is of another kind.
+        TypeError: If a setting has another type.
     """
 
     target: Literal["updates", "weights"]
@@ -177,31 +177,32 @@ class Server:
     def __post_init__(self) -> None:
         check_fields(self, named=False)
         if self.broadcast_bits is not None:
-            Broadcast(self.broadcast_bits)  # refuses what is out of its range
+            Broadcast(self.broadcast_bits)  # raises if out of range
 
     @cached_property
     def range_rule(self) -> RangeRule:
-        """The rule for the quantiser's range, its default for what is quantised included."""
+        """Rule for the range of the quantiser: `ranges`, or the default for `target`."""
         return self.ranges or (AdaptiveRange() if self.target == "updates" else PreviousMinMax())
 
     @property
     def plain_sum(self) -> bool:
-        """Does the model depend on the messages through their plain sum only?"""
+        """Whether the model depends on the messages through their plain sum only."""
         return self.weighting == "uniform" and self.aggregator is None
 
     @property
     def plain_mean(self) -> bool:
-        """Is the step of the server the mean update itself?"""
+        """Whether the server's step is the mean update itself."""
         return self.plain_sum and self.server_lr == 1.0 and self.server_optimizer is None
 
     def client_weights(
         self, mechanism: Mechanism, segments: Sequence[int], client_indices: list[int], num_clients: int
     ) -> Tensor | None:
-        """Weights of the clients in the mean, `(num_clients,)`. None weighs all alike.
+        """Return the clients' weights in the mean, `(num_clients,)`. None if all are equal.
 
         Args:
             segments: Sizes of the vector's segments.
-            client_indices: Samples that each client holds, where the mean is weighted by that.
+            client_indices: Number of samples of each client, used by weighting='samples'.
+            num_clients: Number of clients, used by weighting='inverse_variance'.
         """
         if self.weighting == "samples":
             return torch.tensor(client_indices, dtype=torch.float32)
@@ -213,62 +214,62 @@ class Server:
 def check_together(
     mechanism: Mechanism, clients: Clients, local: Local, server: Server, planner: RoundPlanner
 ) -> None:
-    """Refuse settings of which each is right by itself.
+    """Refuse settings that are valid one by one but do not work together.
 
     Raises:
-        ValueError: Naming both, with the cure.
-        TypeError: If the mechanism is not homomorphic and there is secure aggregation.
+        ValueError: If two settings conflict. The message names both.
+        TypeError: If secure aggregation is combined with a mechanism that is not homomorphic.
     """
-    planner.expected(0, mechanism)  # refuse a cohort that the mechanism can't serve at once
+    planner.expected(0, mechanism)  # raises for a cohort that the mechanism can't serve at once
     planner.check_mechanism(mechanism)
-    mechanism.protection_groups(clients.num_clients)  # and a population
+    mechanism.protection_groups(clients.num_clients)  # raises for such a number of clients
     if mechanism.range_rule is not None and server.ranges is not None:
-        raise ValueError(f"{type(mechanism).__name__} sets the range of a round itself; leave ranges out")
+        raise ValueError(f"{type(mechanism).__name__} sets the range of a round itself. Leave ranges out")
     size, secagg = planner.cohort_size, server.secure_aggregation
     check_aggregation(mechanism, size, server.weighting != "uniform", server.aggregator, secagg is not None)
     if secagg is not None:
         secagg.check(mechanism)
-        # refuses a cohort that does not suit
+        # raises if the cohort law does not allow so many colluders
         check_colluders(planner.law, secagg.guarantee(planner.num_clients, size, 1).colluders)
     _check_algorithm(local.algorithm, planner.law, server)
 
 
 def _check_algorithm(algorithm: LocalAlgorithm | None, law: CohortLaw, server: Server) -> None:
-    """Refuse what does not go with a local algorithm whose clients remember."""
+    """Refuse settings that conflict with a local algorithm whose clients keep state between rounds."""
     if algorithm is None or not algorithm.remembers:
         return
     name = type(algorithm).__name__
     if isinstance(law, DisjointOnce):
         raise ValueError(
-            f"{name} corrects a client by its earlier rounds, and with {law} there is none; use "
+            f"{name} corrects a client by its earlier rounds, but {law} has none. Use "
             "FixedSize(...), Cyclic(...), or FedProx"
         )
     if not server.plain_mean or server.target != "updates":
         raise ValueError(
-            f"the server of {name} works with the plain mean update; leave out server_lr, server_optimizer, "
+            f"The server of {name} needs the plain mean update. Leave out server_lr, server_optimizer, "
             "aggregator, weighting and target='weights', or use FedProx"
         )
 
 
 def check_broadcast(server: Server, vector: Vector) -> None:
-    """Refuse to round what is no parameter on its way down.
+    """Refuse a quantised downlink if buffers travel, because it would also round them.
 
     Raises:
-        ValueError: If buffers travel, with the cure.
+        ValueError: If buffers travel.
     """
     if server.broadcast_bits is not None and sum(vector.segments) > vector.num_parameters:
         names = ", ".join(vector.buffer_names[:3])
         raise ValueError(
-            f"broadcast_bits rounds what clients are sent, and buffers (here {names}) would "
-            "not stay what they are; use buffers='frozen' or 'local', or leave broadcast_bits out"
+            f"broadcast_bits would also round buffers (here {names}) on the downlink. Use "
+            "buffers='frozen' or 'local', or leave broadcast_bits out"
         )
 
 
 def check_modulus(secagg: SecAgg, engine: RoundEngine) -> None:
-    """Refuse secure aggregation that can't hold the sum of a round.
+    """Refuse a secure aggregation whose modulus is too small for the sum of a round.
 
     Raises:
-        TypeError: If no bound on the mechanism's symbols is known.
+        TypeError: If the mechanism has no bound on its symbols.
         ValueError: If the explicit modulus is too small.
     """
     context = engine.context(engine.next_plan())
@@ -277,16 +278,16 @@ def check_modulus(secagg: SecAgg, engine: RoundEngine) -> None:
 
 
 class Federation:
-    """Base of `Federated`: all that parts of a fit and other callbacks need to know of it.
+    """Base class of `Federated`: attributes that parts of a fit and other callbacks use.
 
     Attributes:
-        privacy_target: Epsilon that was asked for, and towards whom. None without a target.
-        engine: The round engine. None before the first fit.
+        privacy_target: Target epsilon and its adversary. None without a target.
+        engine: Round engine. None before the first fit.
         records: One record for every finished round.
-        client_log: Metrics that clients have logged in training, and where they went. None before the first
+        client_log: Metrics that clients have logged in training, with their policy. None before the first
             fit.
-        client_evaluations: Measurements on clients' held-out samples, of this process's rounds.
-        clients_per_step_chosen: Number of clients that train side by side, from `on_fit_start` on. 0 before.
+        client_evaluations: Measurements on clients' held-out samples, of rounds in this process.
+        clients_per_step_chosen: Number of clients that train in one step, from `on_fit_start` on. 0 before.
     """
 
     mechanism: Mechanism
@@ -308,20 +309,20 @@ class Federation:
     _undo: Undo
 
     def when_vector_changes(self, call: Callable[[], None]) -> None:
-        """Be called, until this fit is over, when parameters have joined or left. Raise to stop there."""
+        """Register a function to call when parameters join or leave. It may raise to stop the fit."""
         self._undo.replace(self, "_followers", [*self._followers, call])
 
     def vector_changed(self) -> None:
-        """Tell whoever asked for it that parameters have joined or left."""
+        """Call the registered functions, because parameters have joined or left."""
         for call in self._followers:
             call()
 
     def set_plan_seed(self, seed: int) -> None:
-        """Draw cohorts and shares of the data by a seed."""
+        """Set the seed of the plan, from which cohorts and the partition are drawn."""
         self.planner = replace(self.planner, seed=seed)
 
     def identity(self) -> dict[str, str]:
-        """Fingerprint that a checkpoint must agree with, in words."""
+        """Return the settings that a checkpoint must match, in words."""
         clients, local, server = self.clients, self.local, self.server
         return {
             "mechanism": repr(self.mechanism),

@@ -1,1 +1,1 @@
-"""Integers to bits on the wire and back: packing, entropy codes, range codes."""
+"""Codes between integers and bits on the wire: packing, entropy codes, range codes."""

@@ -1,4 +1,4 @@
-"""Integers to bits on the wire and back: what `num_bits` counts is the length of a stream that decodes."""
+"""Codes between integers and bits on the wire. `num_bits` is the length of a stream that decodes."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -10,15 +10,18 @@ from torch import Tensor
 
 
 class UndecodableError(ValueError):
-    """Bytes that are no message, or symbols that decode to no numbers: their sender is at fault, no code."""
+    """Error of a received message that no code writes. The sender is at fault, not this library."""
 
 
 class Code(ABC):
-    """A prefix-free code for one client's message: `pack` and `unpack` are inverse."""
+    """Prefix-free code for one client's message, whose `pack` and `unpack` are inverse."""
 
     @abstractmethod
     def pack(self, symbols: Tensor) -> bytes:
-        """Return the bitstream of one message `(m,)`, padded with zeros to whole bytes.
+        """Return the bitstream of one message, padded with zeros to whole bytes.
+
+        Args:
+            symbols: `(m,)` integers.
 
         Raises:
             ValueError: If a symbol does not fit.
@@ -26,40 +29,51 @@ class Code(ABC):
 
     @abstractmethod
     def unpack(self, stream: bytes, count: int) -> Tensor:
-        """Read `count` symbols back.
+        """Return the symbols of a stream, `(count,)` integers.
+
+        Args:
+            stream: Bytes of one message.
+            count: Number of symbols in it.
 
         Raises:
-            UndecodableError: If the stream is not one that `pack` writes of `count` symbols, whatever its
-                bytes are. A server misses whoever sent it; any other error ends the server as a bug of this
-                code.
+            UndecodableError: If `pack` does not write this stream for any `count` symbols. This must hold for
+                any bytes, because a server then drops the sender. Any other error ends the server as a defect
+                of this library.
         """
 
     @abstractmethod
     def num_bits(self, symbols: Tensor) -> int:
-        """Length in bits, without padding, of the stream of `(m,)` or of all rows of `(clients, m)`."""
+        """Return the stream length in bits, without padding, of `(m,)` or of all rows of `(clients, m)`."""
 
     def max_bytes(self, count: int) -> int | None:
-        """Bytes that no stream of `count` symbols exceeds: a server reads no more. None: not known."""
+        """Return the largest number of bytes that `count` symbols can take, or None if unknown.
+
+        A server reads no more bytes than that.
+        """
         return None
 
     def check_length(self, stream: bytes, count: int) -> None:
-        """Refuse a stream that is too long for any `count` symbols, before anything is read.
+        """Refuse a stream that is too long for any `count` symbols, before it is read.
+
+        Args:
+            stream: Bytes of one message.
+            count: Number of symbols in it.
 
         Raises:
-            UndecodableError: If it exceeds `max_bytes`.
+            UndecodableError: If it is longer than `max_bytes`.
         """
         longest = self.max_bytes(count)
         if longest is not None and len(stream) > longest:
-            raise UndecodableError(f"{count} symbols take {longest} bytes at most, got {len(stream)}")
+            raise UndecodableError(f"{count} symbols take at most {longest} bytes, got {len(stream)}")
 
 
 @dataclass(frozen=True)
 class FixedLength(Code):
-    """Every symbol takes the same number of bits, most significant first.
+    """Code with the same number of bits for every symbol, most significant bit first.
 
     Args:
-        bits_per_symbol: 1 to 32; symbols lie in [0, 2^bits_per_symbol).
-        signed: Symbols are two's complement in that many bits instead.
+        bits_per_symbol: Number of bits, 1 to 32. Symbols must be in [0, 2^bits_per_symbol).
+        signed: Whether symbols are two's complement integers with that many bits instead.
     """
 
     bits_per_symbol: int
@@ -75,8 +89,8 @@ class FixedLength(Code):
         high = low + (1 << self.bits_per_symbol)
         if values.size and not (low <= values.min() and values.max() < high):
             raise ValueError(
-                f"symbols must lie in [{low}, {high}) for {self.bits_per_symbol} bits, "
-                f"got [{values.min()}, {values.max()}]"
+                f"Symbols must be in [{low}, {high}) for {self.bits_per_symbol} bits, got [{values.min()}, "
+                f"{values.max()}]"
             )
         if self.bits_per_symbol == 1 and not self.signed:
             return np.packbits(values.astype(np.uint8)).tobytes()
@@ -91,14 +105,14 @@ class FixedLength(Code):
                 f"{count} symbols of {width} bits need {(count * width + 7) // 8} bytes, got {len(stream)}"
             )
         if (padding := -count * width % 8) and stream[-1] & (1 << padding) - 1:
-            raise UndecodableError(f"the {padding} bits behind {count} symbols of {width} bits are not zeros")
+            raise UndecodableError(f"The {padding} bits after {count} symbols of {width} bits must be zeros")
         bits = np.unpackbits(np.frombuffer(stream, np.uint8), count=count * width).reshape(count, width)
         if width == 1 and not self.signed:
             return torch.from_numpy(bits.reshape(-1))
         full = np.zeros((count, 64), np.uint8)
         full[:, 64 - width :] = bits
         if self.signed:
-            full[:, : 64 - width] = bits[:, :1]  # two's complement: the sign bit goes on to the left
+            full[:, : 64 - width] = bits[:, :1]  # two's complement: repeat the sign bit to the left
         return torch.from_numpy(np.packbits(full).view(">i8").astype(np.int64))
 
     def num_bits(self, symbols: Tensor) -> int:
@@ -110,13 +124,13 @@ class FixedLength(Code):
 
 @dataclass(frozen=True)
 class FromSmallest(Code):
-    """A fixed length from a smallest symbol that both ends know, coordinate by coordinate.
+    """Fixed-length code relative to a smallest symbol per coordinate, which both ends know.
 
     Args:
         smallest: Smallest symbol of each coordinate, `(m,)` integers.
-        bits_per_symbol: 1 to 32; a symbol lies in [smallest, smallest + 2^bits_per_symbol).
+        bits_per_symbol: Number of bits, 1 to 32. Symbols must be in [smallest, smallest + 2^bits_per_symbol).
 
-    Example:
+    Examples:
         >>> code = FromSmallest(np.array([-2, 5]), 2)
         >>> code.pack(torch.tensor([1, 5])).hex(), code.unpack(bytes.fromhex("c0"), 2).tolist()
         ('c0', [1, 5])

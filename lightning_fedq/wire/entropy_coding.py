@@ -1,4 +1,4 @@
-"""Codes whose length follows the symbols: Elias codes and partial messages.
+"""Codes with a variable number of bits per symbol: Elias codes, and codes of selected coordinates.
 
 References:
     Elias, Universal codeword sets and representations of the integers, 1975.
@@ -17,13 +17,16 @@ from lightning_fedq.wire.coding import Code, UndecodableError
 _LARGEST = 2**62 - 1
 _BLOCK = 512
 _LONGEST_GAMMA, _LONGEST_DELTA = 2 * 63 - 1, 11 + 62
-"""Bits of the code of 2^63 - 1, the largest value that `map_to_positive` gives."""
+"""Bits of the code of 2^63 - 1, the largest value that `map_to_positive` returns."""
 
 
 def map_to_positive(symbols: NDArray[np.integer]) -> NDArray[np.int64]:
-    """The signed map 0, 1, -1, 2, -2, ... -> 1, 2, 3, 4, 5, ..., for symbols of 62 bits.
+    """Map signed symbols 0, 1, -1, 2, -2, ... to 1, 2, 3, 4, 5, ..., if they have at most 62 bits.
 
-    Example:
+    Args:
+        symbols: Integers of any shape.
+
+    Examples:
         >>> map_to_positive(np.array([0, -1, 1, -2]))
         array([1, 3, 2, 5])
     """
@@ -33,9 +36,9 @@ def map_to_positive(symbols: NDArray[np.integer]) -> NDArray[np.int64]:
 
 
 def from_positive(mapped: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Inverse of `map_to_positive`.
+    """Invert `map_to_positive`.
 
-    Example:
+    Examples:
         >>> from_positive(np.array([1, 3, 2, 5]))
         array([ 0, -1,  1, -2])
     """
@@ -45,6 +48,7 @@ def from_positive(mapped: NDArray[np.int64]) -> NDArray[np.int64]:
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _bit_length(value: int) -> int:
+    """Return the number of bits of a non-negative integer, 0 for 0."""
     length = 0
     while value:
         value >>= 1
@@ -54,21 +58,27 @@ def _bit_length(value: int) -> int:
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _elias_length(symbols: NDArray[np.integer], delta: bool) -> int:
-    """Bits of all symbols, or -1 if one is too large for `map_to_positive`.
+    """Return the number of bits of all symbols, or -1 if one is too large for `map_to_positive`.
 
-    Bit lengths are exponents of float64; without its second bit where the first is set, no value rounds up.
+    The bit length of a value is the exponent of its float64, which is fast to read. Rounding to float64 could
+    raise the exponent, so the second bit is cleared where the first is set.
+
+    Args:
+        symbols: `(n,)` integers.
+        delta: Whether the delta code is used instead of gamma.
     """
     total, floats = 0, np.empty(_BLOCK)
     exponents = floats.view(np.int64)
     for start in range(0, symbols.size, _BLOCK):
         part = symbols[start : start + _BLOCK]
-        most, least, sum_of_lengths = np.int64(0), np.int64(0), 0
+        largest, smallest, sum_of_lengths = np.int64(0), np.int64(0), 0
         for j in range(part.size):
             symbol = np.int64(part[j])
-            most, least = max(most, symbol), min(least, symbol)
-            value = 2 * symbol if symbol > 0 else 1 - 2 * symbol  # may wrap around: then -1 is returned
+            largest, smallest = max(largest, symbol), min(smallest, symbol)
+            # may wrap around, in which case -1 is returned below
+            value = 2 * symbol if symbol > 0 else 1 - 2 * symbol
             floats[j] = np.float64(value & ~(value >> 1))
-        if most > _LARGEST or least < -_LARGEST:
+        if largest > _LARGEST or smallest < -_LARGEST:
             return -1
         for j in range(part.size):
             # the exponent is biased by 1023, and the length is one more
@@ -84,6 +94,7 @@ def _elias_length(symbols: NDArray[np.integer], delta: bool) -> int:
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _put(bits: NDArray[np.uint8], place: int, value: int, width: int) -> int:
+    """Write the low `width` bits of a value at a place of `bits`, and return the next place."""
     for b in range(width - 1, -1, -1):
         bits[place] = (value >> b) & 1
         place += 1
@@ -92,35 +103,45 @@ def _put(bits: NDArray[np.uint8], place: int, value: int, width: int) -> int:
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _elias_write(mapped: NDArray[np.int64], delta: bool, bits: NDArray[np.uint8]) -> int:
+    """Write the codes of positive values, one bit an element of `bits`, and return their number of bits."""
     place = 0
     for value in mapped:
         length = _bit_length(value)
         if delta:
             size = _bit_length(length)
-            place = _put(bits, place + size - 1, length, size)  # delta: the length in gamma code
-            # its leading one follows from the length
+            place = _put(bits, place + size - 1, length, size)  # delta codes the length in gamma code
+            # then the value without its leading one, which the length implies
             place = _put(bits, place, value & ~(1 << (length - 1)), length - 1)
         else:
-            place = _put(bits, place + length - 1, value, length)  # gamma: zeros before the leading one
+            # gamma has length - 1 zeros before the leading one
+            place = _put(bits, place + length - 1, value, length)
     return place
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _elias_read(bits: NDArray[np.uint8], delta: bool, mapped: NDArray[np.int64]) -> int:
+    """Read positive values from bits, and return the number of bits read, or -1 for an invalid stream.
+
+    Args:
+        bits: One bit an element.
+        delta: Whether the delta code is used instead of gamma.
+        mapped: `(count,)` array that receives the values.
+    """
     place = 0
     for i in range(mapped.size):
         zeros = 0
         while place < bits.size and bits[place] == 0:
             zeros += 1
             place += 1
-        if zeros > 62 or place + zeros + 1 > bits.size:  # 63 bits at most, so that int64 holds them
+        if zeros > 62 or place + zeros + 1 > bits.size:  # at most 63 bits, so that int64 holds the value
             return -1
         value = 0
         for _ in range(zeros + 1):
             value = 2 * value + bits[place]
             place += 1
         if delta:
-            if value > 63 or place + value - 1 > bits.size:  # as above: this value is the length of the next
+            # same bound, because this value is the length of the next
+            if value > 63 or place + value - 1 > bits.size:
                 return -1
             length, value = value, 1
             for _ in range(length - 1):
@@ -131,19 +152,19 @@ def _elias_read(bits: NDArray[np.uint8], delta: bool, mapped: NDArray[np.int64])
 
 
 def as_array(symbols: Tensor) -> NDArray[np.integer]:
-    """The symbols as a NumPy array, without a copy where they are on the CPU."""
+    """Return the symbols as a NumPy array, without a copy if they are on the CPU."""
     array: NDArray[np.integer] = symbols.detach().cpu().numpy()
     return array
 
 
 @dataclass(frozen=True)
 class Elias(Code):
-    """Elias gamma or delta code of signed integers. Needs no model and no bound.
+    """Elias gamma or delta code of signed integers, which needs no model and no bound.
 
-    Gamma spends 1 bit on 0, 3 on +-1, 5 on +-2 and +3; delta is shorter from |m| = 16 on.
+    Gamma takes 1 bit for 0, 3 bits for +-1, and 5 bits for +-2 and +3. Delta is shorter from |m| = 16 on.
 
     Args:
-        delta: The delta code instead of gamma.
+        delta: Whether to use the delta code instead of gamma.
     """
 
     delta: bool = False
@@ -157,18 +178,18 @@ class Elias(Code):
         self.check_length(stream, count)
         bits, mapped = np.unpackbits(np.frombuffer(stream, np.uint8)), np.empty(count, np.int64)
         used = _elias_read(bits, self.delta, mapped)
-        # padding is zeros, so that no two streams are one message
+        # padding must be zeros, so that each message has one stream only
         if used < 0 or (used + 7) // 8 != len(stream) or bits[used:].any():
             raise UndecodableError(
-                f"{len(stream)} bytes do not hold exactly {count} Elias codes; "
-                "the message is truncated or corrupted"
+                f"{len(stream)} bytes are not exactly {count} Elias codes. The message is truncated or "
+                "corrupted."
             )
         return torch.from_numpy(from_positive(mapped))
 
     def num_bits(self, symbols: Tensor) -> int:
         length = int(_elias_length(as_array(symbols).reshape(-1), self.delta))
         if length < 0:
-            raise ValueError(f"symbols must lie within +-(2^62 - 1), got [{symbols.min()}, {symbols.max()}]")
+            raise ValueError(f"Symbols must be within +-(2^62 - 1), got [{symbols.min()}, {symbols.max()}]")
         return length
 
     def max_bytes(self, count: int) -> int:
@@ -177,12 +198,14 @@ class Elias(Code):
 
 @dataclass(frozen=True)
 class Subset(Code):
-    """Only some coordinates travel, and both ends know which. All others are 0. None at all take no bits.
+    """Code that sends only selected coordinates, which both ends know. All others are 0.
+
+    A message without selected coordinates takes no bits.
 
     Args:
         selected: `(m,)` bool, true where a symbol is sent.
-        inner: Code of what is sent.
-        smallest: Subtracted from the symbols that are sent.
+        inner: Code of the symbols that are sent.
+        smallest: Number that is subtracted from the symbols that are sent.
     """
 
     selected: NDArray[np.bool_]
@@ -190,6 +213,7 @@ class Subset(Code):
     smallest: int = 0
 
     def _sent(self, symbols: Tensor) -> Tensor:
+        """Return the symbols that are sent, less `smallest`."""
         return symbols[torch.from_numpy(self.selected).to(symbols.device)].long() - self.smallest
 
     def pack(self, symbols: Tensor) -> bytes:
@@ -197,12 +221,12 @@ class Subset(Code):
 
     def unpack(self, stream: bytes, count: int) -> Tensor:
         if count != len(self.selected):
-            raise ValueError(f"this code is for messages of {len(self.selected)} symbols, asked for {count}")
+            raise ValueError(f"This code is for {len(self.selected)} symbols, got count={count}")
         symbols = torch.zeros(count, dtype=torch.int64)
         if not self.selected.any():
             if stream:
                 raise UndecodableError(
-                    f"nothing was selected, a message must be empty, got {len(stream)} bytes"
+                    f"No coordinate is selected, so a message must be empty, got {len(stream)} bytes"
                 )
             return symbols
         sent = self.inner.unpack(stream, int(self.selected.sum())).long()

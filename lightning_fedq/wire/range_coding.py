@@ -1,14 +1,15 @@
-"""Range coding on the conditional law of a dithered symbol.
+"""Range coding with the conditional distribution of a dithered symbol.
 
-The dither and the step of a dithered symbol are known to the decoder, so its law given them is much narrower
-than its law alone. With x ~ N(0, s^2), x / w + U is Gaussian with mean U and std s / w, so the exact
-conditional law of the symbol is a rounded Gaussian; `ConditionalRange` codes with it, through
-`constriction`'s range coder, and sends s, on a grid of 2^(1/16), once per segment. A wrong model costs bits,
-never correctness; a *different* model at the two ends garbles the stream, which is why every parameter of the
-model is first rounded to a coarse grid, with integers and tables, so that two machines agree.
+The decoder knows the dither U and the step w of a symbol. Given them, the symbol's distribution is much
+narrower than without. For x ~ N(0, s^2), x / w + U is Gaussian with mean U and std s / w. So the exact
+conditional distribution of the symbol is a rounded Gaussian.
 
-Messages are worked on a chunk at a time; beside the message, its dithers and its steps, memory is that of a
-chunk.
+`ConditionalRange` codes with this distribution through `constriction`'s range coder. It sends s once per
+segment, on a grid of 2^(1/16). A model that fits badly costs bits, never correctness. But *different* models
+at the two ends garble the stream. So every parameter of the model is first rounded to a coarse grid, with
+integers and tables, so that two machines agree.
+
+Messages are processed in chunks. Besides the message, its dithers and its steps, only one chunk is in memory.
 
 References:
     Bamler, Understanding entropy coding with asymmetric numeral systems (constriction), 2022.
@@ -34,21 +35,22 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 _GRID = 16
-"""Steps per octave of the scales and the steps that the model sees."""
+"""Grid points per octave for the scales and steps in the model."""
 _HIGH = 1 << 15
 _PRECISE = 8
-"""Symbols spread over more than 2^8 values send their low bits as they are."""
+"""Symbols that spread over more than 2^8 values send their low bits without coding."""
 _CHUNK = 1 << 14
 _MANTISSA = 52
 _CHECKSUM_BYTES = 4
 _WIDEST_SYMBOL = 63
-"""Bits of a symbol of which all are sent as they are."""
+"""Number of bits of a symbol whose bits are all sent without coding."""
 
 
 def _rounding_tables() -> tuple[Integers, Integers]:
-    """Tables that round log2 of a mantissa in [1, 2) to sixteenths by five leading bits and one comparison.
+    """Return tables that round log2 of a mantissa in [1, 2) to sixteenths, by look-up.
 
-    The mantissas at which the rounded value changes are more than 1/32 apart.
+    Five leading bits and one comparison suffice, because the mantissas at which the rounded value changes are
+    more than 1/32 apart.
     """
     # halfway between two sixteenths of an octave
     changes = np.exp2((np.arange(1, _GRID + 1) - 0.5) / _GRID).view(np.int64) & ((1 << _MANTISSA) - 1)
@@ -63,7 +65,7 @@ _STDS = np.maximum(np.exp2(np.arange(-_WIDEST, _WIDEST + 1) / _GRID), 2.0**-10)
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _log_step(bits: int) -> int:
-    """floor(16 log2(w) + 1/2) of a float64 w > 0, given as its bits."""
+    """Return floor(16 log2(w) + 1/2) of a float64 w > 0, given as its bits."""
     mantissa = bits & ((1 << _MANTISSA) - 1)
     cell = mantissa >> (_MANTISSA - 5)
     rounded: int = _BELOW[cell] + (1 if mantissa >= _CHANGE[cell] else 0)
@@ -72,11 +74,18 @@ def _log_step(bits: int) -> int:
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _moments(symbols: NDArray[np.integer], dither: Floats, step: Floats) -> tuple[float, float, float]:
-    """Sums of (decoded^2 - step^2 / 12) and of step^2, and the shortest step."""
+    """Return the sums of (decoded^2 - step^2 / 12) and of step^2, and the shortest step, of one chunk.
+
+    Args:
+        symbols: `(n,)` integers.
+        dither: `(n,)` dithers.
+        step: `(n,)` steps.
+    """
     energy, squares, shortest = 0.0, 0.0, np.inf
     for j in range(symbols.size):
         decoded, square = (symbols[j] - dither[j]) * step[j], step[j] * step[j]
-        energy += decoded * decoded - square / 12.0  # variance of an error that is uniform on a step
+        # step^2 / 12 is the variance of an error that is uniform on a step
+        energy += decoded * decoded - square / 12.0
         squares += square
         shortest = min(shortest, step[j])
     return energy, squares, shortest
@@ -84,13 +93,22 @@ def _moments(symbols: NDArray[np.integer], dither: Floats, step: Floats) -> tupl
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _model(dither: Floats, bits: Integers, scale: int, mean: Floats, std: Floats, raw: Integers) -> int:
-    """Fill in means, stds and numbers of raw low bits of the symbols' high parts. Sum of the last."""
+    """Fill in means, stds and numbers of raw bits of one chunk, and return the sum of raw bits.
+
+    Args:
+        dither: `(n,)` dithers.
+        bits: `(n,)` steps, as the bits of float64.
+        scale: Rounded 16 log2 of the segment's std.
+        mean: `(n,)` output, mean of each high part.
+        std: `(n,)` output, std of each high part.
+        raw: `(n,)` output, number of low bits that are sent without coding.
+    """
     total = 0
     for j in range(dither.size):
         ratio = scale - _log_step(bits[j])
         low = max(ratio // _GRID - _PRECISE, 0)  # the high part keeps a std below 2^9
-        centre = np.floor(dither[j] * 65536.0 + 0.5) / 65536.0  # powers of two: exact but for the floor
-        # 2^low symbols have their middle at (high + 1/2) 2^low - 1/2
+        centre = np.floor(dither[j] * 65536.0 + 0.5) / 65536.0  # powers of two, so only the floor rounds
+        # the middle of 2^low symbols is (high + 1/2) 2^low - 1/2
         mean[j] = centre if low == 0 else math.ldexp(centre + 0.5, -low) - 0.5
         std[j] = _STDS[min(max(ratio - _GRID * low, -_WIDEST), _WIDEST) + _WIDEST]
         raw[j] = low
@@ -100,6 +118,7 @@ def _model(dither: Floats, bits: Integers, scale: int, mean: Floats, std: Floats
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _count_raw(bits: Integers, scale: int) -> int:
+    """Return the number of raw low bits of all symbols in a chunk."""
     total = 0
     for j in range(bits.size):
         total += max((scale - _log_step(bits[j])) // _GRID - _PRECISE, 0)
@@ -108,9 +127,16 @@ def _count_raw(bits: Integers, scale: int) -> int:
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _high_parts(symbols: NDArray[np.integer], raw: Integers, high: NDArray[np.int32]) -> bool:
-    """Fill in the symbols without their low bits. False if one is too large for the model."""
+    """Fill in the symbols without their low bits. Return False if one is too large for the model.
+
+    Args:
+        symbols: `(n,)` integers.
+        raw: `(n,)` number of low bits.
+        high: `(n,)` output.
+    """
     for j in range(symbols.size):
-        part = np.int64(symbols[j]) >> raw[j]  # rounds down, also below 0: the low bits are what is missing
+        # the shift rounds down, also below 0, so the low bits are the remainder
+        part = np.int64(symbols[j]) >> raw[j]
         if not -_HIGH < part < _HIGH:
             return False
         high[j] = part
@@ -119,7 +145,14 @@ def _high_parts(symbols: NDArray[np.integer], raw: Integers, high: NDArray[np.in
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _copy_raw(values: NDArray[np.integer], raw: Integers, bits: NDArray[np.uint8], read: bool) -> None:
-    """Copy the low bits of values, most significant first, to or from one byte a bit."""
+    """Copy the low bits of values, most significant first, to or from an array with one byte a bit.
+
+    Args:
+        values: `(n,)` symbols. If `read`, high parts that become symbols.
+        raw: `(n,)` number of low bits.
+        bits: Array of bits.
+        read: Whether to copy from `bits` to `values`.
+    """
     place = 0
     for j in range(values.size):
         for b in range(raw[j] - 1, -1, -1):
@@ -131,22 +164,24 @@ def _copy_raw(values: NDArray[np.integer], raw: Integers, bits: NDArray[np.uint8
 
 
 def _gaussian() -> constriction.stream.model.QuantizedGaussian:
+    """Return constriction's model of rounded Gaussian high parts."""
     return constriction.stream.model.QuantizedGaussian(-_HIGH, _HIGH - 1)
 
 
 @dataclass(frozen=True)
 class ConditionalRange(Code):
-    """Range coding of dithered symbols on their law given dither and step, for inputs N(0, s^2) by segment.
+    """Range code of dithered symbols given dither and step, for inputs N(0, s^2) by segment.
 
-    Layout: one byte of mode, a 16-bit scale per segment (log2 s on a grid of 1/16), raw low bits of
-    very wide symbols, then the range coder's 32-bit words, and a CRC-32 of all that: one flipped bit garbles
-    the rest of a stream, and a missing word would not show. Where a symbol is too far from the model to be
-    expressed, the whole message is Elias delta instead, and the mode byte says so.
+    A stream has one byte of mode and a 16-bit scale per segment (log2 s on a grid of 1/16). Then follow raw
+    low bits of very wide symbols, the range coder's 32-bit words, and a CRC-32 of all these. The checksum is
+    needed because one flipped bit garbles the rest of a stream, and a missing word would not show. If a
+    symbol is too far from the model to be coded, the whole message is Elias delta instead, and the mode byte
+    says so.
 
     Args:
-        dither: `(m,)` float64, U of every coordinate.
-        step: `(m,)` float64, w of every coordinate, > 0, in units of the input.
-        segments: Lengths of the segments, which sum to m, each with a scale of its own.
+        dither: `(m,)` float64, dither U of every coordinate.
+        step: `(m,)` float64, step w > 0 of every coordinate, in units of the input.
+        segments: Lengths of the segments, which sum to m. Each segment has its own scale.
     """
 
     dither: Floats
@@ -156,12 +191,12 @@ class ConditionalRange(Code):
     def __post_init__(self) -> None:
         if not self.dither.shape == self.step.shape == (sum(self.segments),):
             raise ValueError(
-                f"dither and step need one value per coordinate, {sum(self.segments)}, "
-                f"got {self.dither.shape} and {self.step.shape}"
+                f"dither and step need one value per coordinate, {sum(self.segments)}, got "
+                f"{self.dither.shape} and {self.step.shape}"
             )
 
     def _chunks(self) -> Iterator[tuple[int, slice]]:
-        """Number of the segment and place of every chunk. Chunks end where segments do."""
+        """Yield the index of the segment and the slice of each chunk. No chunk crosses a segment's end."""
         start = 0
         for segment, size in enumerate(self.segments):
             for first in range(start, start + size, _CHUNK):
@@ -169,23 +204,29 @@ class ConditionalRange(Code):
             start += size
 
     def _scales(self, symbols: NDArray[np.integer]) -> list[int]:
-        """Root mean square of the decoded input, less what the dither adds to it, per segment."""
-        found: list[list[tuple[float, float, float]]] = [[] for _ in self.segments]
+        """Return each segment's scale: the root mean square of the decoded input without the dither's part.
+
+        It is rounded to the grid, as an integer 16 log2.
+        """
+        moments_by_segment: list[list[tuple[float, float, float]]] = [[] for _ in self.segments]
         for segment, part in self._chunks():
-            found[segment].append(_moments(symbols[part], self.dither[part], self.step[part]))
+            moments_by_segment[segment].append(_moments(symbols[part], self.dither[part], self.step[part]))
         scales = []
-        for size, moments in zip(self.segments, found, strict=True):
+        for size, moments in zip(self.segments, moments_by_segment, strict=True):
             energy, squares, shortest = zip(*moments, strict=True)
             floor = 2.0**-12 * min(shortest)
             noise = math.fsum(squares) / size / math.sqrt(size)
-            # energy less the dither's may be 0 or negative, a logarithm's argument not
+            # the difference may be 0 or negative, but a logarithm needs a positive number
             square = max(math.fsum(energy) / size, 0.02 * noise, floor * floor)
-            # 16 bits in the header
+            # the header has 16 bits for it
             scales.append(max(min(math.floor(math.log2(square) / 2.0 * _GRID + 0.5), 32767), -32767))
         return scales
 
     def _models(self, scales: list[int]) -> Iterator[tuple[slice, Floats, Floats, Integers, int]]:
-        """Place, means, stds, numbers of raw bits and their sum, by chunk. The arrays are used again."""
+        """Yield slice, means, stds, numbers of raw bits and their sum, for each chunk.
+
+        The next chunk overwrites the arrays.
+        """
         bits = self.step.view(np.int64)
         mean, std, raw = np.empty(_CHUNK), np.empty(_CHUNK), np.empty(_CHUNK, np.int64)
         for segment, part in self._chunks():
@@ -199,7 +240,12 @@ class ConditionalRange(Code):
         return body + zlib.crc32(body).to_bytes(_CHECKSUM_BYTES, "little")
 
     def _body(self, symbols: Tensor, scales: list[int] | None = None) -> bytes:
-        """A message without its checksum, with the scales of one that came, or those of its symbols."""
+        """Return a message without its checksum.
+
+        Args:
+            symbols: `(m,)` integers.
+            scales: Scales of a received message, or None to compute them from the symbols.
+        """
         values = as_array(symbols)
         scales, low_bits = self._scales(values) if scales is None else scales, [np.zeros(0, np.uint8)]
         coder, model = constriction.stream.queue.RangeEncoder(), _gaussian()
@@ -217,11 +263,13 @@ class ConditionalRange(Code):
 
     def unpack(self, stream: bytes, count: int) -> Tensor:
         if count != len(self.step):
-            raise ValueError(f"this code is for messages of {len(self.step)} symbols, asked for {count}")
+            raise ValueError(f"This code is for {len(self.step)} symbols, got count={count}")
         self.check_length(stream, count)
         stream, checksum = stream[:-_CHECKSUM_BYTES], stream[-_CHECKSUM_BYTES:]
         if zlib.crc32(stream).to_bytes(_CHECKSUM_BYTES, "little") != checksum:
-            raise UndecodableError("the checksum of the message is wrong; it is truncated or corrupted")
+            raise UndecodableError(
+                "The checksum of the message is wrong. The message is truncated or corrupted."
+            )
         if stream[:1] == b"\x01":
             symbols = Elias(delta=True).unpack(stream[1:], count)
             self._check_scales(symbols, None)
@@ -229,7 +277,8 @@ class ConditionalRange(Code):
         place = 1 + 2 * len(self.segments)
         if stream[:1] != b"\x00" or len(stream) < place:
             raise UndecodableError(
-                f"a message starts with mode 0 or 1 and {place - 1} bytes of scales; it is of another code"
+                f"A message must start with mode 0 or 1 and {place - 1} bytes of scales. This message is of "
+                "another code."
             )
         scales: list[int] = np.frombuffer(stream[1:place], "<i2").tolist()
         bits = self.step.view(np.int64)
@@ -237,7 +286,7 @@ class ConditionalRange(Code):
         end = place + (raw_bits + 7) // 8
         if len(stream) < end or (len(stream) - end) % 4:
             raise UndecodableError(
-                f"{len(stream)} bytes do not hold {count} symbols of these steps; wrong dither"
+                f"{len(stream)} bytes do not hold {count} symbols of these steps. Check the dither."
             )
         low_bits, used = np.unpackbits(np.frombuffer(stream[place:end], np.uint8)), 0
         decoder = constriction.stream.queue.RangeDecoder(np.frombuffer(stream[end:], "<u4").astype(np.uint32))
@@ -245,42 +294,50 @@ class ConditionalRange(Code):
         for part, mean, std, raw, total in self._models(scales):
             try:
                 values[part] = decoder.decode(model, mean, std)
-            except AssertionError as error:  # how constriction says that no encoder gives these words
+            except AssertionError as error:  # constriction raises this if no encoder writes these words
                 raise UndecodableError(
-                    f"{len(stream)} bytes hold words that {count} symbols of these steps never give"
+                    f"{len(stream)} bytes have words that {count} symbols of these steps never give"
                 ) from error
             if total:
                 _copy_raw(values[part], raw, low_bits[used : used + total], True)
                 used += total
         if not decoder.maybe_exhausted():
             raise UndecodableError(
-                f"{len(stream)} bytes hold more than {count} symbols of these steps; wrong dither"
+                f"{len(stream)} bytes hold more than {count} symbols of these steps. Check the dither."
             )
         symbols = torch.from_numpy(values)
         self._check_scales(symbols, scales)
         if self._body(symbols, scales) != stream:
-            raise UndecodableError(f"{len(stream)} bytes hold {count} symbols and are not what these pack to")
+            raise UndecodableError(
+                f"{len(stream)} bytes hold {count} symbols, but these symbols pack to other bytes"
+            )
         return symbols
 
     def _check_scales(self, symbols: Tensor, scales: list[int] | None) -> None:
-        """Refuse other scales than those of the symbols, which another machine may round the other way.
+        """Refuse scales that the symbols do not have, up to one grid point of rounding on another machine.
 
         Args:
-            scales: Those that came; None where they came without, as symbols that do not fit the model.
+            symbols: `(m,)` decoded symbols.
+            scales: Received scales, or None for a message in Elias delta, whose symbols must not fit the
+                model.
+
+        Raises:
+            UndecodableError: If a scale differs by more than one, or the symbols of an Elias message fit the
+                model.
         """
-        own = self._scales(as_array(symbols))
+        computed = self._scales(as_array(symbols))
         if scales is None:
-            # what fits these fits all that a client may have found
-            if self._body(symbols, [scale - 1 for scale in own])[:1] == b"\x00":
-                raise UndecodableError("symbols that fit the model came as if they did not")
-        elif any(abs(scale - other) > 1 for scale, other in zip(scales, own, strict=True)):
-            raise UndecodableError(f"the scales {scales[:5]} are not those of the symbols, {own[:5]}")
+            # symbols that fit these scales fit all scales that a client may have computed
+            if self._body(symbols, [scale - 1 for scale in computed])[:1] == b"\x00":
+                raise UndecodableError("Symbols that fit the model came in the Elias code")
+        elif any(abs(scale - other) > 1 for scale, other in zip(scales, computed, strict=True)):
+            raise UndecodableError(f"The scales {scales[:5]} are not those of the symbols, {computed[:5]}")
 
     def num_bits(self, symbols: Tensor) -> int:
-        # the stream is made, not estimated
+        # the exact length needs the stream itself
         return sum(8 * len(self.pack(row)) for row in symbols.reshape(-1, len(self.step)))
 
     def max_bytes(self, count: int) -> int:
-        # the range coder spends 24 bits on a symbol's high part at most
+        # the range coder takes at most 24 bits for a symbol's high part
         header = 1 + 2 * len(self.segments) + _CHECKSUM_BYTES
         return header + (_WIDEST_SYMBOL * count + 7) // 8 + 3 * count + 12

@@ -175,7 +175,7 @@ def test_clients_keep_nothing_of_a_round_that_was_given_up(kind, stops):
         assert federated.engine is not None and federated.engine.round == 1
         make_trainer(federated, max_epochs=rounds - 1).fit(module, datamodule=data())
     else:
-        with pytest.warns(UserWarning, match="round 2 was aborted"):
+        with pytest.warns(UserWarning, match="Round 2 was aborted"):
             make_trainer(federated, gives_up, max_epochs=rounds).fit(module, datamodule=data())
     assert gives_up.done and len(federated.records) == rounds
     attempts = [int(stops and r == 1) for r in range(rounds)]
@@ -215,7 +215,7 @@ def test_no_checkpoint_of_a_private_run_holds_what_clients_keep(tmp_path):
     saved = torch.load(tmp_path / "two.ckpt", weights_only=False)
     [state] = [s for s in saved["callbacks"].values() if "federation" in s]
     assert "algorithm" not in state
-    with pytest.warns(UserWarning, match="nothing of what clients of SCAFFOLD keep"):
+    with pytest.warns(UserWarning, match="has no client states of SCAFFOLD"):
         make_trainer(Federated(LDPQ(1.0), CLIENTS, **settings), max_epochs=3).fit(
             Module(), datamodule=data(), ckpt_path=tmp_path / "two.ckpt"
         )
@@ -234,7 +234,7 @@ def test_a_checkpoint_of_another_algorithm_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "error", "words"),
     [
-        ({"algorithm": SCAFFOLD(), "cohort": DisjointOnce(1)}, ValueError, "there is none"),
+        ({"algorithm": SCAFFOLD(), "cohort": DisjointOnce(1)}, ValueError, "has none. Use"),
         ({"algorithm": SCAFFOLD(), "server_lr": 0.5}, ValueError, "plain mean update"),
         ({"algorithm": FedDyn(), "weighting": "samples"}, ValueError, "plain mean update"),
         ({"algorithm": FedDyn(), "target": "weights"}, ValueError, "plain mean update"),
@@ -254,7 +254,7 @@ def test_what_clients_take_for_sent_is_sent(share):
     norm = share == 0.1
     layers = nn.Sequential(nn.BatchNorm1d(64), nn.Linear(64, 10)) if norm else nn.Linear(64, 10)
     made = Federated(TopK(0.1), CLIENTS, seed=1, algorithm=ErrorFeedback(share))
-    with pytest.raises(ValueError, match=r"take \d+ coordinates and (128|0) of buffers for sent, and TopK"):
+    with pytest.raises(ValueError, match=r"send \d+ coordinates and (128|0) of buffers, but TopK"):
         make_trainer(made).fit(Classifier(layers), datamodule=Digits())
 
 

@@ -316,7 +316,7 @@ def test_a_clean_resumption_uses_fresh_coins(tmp_path):
 
 
 def test_streams_that_restart_are_refused_where_the_ledger_remembers(tmp_path):
-    with pytest.raises(RuntimeError, match="a stream serves one payload"):
+    with pytest.raises(RuntimeError, match="was already charged for clients"):
         audit_resumption(tmp_path, plants.restart_streams_only)
 
 

@@ -193,7 +193,7 @@ def test_the_lever_is_logged():
 
 def test_a_rule_that_withstands_too_few_warns():
     with pytest.warns(
-        UserWarning, match="trimmed_mean of 10 rows withstands 1 Byzantine clients, 3 are expected"
+        UserWarning, match="trimmed_mean of 10 rows tolerates 1 Byzantine clients, but 3 are expected"
     ):
         run(
             ByzantineClients(0.3, "sign_flip"),

@@ -129,7 +129,7 @@ def test_the_budget_stops_before_a_round_that_any_client_can_not_pay():
     assert budget.epsilon_spent == private.epsilon(1e-3)
     more = {c: a.steps + STEPS[c] > a.steps_within(6.0, 1e-3) for c, a in private.accounts.items()}
     assert any(more.values())
-    with pytest.raises(RuntimeError, match="the privacy budget allows"):
+    with pytest.raises(RuntimeError, match="The privacy budget allows"):
         fit(
             federation(seed=None),
             dpsgd(seed=None),
@@ -146,7 +146,7 @@ def test_a_budget_beside_two_guarantees_asks_which_one_it_is_about():
         budget = PrivacyBudget(50.0, 1e-3, "server", unit=unit)
         _, run = fit(federation(LDPQ(1e-5), seed=None), dpsgd(seed=None), budget, max_epochs=1)
         assert budget.epsilon_spent == pytest.approx(float(run.callback_metrics[key]), rel=1e-6)
-    with pytest.raises(ValueError, match="nothing here protects a sample"):
+    with pytest.raises(ValueError, match="No callback protects a sample"):
         fit(federation(LDPQ(1e-5), seed=None), PrivacyBudget(50.0, 1e-3, "server", unit="sample"))
     with pytest.warns(UserWarning, match="DPSGD draws from a seed, so nothing is private"):
         fit(federation(), dpsgd(seed=3), PrivacyBudget(50.0, 1e-3, "server"), max_epochs=1)
@@ -220,7 +220,7 @@ def test_without_a_seed_a_killed_process_is_paid_for_from_the_journal(tmp_path):
         if path != middle:
             path.unlink()
     again = dpsgd(seed=None)
-    with pytest.warns(UserWarning, match="DPSGD counts it as taken by every client"):
+    with pytest.warns(UserWarning, match="DPSGD charges their whole cohorts"):
         fit(federation(seed=None), again, ckpt=middle, max_epochs=1)
     # one round of the checkpoint, two lost, one now
     assert steps(again) == [4 * own for own in STEPS]
@@ -238,8 +238,8 @@ def test_without_a_seed_rounds_must_cost_what_they_cost_in_the_checkpoint(tmp_pa
     fit(federation(seed=None, local_epochs=2), dpsgd(seed=None), *saving(tmp_path), **settings)
     middle = tmp_path / "step=5.ckpt"
     message = (
-        r"client 0 had noise multiplier 1, sampling rate 0.5 and 4 steps, here .* multiplier {}, "
-        r"sampling rate 0.5 and {} steps, .* resume with the noise, batch_size, local_epochs"
+        r"client 0 had noise multiplier 1, sampling rate 0.5 and 4 steps, and .* multiplier {}, "
+        r"sampling rate 0.5 and {} steps. Keep the checkpoint's noise, batch_size, local_epochs"
     ).format
     for noise, fed, limit, said in (
         (1.0, federation(seed=None, local_epochs=1), 1.0, ("1", "2")),
@@ -249,7 +249,7 @@ def test_without_a_seed_rounds_must_cost_what_they_cost_in_the_checkpoint(tmp_pa
         with pytest.raises(ValueError, match=message(*said)):
             fit(fed, dpsgd(noise, seed=None), ckpt=middle, limit_train_batches=limit, max_epochs=2)
     again = dpsgd(seed=None)
-    with pytest.warns(UserWarning, match="DPSGD counts it as taken by every client"):
+    with pytest.warns(UserWarning, match="DPSGD charges their whole cohorts"):
         fit(federation(seed=None, local_epochs=2), again, ckpt=middle, max_epochs=1)
     assert [account.steps for account in again.accounts.values()] == [3 * 2 * own for own in STEPS]
 
@@ -274,7 +274,7 @@ def test_a_handed_loader_asks_for_federated_first():
     data = Digits(80)
     fed = Federated(FedAvg(), 4, seed=0)
     dpsgd = DPSGD(noise_multiplier=1.0, max_grad_norm=1.0, delta=1e-3, seed=0)
-    with pytest.raises(ValueError, match="or put DPSGD behind Federated in the callbacks"):
+    with pytest.raises(ValueError, match="Or put DPSGD behind Federated in the callbacks"):
         make_trainer(dpsgd, fed, max_epochs=1).fit(
             Classifier(), data.train_dataloader(), data.val_dataloader()
         )

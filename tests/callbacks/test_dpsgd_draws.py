@@ -309,9 +309,17 @@ SHARED = torch.Generator().manual_seed(3)
 @pytest.mark.parametrize(
     ("data", "step", "message"),
     [
-        (lambda index: OWN.random(3), None, "samples differ from one fetch to the next"),
-        (None, lambda x: torch.randn(x.shape, generator=SHARED), "a random generator of one's own goes on"),
-        (None, lambda x: torch.as_tensor(OWN.normal(size=x.shape)).float(), "generator of one's own goes on"),
+        (lambda index: OWN.random(3), None, "draws from its own generator, which continues"),
+        (
+            None,
+            lambda x: torch.randn(x.shape, generator=SHARED),
+            "Gradients depend on state .* or random generator",
+        ),
+        (
+            None,
+            lambda x: torch.as_tensor(OWN.normal(size=x.shape)).float(),
+            "Gradients depend on state .* or random generator",
+        ),
         (None, lambda x: (torch.manual_seed(0), torch.randn(x.shape))[1], "training_step seeds torch's"),
         (None, lambda x: (np.random.seed(0), 0.0)[1], "training_step seeds NumPy's"),  # noqa: NPY002
     ],

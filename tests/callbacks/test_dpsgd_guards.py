@@ -35,14 +35,14 @@ class With(Classifier):
 
 def test_lightnings_own_accumulation_scheduler_is_refused():
     private = dpsgd()
-    with pytest.raises(ValueError, match=r"accumulate_grad_batches .* got 4"):
+    with pytest.raises(ValueError, match=r"accumulate_grad_batches=1, got 4"):
         trainer(private, GradientAccumulationScheduler({0: 4}), epochs=2).fit(Classifier())
     assert private.accounts[0].steps == 0
 
 
 def test_a_scheduler_that_starts_later_is_refused_when_it_starts():
     private = dpsgd()
-    with pytest.raises(ValueError, match=r"accumulate_grad_batches .* got 2"):
+    with pytest.raises(ValueError, match=r"accumulate_grad_batches=1, got 2"):
         trainer(GradientAccumulationScheduler({1: 2}), private, epochs=3).fit(Classifier())
     assert private.accounts[0].steps == 10
 
@@ -58,7 +58,7 @@ def test_a_batch_without_a_step_of_its_own_is_noticed():
             self.trainer.accumulate_grad_batches = 1
 
     private = dpsgd()
-    with pytest.raises(RuntimeError, match="no step was taken on the last batch"):
+    with pytest.raises(RuntimeError, match=r"Got the batch of step \d of client 0 after 0 charged steps"):
         trainer(private, epochs=1).fit(Sly())
     assert private.accounts[0].steps == 0
 
@@ -182,7 +182,7 @@ def test_nor_does_one_that_is_written_because_the_training_failed(tmp_path):
     with pytest.raises(ValueError, match="changed the parameters"):
         trainer(dpsgd(), Saves(), epochs=1).fit(Writes("data"))
     assert not (tmp_path / "leak.ckpt").exists()
-    with pytest.raises(RuntimeError, match="the privacy budget allows"):
+    with pytest.raises(RuntimeError, match="The privacy budget allows"):
         trainer(dpsgd(), PrivacyBudget(2.0, 1e-3, Adversary.OUTSIDER), Saves(), min_epochs=50).fit(
             Classifier()
         )
@@ -217,7 +217,7 @@ class Writes(Classifier):
 @pytest.mark.parametrize("how", ["replaced", "copied", "data", "trained", "max_norm"])
 def test_a_step_that_writes_to_parameters_itself_is_refused(how):
     name = "words.weight" if how == "max_norm" else "kept"
-    with pytest.raises(ValueError, match=f"training_step changed the parameters {name}, which are released"):
+    with pytest.raises(ValueError, match=f"training_step changed the parameters {name} without noise"):
         trainer(dpsgd(), epochs=1).fit(Writes(how))
 
 
@@ -281,7 +281,7 @@ def test_layers_see_one_row_of_every_sample_or_the_run_is_refused(how):
     module, private = InRows(how), dpsgd()
     module.batch_size = 100
     before = [p.detach().clone() for p in module.parameters()]
-    with pytest.raises(RuntimeError, match=r"layers saw .* rows of a batch of .* samples"):
+    with pytest.raises(RuntimeError, match=r"Layers saw .* rows for a batch of .* samples"):
         trainer(private, epochs=1).fit(module)
     assert not len(private.accountant)
     assert all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
@@ -315,7 +315,7 @@ class Passes(Classifier):
 def test_a_second_pass_of_some_samples_is_refused():
     """Its rows would be those of other samples, each clipped together with one of them."""
     private = dpsgd()
-    with pytest.raises(RuntimeError, match=r"a Linear saw .* rows in one pass and .* in another"):
+    with pytest.raises(RuntimeError, match=r"Linear saw .* rows in one pass and .* in another"):
         trainer(private, epochs=1).fit(Passes(False))
     assert not len(private.accountant)
 
@@ -352,7 +352,7 @@ def centred(scores, labels):
 
 @pytest.mark.parametrize("loss", [weighted, contrastive, over_tokens, per_root, centred])
 def test_a_loss_in_which_samples_weigh_on_each_other_is_refused(loss):
-    with pytest.raises(ValueError, match="neither the mean nor the sum"):
+    with pytest.raises(ValueError, match=r"neither the mean \(.*\) nor the sum \(.*\)"):
         trainer(dpsgd(), epochs=1).fit(With(loss=loss))
 
 
@@ -393,7 +393,7 @@ def test_finders_train_without_noise_and_are_refused(tuner):
     module = Tuned()
     before = [p.detach().clone() for p in module.parameters()]
     with pytest.raises(
-        ValueError, match=f"{tuner.__name__} trains without clipping and noise.* leave it out"
+        ValueError, match=f"{tuner.__name__} trains without clipping and noise.* Leave it out"
     ):
         trainer(tuner(), dpsgd(), epochs=1).fit(module)
     assert all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
@@ -507,7 +507,7 @@ class Reordered(Classifier):
 def test_batches_whose_order_changes_between_layers_are_refused(how):
     """40 samples, two layers: one sample more moved the clipped sum by 24 max_grad_norm."""
     private = dpsgd()
-    with pytest.raises(ValueError, match="gradients of a sample in a batch differ from those of the sample"):
+    with pytest.raises(ValueError, match="Gradients of a sample in a batch differ from those of the sample"):
         trainer(private, epochs=1).fit(Reordered(how))
     assert private.accounts[0].steps == 0
 
@@ -536,7 +536,7 @@ def test_a_loss_that_changes_in_a_later_epoch_is_refused_then(later):
             return nn.functional.cross_entropy(self.net(batch[0]), batch[1], weight, reduction=reduction)
 
     private = dpsgd()
-    message = "is now their sum|neither the mean nor the sum|gradients of a sample in a batch differ"
+    message = "is now the sum|neither the mean \\(.*\\) nor the sum|Gradients of a sample in a batch differ"
     with pytest.raises(ValueError, match=message):
         trainer(private, epochs=2).fit(Changes("sorted"))
     assert private.accounts[0].steps == 10
@@ -566,7 +566,7 @@ def test_gradients_that_are_random_though_the_loss_is_not_are_refused(how):
             return nn.functional.cross_entropy(self.net[2:](h), y[order])
 
     private = dpsgd()
-    with pytest.raises(ValueError, match="gradients of one sample differ from one try to the next"):
+    with pytest.raises(ValueError, match="Gradients of one sample are random, though its loss is not"):
         trainer(private, epochs=1).fit(Noisy(how))
     assert private.accounts[0].steps == 0
 
@@ -594,5 +594,5 @@ def test_packed_sequences_must_be_sorted(enforce_sorted):
     if enforce_sorted:
         run.fit(Recurrent())
         return
-    with pytest.raises(ValueError, match=r"packed sequences that are not sorted"):
+    with pytest.raises(ValueError, match=r"layers sort, shuffle or mix samples"):
         run.fit(Recurrent())

@@ -215,7 +215,7 @@ def test_a_diverged_client_counts_as_zero_and_is_named(clients_per_step):
     train = TensorDataset(inputs, labels)
     data = FederatedDataModule(train, batch_size=10, clients=clients, val=train)
     fed = federated(clients_per_step=clients_per_step)
-    with pytest.warns(UserWarning, match=r"clients \[2\] held a NaN"):
+    with pytest.warns(UserWarning, match=r"clients \[2\] contain a NaN"):
         module, _ = run(fed, Diverges(), data)
     assert fed.records[0].non_finite_clients == (2,)
     assert weights_of(module).isfinite().all()
@@ -370,7 +370,7 @@ def test_a_round_that_is_cut_short_says_that_it_is_dropped(caplog):
     before = weights_of(module).clone()
     with caplog.at_level("INFO"), pytest.raises(RuntimeError, match="boom"):
         make_trainer(fed, Fails()).fit(module, datamodule=Digits())
-    assert "stopped in the middle of round 1" in caplog.text and "0 rounds are finished" in caplog.text
+    assert "Stopped in round 1" in caplog.text and "after 0 finished rounds" in caplog.text
     assert torch.equal(weights_of(module), before) and fed.records == []
 
 
@@ -387,7 +387,7 @@ def test_a_client_that_stops_the_run_is_heard_where_clients_are():
 
 def test_no_private_run_ends_by_what_one_client_s_data_say():
     fed = Federated(CorBin(epsilon=5.0), num_clients=4, clients_per_step=1)
-    with pytest.warns(UserWarning, match=r"client \d+ set trainer.should_stop, which is not followed"):
+    with pytest.warns(UserWarning, match=r"Client \d+ set trainer.should_stop, which is ignored"):
         make_trainer(fed, StopsByALoss(), max_epochs=3).fit(Classifier(), datamodule=Digits())
     assert len(fed.records) == 3
 

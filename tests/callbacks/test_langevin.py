@@ -67,7 +67,11 @@ def test_samples_have_the_posterior_s_mean_and_the_chain_s_variance(mechanism):
     [
         (IrwinHall(40.0, 0.01), {}, "error of IrwinHall is not exactly Gaussian"),
         (AggregateGaussian(40.0, 0.01, target="laplace"), {}, "error of AggregateGaussian is not exactly"),
-        (layered(0.5), {"diagnostics": False}, "only diagnostics=True shows it"),
+        (
+            layered(0.5),
+            {"diagnostics": False},
+            r"must detect clipped updates. Use Federated\(diagnostics=True\)",
+        ),
     ],
 )
 def test_what_samples_another_law_is_refused(mechanism, settings, message):
@@ -82,7 +86,7 @@ def test_learning_rate_and_order_are_checked():
         trainer.fit(Location(0.3))
     federated = Federated(FedAvg(), CLIENTS, clients_per_step=CLIENTS, seed=2)
     trainer = make_trainer(Langevin(STEP), federated, max_epochs=1)
-    with pytest.raises(ValueError, match=r"Langevin must stand behind Federated"):
+    with pytest.raises(ValueError, match=r"Langevin must come behind Federated"):
         trainer.fit(Location())
 
 

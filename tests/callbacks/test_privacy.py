@@ -86,14 +86,14 @@ def test_the_run_stops_after_the_last_round_that_fits(first):
 
 def test_min_epochs_cannot_overrun_the_budget():
     fed = federated()
-    with pytest.raises(RuntimeError, match="the privacy budget allows"):
+    with pytest.raises(RuntimeError, match="The privacy budget allows"):
         trainer(fed, budget(), min_epochs=30).fit(Linear())
     assert cost(len(fed.records)) <= 2.0
 
 
 def test_raise_fails_before_the_round_that_does_not_fit():
     fed = federated()
-    with pytest.raises(RuntimeError, match="raise the budget, or stop the training here"):
+    with pytest.raises(RuntimeError, match="Raise the budget, or stop the training here"):
         trainer(fed, budget(on_exhausted="raise")).fit(Linear())
     assert cost(len(fed.records)) <= 2.0 < cost(len(fed.records) + 1)
 
@@ -101,7 +101,8 @@ def test_raise_fails_before_the_round_that_does_not_fit():
 def test_warn_goes_on():
     fed = federated()
     with pytest.warns(
-        UserWarning, match=r"the budget of epsilon 2 is spent: 5 rounds fit into it and 5 are done; going on"
+        UserWarning,
+        match=r"The budget of epsilon 2 is spent: 5 rounds fit into it, and 5 are done. The training goes on",
     ):
         trainer(fed, budget(on_exhausted="warn")).fit(Linear())
     assert len(fed.records) == 30
@@ -132,7 +133,7 @@ def test_a_budget_spent_before_resuming_is_refused(tmp_path):
     first = trainer(fed, epochs=20)
     first.fit(Linear())
     first.save_checkpoint(tmp_path / "twenty.ckpt")
-    with pytest.raises(RuntimeError, match=r"is spent: .* rounds fit into it and 20 are done"):
+    with pytest.raises(RuntimeError, match=r"is spent: .* rounds fit into it, and 20 are done"):
         trainer(federated(), budget()).fit(Linear(), ckpt_path=tmp_path / "twenty.ckpt")
 
 
@@ -148,7 +149,7 @@ MASKED = "the server behind secure aggregation: secure aggregation is off"
     ],
 )
 def test_no_budget_where_there_is_no_guarantee(mechanism, adversary, reason):
-    with pytest.raises(ValueError, match=f"no budget can be kept against {reason}"):
+    with pytest.raises(ValueError, match=f"No budget can be kept against {reason}"):
         trainer(federated(mechanism), budget(adversary=adversary)).fit(Linear())
 
 
@@ -200,7 +201,7 @@ def test_behind_secure_aggregation_the_sum_has_a_budget_of_its_own():
 
 def test_masks_that_are_accounted_for_only_warn():
     fed = federated(secure_aggregation=fedq.SecAgg(run="accounted"))
-    with pytest.warns(UserWarning, match="masking is accounted for only, so whoever runs this sees every"):
+    with pytest.warns(UserWarning, match="Masking is accounted for only, so this process sees every"):
         trainer(fed, budget(1e3, Adversary.SECAGG_SERVER), epochs=1).fit(Linear())
 
 

@@ -194,10 +194,12 @@ def fit(*callbacks, data, model=None, ckpt=None, **settings):
 @pytest.mark.parametrize("make", [nine_times, lambda: ConcatDataset([Digits(90).train_set()] * 9)])
 def test_repeated_rows_are_refused_before_anything_is_charged_or_charged_as_they_are(make):
     private = dpsgd()
-    with pytest.raises(ValueError, match=r"some row stands in 9 samples; .*DPSGD\(rows_per_person=9\)"):
+    with pytest.raises(ValueError, match=r"one row appears in 9 samples. .*DPSGD\(rows_per_person=9\)"):
         fit(private, data=make())
     assert not private.accounts
-    with pytest.raises(ValueError, match=r"for 8 rows of .* stands in 9 samples; .*rows_per_person=9"):
+    with pytest.raises(
+        ValueError, match=r"charges 8 rows per person, .* appears in 9 samples. .*rows_per_person=9"
+    ):
         fit(dpsgd(8), data=make())
     paid = dpsgd(9)
     trainer = fit(paid, data=make())
@@ -212,7 +214,7 @@ def test_beside_a_federation_a_row_at_two_clients_is_refused_or_charged():
     sources = FederatedDataModule(clients=[one, other, other], batch_size=20, val=Digits().val_dataloader())
     for data in (nine_times(), sources):
         private, fed = dpsgd(), federated()
-        with pytest.raises(ValueError, match=r"stands in . samples, held by \d clients, which would each"):
+        with pytest.raises(ValueError, match=r"appears in . samples of \d clients"):
             fit(fed, private, data=data)
         assert fed.ledger.rounds == 0 and not private.accounts
     paid, fed = dpsgd(9), federated()
@@ -237,7 +239,7 @@ class Reloads(Digits):
 @pytest.mark.parametrize("around", [(), (Federated(FedAvg(), 1, seed=0),)])
 def test_a_reloaded_loader_is_looked_at_too(around):
     private = dpsgd()
-    with pytest.raises(ValueError, match="stands in 2 samples"):
+    with pytest.raises(ValueError, match="appears in 2 samples"):
         fit(*around, private, data=Reloads(), max_epochs=3, reload_dataloaders_every_n_epochs=1)
     assert private.accounts[0].steps == 5
 
@@ -255,9 +257,7 @@ def test_nobody_in_less_than_a_row(rows):
 def test_a_checkpoint_about_other_persons_is_refused(kept, now, tmp_path):
     data = Subset(Digits(90).train_set(), range(90))
     fit(dpsgd(kept), data=data).save_checkpoint(tmp_path / "one.ckpt")
-    with pytest.raises(
-        ValueError, match=rf"up to {kept} rows.*counts {now}; use DPSGD\(rows_per_person={kept}\)"
-    ):
+    with pytest.raises(ValueError, match=rf"for {kept} rows.*has {now}. Use DPSGD\(rows_per_person={kept}\)"):
         fit(dpsgd(now), data=data, ckpt=tmp_path / "one.ckpt", max_epochs=2)
     own = dpsgd(kept)
     fit(own, data=data, ckpt=tmp_path / "one.ckpt", max_epochs=2)
@@ -271,7 +271,7 @@ def test_an_account_that_a_client_keeps_says_whom_it_is_about():
         fit(paid, data=data)
         again = dpsgd(rows)
         again.account = paid.account
-        with pytest.raises(ValueError, match="and this DPSGD counts 3"):
+        with pytest.raises(ValueError, match="and this DPSGD has 3"):
             dpsgd(3).account = paid.account
         fit(again, data=data)
         assert again.accounts[0].steps == 10 and len(paid.account[0]) == (3 if rows == 1 else 4)
@@ -280,7 +280,7 @@ def test_an_account_that_a_client_keeps_says_whom_it_is_about():
 @pytest.mark.parametrize("rows", [1, 3])
 def test_every_sentence_names_its_unit(rows, tmp_path, caplog, capsys):
     unit, logger = describe_unit(rows), pl.loggers.CSVLogger(tmp_path)
-    assert "pays for k" in unit and (rows == 1 or "up to 3 rows" in unit)
+    assert "rows_per_person=k" in unit and (rows == 1 or "up to 3 rows" in unit)
     private, fed = dpsgd(rows), Federated(FedAvg(), 3, seed=0)
     with caplog.at_level(logging.INFO):
         folder = RunFolder("run", tmp_path, show=False)

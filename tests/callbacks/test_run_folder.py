@@ -59,8 +59,8 @@ def test_everything_is_written(tmp_path):
     assert noise["sim_seen"] == pytest.approx(errors / signal**2)
     for page in ("report.md", "privacy.md"):
         said = (path / page).read_text()
-        assert f"R = {noise['sim_seen']:.2g} as seen, with what clipping cuts off; " in said
-        assert f"{noise['planned']:.2g} planned, with 0.3 of the updates' energy common to all: " in said
+        assert f"R = {noise['sim_seen']:.2g} measured, with the error of clipping, " in said
+        assert f"{noise['planned']:.2g} planned, if clients share 0.3 of the updates' energy: " in said
     report = (path / "report.md").read_text()
     assert "| mechanism | CorBin; 650 parameters |" in report and "![accuracy.png](accuracy.png)" in report
     trainer.test(small_model(), datamodule=small_data(), verbose=False)
@@ -114,7 +114,7 @@ def test_a_run_that_goes_on_elsewhere_says_that_its_lengths_are_lost(tmp_path):
     small_run(RunFolder("lost", str(tmp_path)), rounds=2, **run).save_checkpoint(tmp_path / "two.ckpt")
     shutil.rmtree(tmp_path / "lost")
     trainer = small_run(folder := RunFolder("new", str(tmp_path)), rounds=3, fit=False, **run)
-    with pytest.warns(UserWarning, match="whose table has of the rounds before what the federation"):
+    with pytest.warns(UserWarning, match="with the earlier rounds that the federation"):
         trainer.fit(small_model(), datamodule=small_data(), ckpt_path=tmp_path / "two.ckpt")
     assert folder.path is not None and math.isnan(folder.summary["uplink_megabytes"])
     assert [row["round"] for row in read_rows(folder.path / "metrics.csv")] == [1, 2, 3]
@@ -122,7 +122,7 @@ def test_a_run_that_goes_on_elsewhere_says_that_its_lengths_are_lost(tmp_path):
     last = folder.rows[-1]
     assert folder.summary["bits_per_parameter"] == last["uplink_bits"] / (last["num_received"] * DIM) > 0
     report = (folder.path / "report.md").read_text()
-    assert "nan" not in report and "keeps no lengths of messages" in report
+    assert "nan" not in report and "has no lengths of messages" in report
 
 
 def weights_in(path):
@@ -193,7 +193,7 @@ def test_samples_have_a_section_of_their_own(tmp_path):
     assert saved["epsilon"] == pytest.approx(spent) and saved["data_sets"] == 4 and saved["secure"]
     assert saved["steps"] == max(account.steps for account in private.accounts.values()) > 0
     assert (
-        "against everybody who sees messages or models: moderate"
+        "against any adversary who sees messages or models: moderate"
         in (tmp_path / "dp" / "privacy.md").read_text()
     )
     assert "One sample (DP-SGD)" in (tmp_path / "dp" / "report.md").read_text()
@@ -208,7 +208,7 @@ def test_seeded_samples_have_no_guarantee(tmp_path):
 def test_without_a_federation_it_is_refused(tmp_path):
     trainer = make_trainer(RunFolder("mine", str(tmp_path)), max_epochs=1)
     with pytest.raises(
-        ValueError, match=r"RunFolder reports on a federation.*add lightning_fedq.callbacks.Federated"
+        ValueError, match=r"RunFolder needs a federation.*Add lightning_fedq.callbacks.Federated"
     ):
         trainer.fit(small_model(), datamodule=small_data())
 
@@ -225,7 +225,7 @@ def test_what_the_end_needs_is_checked_at_the_beginning(wrong):
 
 
 def test_a_metric_that_nobody_logs_is_named(tmp_path):
-    with pytest.warns(UserWarning, match=r"no round has a metric val_auc, .* takes one of .*val_loss"):
+    with pytest.warns(UserWarning, match=r"No round has the metric val_auc, .* to one of .*val_loss"):
         small_run(RunFolder("mine", str(tmp_path), monitor="val_auc"), rounds=1)
 
 
@@ -268,13 +268,13 @@ class Stops(pl.Callback):
 def test_a_run_that_was_stopped_says_what_holds_if_releases_ended_it(tmp_path):
     target = PrivacyTarget(8.0, 1e-5, "server")
     for limit, what in (
-        (None, "that of all rounds that were asked for"),
+        (None, "the epsilon of all rounds that were asked for"),
         (target, "the target of epsilon 8"),
     ):
         settings = {"mechanism": GaussianNoise(1.0, 2.0), "seed": None, "privacy": limit}
         small_run(RunFolder(str(limit is None), str(tmp_path)), Stops(), rounds=5, **settings)
         said = json.loads((tmp_path / str(limit is None) / "privacy.json").read_text())["headline"]
-        assert f"; if what was released decided when to end, {what} is what holds." in said
+        assert f". If released outputs decided when to end, {what} holds instead." in said
         assert "over 2 rounds" in said
 
 
@@ -306,7 +306,7 @@ def test_the_page_says_who_held_the_keys_and_what_the_run_was_held_to(tmp_path):
         if name == "one":
             page = (tmp_path / "one" / "privacy.md").read_text()
             assert "This was a simulation: one program held all data, exact updates and keys" in page
-            assert "Asked for epsilon 8 at delta 0.001, towards the server that sees" in page
+            assert "Asked for epsilon 8 at delta 0.001, against the server that sees" in page
             assert (
                 "of 9 spent at delta 0.001 against the server that sees every message, by the client" in page
             )
@@ -334,7 +334,7 @@ def test_a_run_that_could_not_learn_says_so(tmp_path):
 def test_a_run_is_judged_by_what_was_seen_and_a_clip_that_is_too_long_is_named(tmp_path):
     """R planned 7.9 and 0.48 seen was called a run that could hardly learn, at an accuracy of 0.67."""
     known = {"planned": 7.9, "sim_seen": 0.48}
-    assert describe_noise(known).endswith("common to all: costs points")
+    assert describe_noise(known).endswith("of the updates' energy: costs points")
     assert describe_noise({**known, "sim_seen": None}).endswith("could hardly learn")
     clips = []
     for name, clip in (("long", 50.0), ("fits", 0.1)):
@@ -345,7 +345,8 @@ def test_a_run_is_judged_by_what_was_seen_and_a_clip_that_is_too_long_is_named(t
     long, fits = clips
     assert fits is None and long["enough"] == pytest.approx(1.5 * long["sim_update_norm"])
     assert 0.0 < long["enough"] < 10.0
-    assert f"clip_norm {long['enough']:.2g} would do for 50" in (tmp_path / "long" / "report.md").read_text()
+    page = (tmp_path / "long" / "report.md").read_text()
+    assert f"clip_norm {long['enough']:.2g} is enough instead of 50" in page
     assert long["less"] == pytest.approx((long["enough"] / 50.0) ** 2)
 
 
@@ -403,7 +404,7 @@ def test_a_checkpoint_that_names_another_run_does_not_write_there(tmp_path):
         state["path"] = str(victim)
         torch.save(saved, tmp_path / "two.ckpt")
         trainer = small_run(folder := RunFolder("on", str(ours)), rounds=3, fit=False)
-        with pytest.warns(UserWarning, match="does not hold its rounds"):
+        with pytest.warns(UserWarning, match="does not have its rounds"):
             trainer.fit(small_model(), datamodule=small_data(), ckpt_path=tmp_path / "two.ckpt")
         assert (
             {p.name: p.read_bytes() for p in victim.glob("*") if p.is_file()} if victim.exists() else None
@@ -414,7 +415,7 @@ def test_a_checkpoint_that_names_another_run_does_not_write_there(tmp_path):
 
 @pytest.mark.parametrize("name", ["../up", "a/../../b", "/tmp/x", "", "."])
 def test_names_that_are_no_folder_below_root_are_refused(name):
-    with pytest.raises(ValueError, match="the name of a run is that of a folder below root"):
+    with pytest.raises(ValueError, match="The name of a run must be a folder below root"):
         RunFolder(name)
 
 
@@ -479,6 +480,6 @@ def test_without_labels_at_hand(tmp_path):
     table = rows(folder)
     assert [list(row) for row in table] == [["client", "samples"]] * 4
     assert [int(row["samples"]) for row in table] == [len(part) for part in fed.client_indices]
-    assert "How many samples every client holds: clients/holdings.csv" in " ".join(
+    assert "Each client's number of samples is in clients/holdings.csv" in " ".join(
         (folder / "privacy.md").read_text().split()
     )

@@ -109,6 +109,6 @@ def test_a_table_of_whose_updates_were_not_finite_tells_who_was_drawn(tmp_path):
     mechanism = GaussianNoise(clip_norm=0.5, noise_multiplier=1.0)
     fed = Federated(mechanism, 8, cohort=FixedSize(4, secret=True), clients_per_step=1, **settings)
     logger = pl.loggers.WandbLogger(project="tests", save_dir=str(tmp_path), offline=True)
-    with pytest.raises(ValueError, match="WandbRounds writes what follows from the data of the drawn"):
+    with pytest.raises(ValueError, match="WandbRounds writes values computed from the drawn clients' data"):
         make_trainer(fed, WandbRounds(), max_epochs=1, logger=logger).fit(Classifier(), datamodule=Digits(80))
     make_trainer(fed, max_epochs=1).fit(Classifier(), datamodule=Digits(80))

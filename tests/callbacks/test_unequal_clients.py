@@ -107,14 +107,14 @@ def test_every_client_has_a_budget_of_its_own():
 
 def test_min_epochs_can_not_overrun_one_client_s_budget():
     fed = unequal((0.001,) * 9 + (0.02,))
-    with pytest.raises(RuntimeError, match=r"the privacy budget allows . rounds of client 9"):
+    with pytest.raises(RuntimeError, match=r"The privacy budget allows . rounds of client 9"):
         limit = PrivacyBudget(2.5, 1e-5, Adversary.SERVER)
         trainer(fed, limit, epochs=100, min_epochs=100).fit(Wide())
     assert spent_by(fed, 9) <= 2.5
 
 
 def test_a_client_without_any_protection_is_not_hidden(tmp_path):
-    with pytest.raises(ValueError, match=r"no budget can be kept .*clients \[9\]"):
+    with pytest.raises(ValueError, match=r"No budget can be kept .*clients \[9\]"):
         fed = unequal((0.001,) * 9 + (math.inf,))
         trainer(fed, PrivacyBudget(1.0, 1e-5, Adversary.SERVER), epochs=1).fit(Wide())
     saved = report_and_folder(tmp_path, unequal((0.001,) * 9 + (math.inf,)), rounds=1)
@@ -142,8 +142,8 @@ def test_a_finished_run_reports_its_most_charged_client_and_a_histogram(tmp_path
         expected = randomized_response_epsilon(0.01, WIDTH * entry["charges"], 1e-5)
         assert entry["epsilons"]["SERVER"] == pytest.approx(expected)
     page = (tmp_path / "run" / "privacy.md").read_text()
-    assert "Who was charged how often" in page and "most charged client" in page
-    assert "lottery" not in page
+    assert "Who was charged how often" in page and "the client that was charged most often" in page
+    assert "averages over the draw" not in page
     read = report_of_checkpoint(tmp_path / "last.ckpt", None, 1e-5, secagg=False)
     assert read.row(Adversary.SERVER).epsilon_run == pytest.approx(epsilon)
     assert json.loads(to_json(read))["charged"] == saved["charged"]

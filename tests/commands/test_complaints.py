@@ -175,7 +175,7 @@ def test_a_short_name_finds_its_setting(name, where):
         ("Federated.server_lt", "no setting 'server_lt'.* Did you mean 'server_lr'"),
         ("PrivacyTarget.epsilon", "an argument of Federated: Federated.privacy.epsilon"),
         ("SecAgg.run", "an argument of Federated: Federated.secure_aggregation.run"),
-        ("Federatd.server_lr", "there is no Federatd.* Did you mean 'Federated'"),
+        ("Federatd.server_lr", "There is no Federatd.* Did you mean 'Federated'"),
         ("Twice.x", "Twice occurs 2 times"),
         ("trainer.callbacks.3.x", "no setting '3'.* It has: .'0', '1', '2'."),
         ("trainer.callbacks.x", "no setting 'x'"),

@@ -74,9 +74,9 @@ def test_lists_and_writes_out(tmp_path, capsys):
     assert Path("mine.yaml").read_text() == text
     capsys.readouterr()
     for arguments, message in (
-        (["digits_ldpq", "--out", "mine.yaml"], "mine.yaml exists and is left alone"),
+        (["digits_ldpq", "--out", "mine.yaml"], "mine.yaml exists and is not overwritten"),
         (["digits_corbim"], "Did you mean 'digits_corbin'?"),
-        (["--out", "other.yaml"], "say which"),
+        (["--out", "other.yaml"], "needs the name of one file"),
     ):
         assert main(["configs", *arguments]) == 2
         assert message in capsys.readouterr().err

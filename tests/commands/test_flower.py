@@ -9,7 +9,7 @@ def test_init_writes_an_app_that_parses(tmp_path, capsys):
     folder = tmp_path / "my-app"
     assert main(["flower", "init", str(folder), "--clients", "7", "--seed", "3"]) == 0
     printed = capsys.readouterr().out
-    assert "flwr run" in printed and "With few clients privacy.md will say vacuous" in printed
+    assert "flwr run" in printed and "With few clients, privacy.md will say vacuous" in printed
     for name in ("task", "client_app", "server_app"):
         ast.parse((folder / "my_app" / f"{name}.py").read_text())
     assert "CLIENTS = 7\nSEED = 3" in (folder / "my_app" / "task.py").read_text()
@@ -19,12 +19,12 @@ def test_init_writes_an_app_that_parses(tmp_path, capsys):
 def test_init_overwrites_nothing(tmp_path, capsys):
     (tmp_path / "mine").write_text("")
     assert main(["flower", "init", str(tmp_path)]) == 2
-    assert "is not empty; take a new folder" in capsys.readouterr().err
+    assert "is not empty. Give a new folder" in capsys.readouterr().err
 
 
 def test_a_name_that_makes_no_package(tmp_path, capsys):
     assert main(["flower", "init", str(tmp_path / "2nd try")]) == 2
-    assert "becomes a Python package" in capsys.readouterr().err
+    assert "must be a valid Python package name" in capsys.readouterr().err
 
 
 def test_wheels_are_of_the_app_and_of_all_that_it_needs(tmp_path, monkeypatch, capsys):
@@ -49,7 +49,7 @@ def test_wheels_are_of_the_app_and_of_all_that_it_needs(tmp_path, monkeypatch, c
     own = tmp_path / "own.txt"
     own.write_text("torch==2.6\n")
     assert main(["flower", "wheels", str(app), "--constraint", str(own)]) == 2
-    assert "its words are above" in capsys.readouterr().err
+    assert "See its output above" in capsys.readouterr().err
     assert (app / "wheels" / "constraints.txt").read_text() == "torch==2.6\n"
     assert main(["flower", "wheels", str(tmp_path)]) == 2
-    assert "has no pyproject.toml; name the folder" in capsys.readouterr().err
+    assert "has no pyproject.toml. Give the folder" in capsys.readouterr().err

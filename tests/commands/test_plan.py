@@ -45,7 +45,7 @@ def test_the_table_has_a_row_for_everybody(capsys, monkeypatch):
     assert "against the server behind secure aggregation" in printed
     for name in names:
         assert name in printed
-    assert "not possible (--why says why): CPA; " in printed and "homomorphic" not in printed
+    assert "not possible (--why prints reasons): CPA; " in printed and "homomorphic" not in printed
     assert "costs points" in printed and "no visible loss" not in printed
 
 
@@ -55,7 +55,7 @@ def test_each_option_is_said_as_it_is_found_and_the_cheap_one_is_advised(capsys,
     monkeypatch.setenv("COLUMNS", "200")
     assert main(["--epsilon", "8", "--clients", "479", "--params", "4060", "--rounds", "25", "--why"]) == 0
     out, err = capsys.readouterr()
-    names = [line.strip().partition(": noise over signal R ")[0] for line in err.splitlines()]
+    names = [line.strip().partition(": noise-to-signal ratio R ")[0] for line in err.splitlines()]
     assert names == ["GaussianNoise", "RotatedCoins, paired"], "without the one that is not possible"
     assert "not possible: CPA: CPA is not homomorphic" in out
     assert "Take RotatedCoins, paired: " in out and "about as good as GaussianNoise" in out
@@ -74,12 +74,12 @@ def test_where_r_is_poor_fewer_parameters_are_planned(capsys, monkeypatch):
 
     poor = said(1000, 7850, 1)
     fewer, ratio = re.search(
-        r"With ([\d,]+) trained parameters R would be (\S+), costs points", poor
+        r"With ([\d,]+) trained parameters, R would be (\S+) \(costs points", poor
     ).groups()
     assert "docs/guides/useful_epsilon.md" in poor
-    assert f"signal R {ratio}, " in said(1000, fewer.replace(",", ""), 1)
+    assert f"signal ratio R {ratio}, " in said(1000, fewer.replace(",", ""), 1)
     assert "trained parameters" not in said(1000, 650, 8)
-    assert "this target needs more clients" in said(30, 500, 1)
+    assert "This target needs more clients" in said(30, 500, 1)
 
 
 def test_the_clip_and_the_server_s_optimiser_of_a_configuration_are_named(capsys, monkeypatch):
@@ -146,7 +146,7 @@ def test_the_picture_of_a_configuration_that_draws_cohorts(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--epsilon", "8", "--clients", "60"], "say how many: --params, --rounds"),
+        (["--epsilon", "8", "--clients", "60"], "Give --params, --rounds"),
         ([*SMALL, "--adversary", "serverr"], "adversary must be one of"),
         ([*SMALL, "--delta", "0.5"], "delta must be"),
     ],
@@ -244,15 +244,15 @@ def test_behind_masks_nothing_is_planned_that_the_run_refuses(tmp_path, capsys, 
     only(monkeypatch, "GaussianNoise")
     assert main([configured(tmp_path, weighting="samples"), "--epsilon", "8", "--why"]) == 0
     printed = capsys.readouterr().out
-    assert "not possible: GaussianNoise: behind secure aggregation the server sees the plain sum" in printed
-    assert "to paste" not in printed
+    assert "not possible: GaussianNoise: Client weights are impossible with secure aggregation" in printed
+    assert "Paste these settings" not in printed
 
 
 def test_liars_hide_nobody(tmp_path, capsys, monkeypatch):
     only(monkeypatch, "GaussianNoise")
     config = configured(tmp_path, [LIARS])
     printed, found = pasted(capsys, config, "--epsilon", "8", "--adversary", "outsider")
-    assert "12 of the clients lie" in printed
+    assert "12 clients are Byzantine" in printed
     assert found["noise_multiplier"] == 0.1733  # with 60 honest clients 0.155
 
 
@@ -279,7 +279,7 @@ def test_cohorts_that_take_turns_pay_for_their_turns_alone(tmp_path, capsys, mon
 def test_masks_are_planned_for_nobody_who_sees_none(who, capsys):
     for more in (["--max-corrupt", "0.1"], *([["--active"]] if who == "server" else [])):
         assert main([*SMALL, "--adversary", who, *more]) == 2
-        assert "--active and --max-corrupt are about masks" in capsys.readouterr().err
+        assert "--active and --max-corrupt do not apply" in capsys.readouterr().err
 
 
 def test_clients_whom_a_rule_names_pay_for_all_rounds_in_which_they_are_named(tmp_path, capsys, monkeypatch):
@@ -338,7 +338,7 @@ def test_cohorts_are_drawn_from_all_clients(tmp_path, capsys, monkeypatch):
         plan(Problem(clients, 100, 40, target, law=fedq.FixedSize(20)), several)[0] for clients in (200, 20)
     )
     assert some.mechanism.noise_multiplier < 0.6 * everybody.mechanism.noise_multiplier
-    with pytest.raises(ValueError, match=r"cohorts must be of 1 to num_clients = 20 clients, got FixedSize"):
+    with pytest.raises(ValueError, match=r"cohorts must have 1 to num_clients = 20 clients, got FixedSize"):
         Problem(20, 100, 40, target, law=fedq.FixedSize(30))
 
 
@@ -361,7 +361,7 @@ def test_secret_cohorts_take_less_noise_and_the_others_epsilon_is_said(capsys, m
     assert main([*SECRET, "--clients_per_round", "6"]) == 0
     printed = capsys.readouterr().out
     assert (
-        "never learns who took part" in printed and "towards an outsider who learns who took part" in printed
+        "never learns who took part" in printed and "against an outsider who learns who took part" in printed
     )
     noises = []
     for secret in (True, False):
@@ -376,7 +376,7 @@ def test_secret_cohorts_take_less_noise_and_the_others_epsilon_is_said(capsys, m
     ("more", "words"),
     [
         ([], "S1, a draw from all clients, got Everybody"),
-        (["--clients_per_round", "60"], "S1, a draw: all 60"),
+        (["--clients_per_round", "60"], "S1, a draw, but all 60"),
         (["--clients_per_round", "6", "--dropout_probability", "0.1"], "S3, .*dropout_probability=0"),
         (["--clients_per_round", "6", "--adversary", "server"], "adversary='outsider'"),
         (["--clients_per_round", "6", "--over", "round"], "over the run"),

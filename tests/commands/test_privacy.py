@@ -90,13 +90,13 @@ def test_the_folder_of_a_run_is_read(plain, tmp_path, capsys):
     assert main([str(run)]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "What was protected, and from whom" in shown  # older Rich draws a box around headings
-    assert "epsilon=1.0 (epsilon is its own, of one coordinate; no result of this run)" in shown
+    assert "epsilon=1.0 (epsilon is the mechanism's, of one coordinate, and no result of this run)" in shown
     empty = tmp_path / "empty"
     empty.mkdir()
     for arguments, message in [
-        ([str(run), "--rounds", "3"], "the page of a run that ended has its own figures; ask"),
-        ([str(run / "model.ckpt")], "holds weights alone, as model.ckpt of a RunFolder does"),
-        ([str(run / "model.ckpt")], f"{run / 'privacy.md'} says it"),
+        ([str(run), "--rounds", "3"], "A finished run has its own settings. Give"),
+        ([str(run / "model.ckpt")], "holds only weights, as a RunFolder's model.ckpt"),
+        ([str(run / "model.ckpt")], f"See {run / 'privacy.md'}."),
         ([str(empty)], "holds no privacy.json"),
     ]:
         assert main(arguments) == 2
@@ -109,7 +109,7 @@ def test_a_page_older_than_its_run_is_not_shown(plain, tmp_path, capsys):
     table = tmp_path / "run" / "metrics.csv"
     table.write_text(table.read_text() + table.read_text().splitlines()[-1] + "\n")
     assert main([str(tmp_path / "run")]) == 2
-    assert "is of 1 rounds, and the run went on to 2; give its last checkpoint" in capsys.readouterr().err
+    assert "covers 1 rounds, but the run went on to 2. Give its last checkpoint." in capsys.readouterr().err
 
 
 def test_a_configuration_is_read(capsys):
@@ -165,7 +165,7 @@ def test_a_checkpoint_counts_what_its_journal_has_seen_since(tmp_path):
     trainer.fit(Classifier(), datamodule=Digits(60))
     assert report_of_checkpoint(tmp_path / "epoch=0.ckpt", None, 1e-5, secagg=False).rounds == 3
     next(tmp_path.glob("ledger-*.jsonl")).unlink()
-    with pytest.warns(UserWarning, match="what was sent later is not in this report"):
+    with pytest.warns(UserWarning, match="so this report does not count later rounds"):
         assert report_of_checkpoint(tmp_path / "epoch=0.ckpt", None, 1e-5, secagg=False).rounds == 1
 
 
@@ -218,7 +218,7 @@ def test_rounds_to_come_add_to_those_that_were_charged(tmp_path):
     said = float(page["rows"][0]["epsilon"])
     of = {rounds: report_of_checkpoint(path, rounds, 1e-5, secagg=False) for rounds in (2, 3)}
     assert of[2].rows[0].epsilon == pytest.approx(said) and of[3].rows[0].epsilon > 1.2 * said
-    with pytest.raises(ValueError, match=r"was charged for 2 rounds, got --rounds 1; leave it out"):
+    with pytest.raises(ValueError, match=r"was charged for 2 rounds, got --rounds 1. Omit --rounds"):
         report_of_checkpoint(path, 1, 1e-5, secagg=False)
 
 
@@ -231,7 +231,7 @@ def test_a_checkpoint_knows_what_its_run_was_asked_for(tmp_path, adversary, over
     assert headline(found).replace("met so far", "met") == page["headline"]
     assert ": met so far, " in headline(found)
     assert [row.epsilon for row in found.rows] == [float(row["epsilon"]) for row in page["rows"]]
-    with pytest.raises(ValueError, match=r"at delta 0.001, and so are all figures, got --delta 1e-05"):
+    with pytest.raises(ValueError, match=r"has delta 0.001, got --delta 1e-05"):
         report_of_checkpoint(path, None, 1e-5, secagg=False)
 
 
@@ -260,9 +260,11 @@ def test_a_checkpoint_says_of_samples_what_the_run_folder_says(tmp_path, capsys,
     assert found.max_grad_norm is None and found.secure is None and found.verdict == "no guarantee"
     assert main([str(path)]) == 0
     page = " ".join(capsys.readouterr().out.split())
-    assert "One sample (DP-SGD), against everybody who sees messages or models: no guarantee" in page
-    assert "whether batches and noise came from a seed is not known; if they did not: epsilon" in page
-    assert "a checkpoint, which holds neither DPSGD's gradient norm, nor its seed, nor its delta" in page
+    assert "One sample (DP-SGD), against any adversary who sees messages or models: no guarantee" in page
+    assert "if batches and noise did not come from a seed, which is unknown" in page
+    assert (
+        "A checkpoint does not hold DPSGD's gradient norm, seed and delta, or the number of samples." in page
+    )
     assert "NOT in these figures" not in page
 
 
@@ -274,7 +276,7 @@ def test_the_figures_on_samples_count_what_the_journal_knows_and_say_what_they_l
     assert of[0].steps == of[1].steps == 4 and of[0].epsilon == pytest.approx(of[1].epsilon, rel=1e-4)
     asked = report_of_checkpoint(last, 9, 1e-5, secagg=False)
     assert asked.rounds == 9 and asked.samples is not None and asked.samples.steps == 4
-    assert "those of the checkpoint, not of the rounds asked for" in markdown(asked)
+    assert "those of the checkpoint, not of the requested rounds" in markdown(asked)
 
 
 def test_a_configuration_with_secret_cohorts_has_their_row(capsys):

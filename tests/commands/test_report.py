@@ -90,8 +90,8 @@ def test_a_page_says_what_the_summary_and_the_document_say(private):
     asked, points = privacy["asked"], privacy["by_round"]
     assert asked["epsilon"] == 400.0 and asked["met"] and asked["adversary"] == "SECAGG_SERVER"
     assert f"{summary['metrics']['val_acc']:.4g}" in page.text
-    assert f"up {summary['bits_per_parameter']:.4g}, down {privacy['bits']['down']:.3g}" in page.text
-    assert privacy["headline"] in page.text and "Asked for epsilon 400 at delta 1e-05, towards" in page.text
+    assert f"uplink {summary['bits_per_parameter']:.4g}, downlink {privacy['bits']['down']:.3g}" in page.text
+    assert privacy["headline"] in page.text and "Asked for epsilon 400 at delta 1e-05, against" in page.text
     assert "asked for 400 over the run: met" in page.text and privacy["caveat"] in page.text
     assert page.tags.count("img") == 3  # metric, epsilon, bits
     assert "alt=epsilon spent by round: asked, target 400" in page.values
@@ -134,7 +134,7 @@ def test_the_file_of_a_stranger_is_refused_in_a_line_and_nothing_is_drawn(privat
 def test_a_folder_of_an_earlier_version_has_its_curves_and_a_line_on_its_privacy(private, tmp_path, capsys):
     copytree(private, old := tmp_path / "old")
     (old / "privacy.json").write_text(json.dumps({"rows": [], "protocol": "masking really ran"}))
-    line = "so its privacy must be computed again: `fedq privacy CONFIG`, or `fedq privacy CKPT`"
+    line = "Compute it again: `fedq privacy CONFIG`, or `fedq privacy CKPT`"
     for folders, curves in (([old], 2), ([private, old], 3)):
         write_report(folders, tmp_path / "page.html")
         page = Page((tmp_path / "page.html").read_text())
@@ -181,7 +181,7 @@ def test_a_target_a_round_is_no_epsilon_of_the_run(tmp_path):
     assert not any("target 4" in value for value in page.values)  # the curve is of the run
 
 
-@pytest.mark.filterwarnings("ignore:masking is accounted for only:UserWarning")
+@pytest.mark.filterwarnings("ignore:Masking is accounted for only:UserWarning")
 def test_masks_that_did_not_run_meet_no_target(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     masks, target = fedq.SecAgg(run="accounted"), fedq.PrivacyTarget(400.0, 1e-5, "secagg_server")
@@ -207,7 +207,7 @@ def test_a_run_has_one_delta(tmp_path):
         folder = fedq.RunFolder("small", str(tmp_path), show=False, **settings)
         make_trainer(federated, folder, max_epochs=1).fit(small_model(), datamodule=small_data())
 
-    with pytest.raises(ValueError, match=r"all said at one delta, got \[1e-09, 0.01\]; give target"):
+    with pytest.raises(ValueError, match=r"need the same delta, got \[1e-09, 0.01\]. Give the target"):
         fit(1e-9, delta=1e-2)
     fit(1e-9)
     privacy = privacy_of(tmp_path / "small")
@@ -228,14 +228,14 @@ def test_a_folder_that_is_no_run_is_refused(private, missing, tmp_path, capsys):
     for name in {"metrics.csv", "summary.json", "privacy.json"} - {missing}:
         (tmp_path / name).write_text((private / name).read_text())
     assert main([str(tmp_path)]) == 2
-    assert f"there is no {missing} in" in capsys.readouterr().err
+    assert f"There is no {missing} in" in capsys.readouterr().err
     assert not (tmp_path / "report.html").exists()
 
 
 def test_a_metric_that_nobody_logged_is_refused(private, tmp_path):
-    with pytest.raises(ValueError, match=r"no run logged 'val_auc'; they have .*val_acc"):
+    with pytest.raises(ValueError, match=r"No run logged 'val_auc'\. The runs logged .*val_acc"):
         write_report([private], tmp_path / "page.html", "val_auc")
-    with pytest.raises(ValueError, match="is no folder; give the folder of a finished run"):
+    with pytest.raises(ValueError, match=r"is not a folder\. Give the folder of a finished run"):
         write_report([tmp_path / "nowhere"], tmp_path / "page.html")
 
 

@@ -90,8 +90,8 @@ def test_the_docstring_is_the_help(
 @pytest.mark.parametrize(
     ("words", "refused"),
     [
-        ("", "the following arguments are required: WALL; paint --help lists the options"),
-        ("north --at-most many", "argument --at-most: invalid int value: 'many'; paint --help"),
+        ("", "the following arguments are required: WALL. paint --help lists the options"),
+        ("north --at-most many", "argument --at-most: invalid int value: 'many'. paint --help"),
         ("north --colour green", "invalid choice: 'green'"),
         ("north --wet", "unrecognized arguments: --wet"),
     ],

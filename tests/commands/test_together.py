@@ -94,7 +94,7 @@ def test_chances_of_all_runs_are_paid_from_delta():
     claim = account.claims()[who]
     assert twice == spent(claim.loss, 1e-5 - 2 * paid, rounds=6, compositions=claim.compositions).epsilon
     many = int(0.5e-5 / paid) + 1
-    said = "more than half of delta pays for dropouts or colluders, in every run anew"
+    said = "dropouts or colluders of all runs would use more than half of delta"
     assert composed([(run, 3)] * many, who, 1e-5) == said
 
 
@@ -125,7 +125,7 @@ def test_all_runs_of_a_search_cost_everybody_all(tmp_path, capsys):
     finished(tmp_path, "one", "two")
     assert main(["privacy", "runs/one", "runs/two", "--delta", "1e-4", "--out", "both"]) == 0
     page = Path("both/privacy.md").read_text()
-    assert "2 runs" in page and "shown the best run alone" in page
+    assert "2 runs" in page and "sees the best run alone" in page
     assert of_rounds(4) <= stated("both/privacy.md") <= of_rounds(4) * 1.01
     assert stated("both/privacy.md") > 1.3 * of_rounds(2)
     assert page in capsys.readouterr().out
@@ -149,9 +149,9 @@ def test_a_run_that_has_not_ended_counts_with_all_its_rounds(tmp_path):
 def test_who_goes_by_other_words_is_refused(tmp_path, capsys):
     finished(tmp_path, "one")
     for more, said in (
-        ([str(tmp_path)], "holds no config.yaml; give folders of runs that `fedq fit` began"),
+        ([str(tmp_path)], "holds no config.yaml. Give folders of runs that `fedq fit` started."),
         (["runs/one", "--delta", "0.3"], "below 0.25 = 1 / 4 clients"),
-        (["runs/one", "--rounds", "3"], "only --delta and --out go with them"),
+        (["runs/one", "--rounds", "3"], "no options except --delta and --out"),
     ):
         assert main(["privacy", "runs/one", *more]) == 2
         assert said in capsys.readouterr().err

@@ -132,14 +132,14 @@ def test_it_goes_on_where_it_stopped(runs: list[str], tmp_path: Path) -> None:
 def test_a_folder_is_of_one_comparison(runs: list[str], tmp_path: Path) -> None:
     asked, out = on_small(["GaussianNoise"]), tmp_path / "out"
     asked.run(out)
-    words = r"holds another comparison \(adversary secagg_server, not outsider\); name another folder"
+    words = r"holds another comparison \(adversary secagg_server, not outsider\)\. Name another folder"
     with pytest.raises(ValueError, match=words):
         on_small(["GaussianNoise"], adversary="outsider").run(out)
-    with pytest.raises(ValueError, match=r"comparison \(rounds 2, not 3\); name another folder"):
+    with pytest.raises(ValueError, match=r"comparison \(rounds 2, not 3\)\. Name another folder"):
         on_small(["GaussianNoise"], rounds=3).run(out)
     for spoil in (lambda path: path.write_text("{"), Path.unlink):
         spoil(out / "comparison.yaml")
-        with pytest.raises(ValueError, match=r"comparison\.yaml is damaged; name another folder"):
+        with pytest.raises(ValueError, match=r"comparison\.yaml is damaged\. Name another folder"):
             asked.run(out)
 
 
@@ -190,7 +190,7 @@ def test_a_process_that_is_killed_ends_it_with_a_cure(
     config = yaml.safe_load(small.read_text())
     config["trainer"]["callbacks"].append({"class_path": "tests.comparison.test_comparison.Dies"})
     small.write_text(yaml.safe_dump(config))
-    with pytest.raises(RuntimeError, match=r"ended in the middle of a run.*with fewer --jobs"):
+    with pytest.raises(RuntimeError, match=r"ended during a run.*with fewer --jobs"):
         on_small(["GaussianNoise"], seeds=2).run(tmp_path / "out", jobs=2)
     assert len(list((tmp_path / "out").rglob("*.done"))) == 1
 
@@ -289,27 +289,24 @@ IDLE = (
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "name finished runs, or mechanisms"),
-        (["a", "--mechanisms", "CorBin"], "--on CONFIG for a configuration"),
-        (["--mechanisms", "Nonsense"], "no mechanism is left. Nonsense is left out: there is no mechanism"),
-        (["--mechanisms", "CorBin", "--epsilon", "1"], "no mechanism is left. CorBin: CorBin can't meet"),
-        (["--mechanisms", "CorBin", "--epsilon", "0"], "an epsilon must be > 0 and finite, got 0"),
-        (["--mechanisms", "CorBin", "--epsilon", "8", "-1"], "an epsilon must be > 0 and finite, got -1"),
-        (["--mechanisms", "CorBin", "--epsilon", "inf"], "an epsilon must be > 0 and finite, got inf"),
-        (["--mechanisms", "CorBin", "--epsilon", "nan"], "an epsilon must be > 0 and finite, got nan"),
+        ([], "Give either finished runs or mechanisms"),
+        (["a", "--mechanisms", "CorBin"], "configuration needs --on CONFIG"),
+        (["--mechanisms", "Nonsense"], "No mechanism is left. Nonsense is left out: there is no mechanism"),
+        (["--mechanisms", "CorBin", "--epsilon", "1"], "No mechanism is left. CorBin: CorBin can't meet"),
+        (["--mechanisms", "CorBin", "--epsilon", "0"], "An epsilon must be > 0 and finite, got 0"),
+        (["--mechanisms", "CorBin", "--epsilon", "8", "-1"], "An epsilon must be > 0 and finite, got -1"),
+        (["--mechanisms", "CorBin", "--epsilon", "inf"], "An epsilon must be > 0 and finite, got inf"),
+        (["--mechanisms", "CorBin", "--epsilon", "nan"], "An epsilon must be > 0 and finite, got nan"),
         (["--mechanisms", "CorBin", "--seeds", "0"], "seeds and an epsilon are needed, got 0"),
         (["--mechanisms", "CorBin", "--jobs", "0"], "--jobs must be >= 1, got 0"),
         (["--mechanisms", "CorBin", "--rounds", "0"], "--rounds must be >= 1, got 0"),
         (["--mechanisms", "CorBin", "--delta", "1"], "delta must be"),
         (["--mechanisms", "CorBin", "--adversary", "everybody"], "adversary must be one of"),
-        (["--mechanisms", "CorBin", "--on", "imagenet"], "there is no task imagenet; there are digits"),
-        (["--epsilon", "8", "--on", "small.yaml", "--tune"], "has none to search; leave --tune out"),
-        (["--epsilon", "8", "--on", "small.yaml", "--monitor", "wer"], "no run has a metric wer; --monitor"),
-        (
-            ["--epsilon", "8", "--on", "digits_ldpq", "--data", "here"],
-            "says where its data are; leave it out",
-        ),
-        *((["digits_ldpq", *idle], f"{idle[0]}: runs that have ended") for idle in IDLE),
+        (["--mechanisms", "CorBin", "--on", "imagenet"], "There is no task imagenet, only digits"),
+        (["--epsilon", "8", "--on", "small.yaml", "--tune"], "has none to search. Omit --tune."),
+        (["--epsilon", "8", "--on", "small.yaml", "--monitor", "wer"], "No run has a metric wer. --monitor"),
+        (["--epsilon", "8", "--on", "digits_ldpq", "--data", "here"], "sets its own data. Omit --data."),
+        *((["digits_ldpq", *idle], f"{idle[0]} can't be used with finished runs") for idle in IDLE),
     ],
 )
 def test_wrong_arguments_are_answered_in_a_line(
@@ -322,7 +319,7 @@ def test_wrong_arguments_are_answered_in_a_line(
 def test_images_need_a_folder(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.delenv("FEDQ_DATA", raising=False)
     assert main(["compare", "--mechanisms", "CorBin", "--on", "mnist-linear"]) == 2
-    assert "a task on images, and those need --data FOLDER" in capsys.readouterr().err
+    assert "a task on images and needs --data FOLDER" in capsys.readouterr().err
 
 
 def test_a_logger_has_a_run_for_every_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

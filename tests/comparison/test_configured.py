@@ -50,9 +50,9 @@ def test_cells_are_the_runs_that_fedq_fit_makes_of_their_configurations(
     assert (
         "8 runs" in said
         and "7 more runs, 1 at a time: about " in said
-        and "small: test_acc, towards the server behind" in said
+        and "small: test_acc, against the server behind" in said
     )
-    assert "Keys come from a seed, so nothing here is private" in said
+    assert "Keys come from a seed, so the runs are not private" in said
     assert not Path("runs/compare/all_runs.md").exists()
     with Path("runs/compare/table.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -96,15 +96,15 @@ def test_with_secret_keys_the_page_of_all_runs_is_there_before_the_first(
 
     monkeypatch.setattr(processes, "train", watch)
     assert main(["compare", *ASKED, *ON, "--seeds", "2", "--bare"]) == 130
-    assert "4 runs with the same clients add up" in pages[0]  # FedAvg's and those of the noise
+    assert "4 runs with the same clients compose" in pages[0]  # FedAvg's and those of the noise
     assert len(list(Path("runs/compare").rglob("*.done"))) == 2
     begun = Path("runs/compare/runs/GaussianNoise/epsilon_8/seed_0")
     begun.mkdir(parents=True)  # as a killed run leaves it
     (begun / "config.yaml").write_text("of a run that never ended")
     assert main(["compare", *ASKED, *ON, "--seeds", "2", "--bare"]) == 0
     said = capsys.readouterr().out.strip().splitlines()
-    assert "3 runs with the same clients have cost them" in said[-1] and "at delta 0.01" in said[-1]
-    assert "The 2 runs of FedAvg hide nothing" in said[-1]
+    assert "3 runs with the same clients. Against" in said[-1] and "at delta 0.01" in said[-1]
+    assert "The 2 runs of FedAvg give no privacy" in said[-1]
     assert len(list(Path("runs/compare").rglob("*.done"))) == 4
     assert begun.with_name("seed_0-2").is_dir()
     page = Path("runs/compare/all_runs.md").read_text()
@@ -131,10 +131,10 @@ def test_from_python(small: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--on", "nothing.yaml"], "there is no task nothing.yaml; there are digits"),
-        (["--on", "small.yaml", "--tune"], "has none to search; leave --tune out"),
+        (["--on", "nothing.yaml"], "There is no task nothing.yaml, only digits"),
+        (["--on", "small.yaml", "--tune"], "has none to search. Omit --tune."),
         (["--on", "small.yaml", "--delta", "0.5"], "delta"),
-        ([*ON, "--monitor", "wer"], "no run has a metric wer; --monitor takes one of "),
+        ([*ON, "--monitor", "wer"], "No run has a metric wer. --monitor takes one of "),
     ],
 )
 def test_wrong_arguments_are_answered_in_a_line(

@@ -41,7 +41,7 @@ def test_a_liar_leaves_out_the_coin_and_nothing_else(mechanism):
 @pytest.mark.parametrize("mechanism", [FedAvg(), GaussianNoise(1.0, 1.0), JoPEQ(1.0)], ids=repr)
 def test_without_a_coin_a_liar_is_told(mechanism):
     """`GaussianNoise` has a field `epsilon`, which is a budget and no coin."""
-    with pytest.raises(ValueError, match="has no coin that a Byzantine client could skip"):
+    with pytest.raises(ValueError, match="has no noise that a Byzantine client could leave out"):
         mechanism.without_noise(make_context(mechanism, (0, 1)))
 
 

@@ -21,7 +21,7 @@ WITHOUT = {
     "RandomK": "RandomK has no privacy parameter",
     "DRIVE": "DRIVE has no privacy parameter",
     "EDEN": "EDEN has no privacy parameter",
-    "NearOptimalUtility": "NearOptimalUtility gets its noise from a leakage .* take GaussianNoise",
+    "NearOptimalUtility": "a privacy target can't set NearOptimalUtility, whose noise .* Use GaussianNoise",
     "IrwinHall": "IrwinHall can't be private against an outsider here: .* no pure and no Renyi guarantee",
 }
 """What a target can't set, and what is said."""

@@ -20,19 +20,19 @@ row(
     lambda: made(lambda round: range(4), size=4),
 )
 row(
-    "{} named other clients for round {} when it was asked again; let the rule follow",
+    "{} named different clients in two calls for round {}. Let the rule depend",
     lambda: fedq.Available(lambda round: range(5 + next(COUNT)), 5).list_available(0, 20),
     lambda: fedq.Available(lambda round: range(5 + round), 5).list_available(0, 20),
 )
 row(
-    "counts colluders as a draw from all clients has them, and those whom",
+    "assumes a draw from all clients, but the clients of",
     colluding,
     lambda: colluding(active=True, max_dropout=0.0),
     lambda: colluding(max_corrupt=0.0),
     lambda: colluding(None),
 )
 row(
-    "available names other clients for the rounds that were run than it did then; use the rule",
+    "available names other clients for earlier rounds than it did in the checkpoint. Use the rule",
     lambda: checkpoint(lambda round: range(10)),
     lambda: checkpoint(halves),
     lambda: fit(made(lambda round: range(10), seed=1)),

@@ -114,130 +114,138 @@ def plan(*arguments):
 
 
 row(
-    "{} has no trainer.max_epochs >= 1, got {}; say how many --rounds",
+    "{} needs trainer.max_epochs >= 1, got {}. Give --rounds.",
     lambda: fedq("privacy", small(rounds=-1)),
     lambda: fedq("privacy", small(rounds=-1), "--rounds", "2"),
 )
 row(
-    "--rounds must be >= 1, got {}; nothing is sent in a run of none",
+    "--rounds must be >= 1, got {}",
     lambda: fedq("privacy", small(), "--rounds", "0"),
     lambda: fedq("privacy", small(), "--rounds", "1"),
 )
 row(
-    "{} holds no privacy.json, which RunFolder writes when a run ends; give a checkpoint of the run, or",
+    "{} holds no privacy.json, which RunFolder writes when a run ends. Give a checkpoint of the run, or",
     lambda: fedq("privacy", str(without("privacy.json"))),
     lambda: fedq("privacy", "one.ckpt"),
     lambda: fedq("privacy", small()),
 )
 row(
-    "{} asks for its epsilon at delta {}, and so are all figures, got --delta {}; leave it out",
+    "The target of {} has delta {}, got --delta {}. Omit --delta",
     lambda: fedq("privacy", "digits_private", "--rounds", "1", "--delta", "1e-4"),
     lambda: fedq("privacy", "digits_private", "--rounds", "1"),
     lambda: fedq("privacy", "digits_private", "--rounds", "1", "--set", "Federated.privacy.delta=1e-4"),
 )
 row(
-    "the page of a run that ended has its own figures; ask {}/config.yaml",
+    "A finished run has its own settings. Give {}/config.yaml to change them.",
     lambda: fedq("privacy", str(finished()), "--delta", "1e-4"),
     lambda: fedq("privacy", small(), "--delta", "1e-4"),
 )
 row(
-    "--out writes one file out; say which: fedq configs NAME --out FILE",
+    "--out needs the name of one file: fedq configs NAME --out FILE",
     lambda: fedq("configs", "--out", "mine.yaml"),
     lambda: fedq("configs", "digits_corbin", "--out", "mine.yaml"),
 )
 row(
-    "{} exists and is left alone; choose another name",
+    "{} exists and is not overwritten. Choose another name.",
     lambda: fedq("configs", "digits_corbin", "--out", small()),
     lambda: fedq("configs", "digits_corbin", "--out", "another.yaml"),
     error=ValueError,
 )
-row("{} is of {} rounds,", lambda: fedq("privacy", str(went_on())), lambda: fedq("privacy", "one.ckpt"))
-row("no run folder {}; give the", lambda: fedq("test", "runs/none"), lambda: fedq("test", trained()))
-row("holds no model.ckpt;", lambda: fedq("test", folder_with("other")), lambda: fedq("test", trained()))
-row("Python package, and", lambda: fedq("flower", "init", "2nd"), lambda: fedq("flower", "init", "second"))
+row("{} covers {} rounds,", lambda: fedq("privacy", str(went_on())), lambda: fedq("privacy", "one.ckpt"))
+row("There is no run folder {}. Give the", lambda: fedq("test", "runs/none"), lambda: fedq("test", trained()))
+row("holds no model.ckpt.", lambda: fedq("test", folder_with("other")), lambda: fedq("test", trained()))
 row(
-    "{} is not empty; take a new folder",
+    "Python package name, got {}. Use",
+    lambda: fedq("flower", "init", "2nd"),
+    lambda: fedq("flower", "init", "second"),
+)
+row(
+    "{} is not empty. Give a new folder.",
     lambda: fedq("flower", "init", folder_with("app")),
     lambda: fedq("flower", "init", "new"),
 )
 row(
-    "say how many: {}; or name a configuration that says it",
+    "Give {}, or name a configuration that sets them",
     lambda: plan(),
     lambda: plan("--params", "100", "--rounds", "5"),
     lambda: plan(small()),
 )
 row(
-    "{}: {} occurs {} times; name the setting from the top",
+    "{}: {} occurs {} times. Write the whole name",
     lambda: fedq("fit", small(stops=True), "--set", "EarlyStopping.patience=1"),
     lambda: fedq("fit", small(stops=True), "--set", "trainer.callbacks.3.patience=1"),
 )
 row(
-    "no {}; give the folder of a run that had the RunFolder callback",
+    "There is no {}. Give the folder of a run with the RunFolder callback.",
     lambda: fedq("compare", folder_with("other")),
     lambda: fedq("compare", str(finished())),
     lambda: compare({"one": finished()}, None, HERE),
 )
 row(
-    "{}: runs that have ended, and configurations, are compared as they are; leave it out, or name",
+    "{} can't be used with finished runs or configurations. Omit it, or give",
     lambda: fedq("compare", str(finished()), "--delta", "1e-4"),
     lambda: fedq("compare", str(finished())),
     lambda: compared("--delta", "1e-4"),
 )
 row(
-    "--data is of the tasks on images, and {} says where its data are; leave it out",
+    "--data is for tasks on images, but {} sets its own data. Omit --data.",
     lambda: compared("--data", "here"),
     compared,
 )
 row(
-    "--active and --max-corrupt are about masks, and this target about {}, who sees none; leave them out, or",
+    "--active and --max-corrupt do not apply to a target against {}. Omit them, or",
     lambda: planned("--adversary", "server", "--max-corrupt", "0.1"),
     lambda: planned("--adversary", "server"),
     lambda: planned("--adversary", "secagg_server", "--max-corrupt", "0.1"),
 )
 row(
-    "{} holds another comparison ({}); name another folder with --out",
+    "{} holds another comparison ({}). Name another folder with --out.",
     lambda: (emptied(), compared("--delta", "1e-3")),
     lambda: compared("--delta", "1e-3", "--out", "fourth"),
 )
 row(
-    "{} is damaged; name another folder with --out",
+    "{} is damaged. Name another folder with --out.",
     lambda: compared(settings="{}"),
     lambda: compared("--out", "other"),
 )
 row(
-    "{} sets no number of rounds; give --rounds",
+    "{} sets no number of rounds. Give --rounds.",
     lambda: Comparison.from_names(small(rounds=-1), delta=1e-2),
     lambda: Comparison.from_names(small(rounds=-1), delta=1e-2, rounds=1),
 )
-row("--tune searches rates, and {} has none to search; leave --tune out", lambda: emptied("--tune"), emptied)
 row(
-    "an epsilon must be > 0 and finite, got {}; FedAvg, which has no finite one, always runs",
+    "--tune searches learning rates, but {} has none to search. Omit --tune.",
+    lambda: emptied("--tune"),
+    emptied,
+)
+row(
+    "An epsilon must be > 0 and finite, got {}. FedAvg, which has no finite epsilon, always runs.",
     lambda: emptied("--epsilon", "inf"),
     emptied,
 )
 row(
-    "download fetches no image folder; set only one of download and image_folder",
+    "Image folders can't be downloaded. Set only one of download and image_folder.",
     lambda: CIFAR10DataModule(download=True, image_folder=True),
     lambda: CIFAR10DataModule(download=True),
     lambda: CIFAR10DataModule(image_folder=True),
 )
 row(
-    "can't read the mechanism {} from the checkpoint; give the configuration of its run instead",
+    "Can't read the mechanism {} from the checkpoint. Give the configuration of its run.",
     lambda: parse_mechanism("LDPQ(speed=3)"),
     lambda: fedq("privacy", small()),
 )
 row(
-    "and not what they cost; give one of Lightning's own checkpoints of the run",
+    "without their privacy cost. Give one of Lightning's own checkpoints of the run",
     lambda: fedq("privacy", str(without("privacy.md") / "model.ckpt")),
     lambda: fedq("privacy", "one.ckpt"),
 )
 row(
-    "{} is no folder; give the folder of a finished run",
+    "{} is not a folder. Give the folder of a finished run",
     lambda: fedq("report", "runs/none", "--out", "page.html"),
     lambda: fedq("report", str(finished()), "--out", "page.html"),
 )
 row(
-    "there is no {} in {}; give the folder of a finished run",
+    "There is no {} in {}. Give the folder of a finished run",
     lambda: fedq("report", str(without("summary.json")), "--out", "page.html"),
     lambda: fedq("report", str(finished()), "--out", "page.html"),
 )

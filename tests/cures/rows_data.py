@@ -178,94 +178,98 @@ def draws_itself():
 
 
 row(
-    "size must be >= 1, got {}; leave clients without samples out",
+    "size must be >= 1, got {}. Leave clients without samples out.",
     lambda: ClientData(part, 0),
     lambda: ClientData(part, 80)[0],
 )
 row(
-    "was said; give the size of each client's data as it is",
+    "opened a data set of {} samples, but ClientData(size={}) was given. Give the true size of each client's",
     lambda: ClientData(part, 79)[0],
     lambda: ClientData(part, 80)[0],
 )
 row(
-    "begins anew each time that it is opened; draw from torch's default generator, or give the",
+    "opened a data set with a {}, which restarts each time. Draw from torch's default generator, or give the",
     lambda: ClientData(draws_itself, 5)[0],
     lambda: ClientData(lambda: part(5), 5)[0],
     lambda: of(draws_itself(), part(5), batch_size=5),
 )
 
-row("data sets of clients need", lambda: split(of(*parts())), lambda: split(of(*parts(), batch_size=32)))
 row(
-    "both Federated(partition={}) and the FederatedDataModule say who holds what; give it in one place",
+    "Data sets of clients need a batch_size, got None. Pass e.g. batch_size=32.",
+    lambda: split(of(*parts())),
+    lambda: split(of(*parts(), batch_size=32)),
+)
+row(
+    "Both Federated(partition={}) and the FederatedDataModule define the partition. Give it in one place.",
     lambda: split(FederatedDataModule(part(), batch_size=5, partition=IID()), fed(partition=LabelShards(1))),
     lambda: split(FederatedDataModule(part(), batch_size=5), fed(partition=LabelShards(1))),
     lambda: split(FederatedDataModule(part(), batch_size=5, partition=LabelShards(1))),
 )
 row(
-    "clients bring data sets of their own, and there are other data beside them; leave data out, or give",
+    "Got data sets of the clients in addition to data. Leave data out, or give the sample indices of each",
     lambda: FederatedDataModule(part(), clients=parts(), batch_size=5),
     lambda: split(of(*parts(), batch_size=5)),
     lambda: split(FederatedDataModule(part(), clients=[[0, 1], [2], [3], [4]], batch_size=5)),
     error=TypeError,
 )
 row(
-    "clients are sample indices, and there are no data that they are of; give data, or a data set for",
+    "clients are sample indices, but there are no data. Give data, or a data set for each client.",
     lambda: FederatedDataModule(clients=[[0, 1], [2]], batch_size=5),
     lambda: split(FederatedDataModule(part(), clients=[[0, 1], [2], [3], [4]], batch_size=5)),
     lambda: split(of(*parts(), batch_size=5)),
     error=TypeError,
 )
 row(
-    "partition and clients both say who holds what; give one of them",
+    "partition and clients both define the partition. Give one of them.",
     lambda: FederatedDataModule(part(), clients=[[0], [1]], partition=IID(), batch_size=5),
     lambda: split(FederatedDataModule(part(), clients=[[0], [1], [2], [3]], batch_size=5)),
     lambda: split(FederatedDataModule(part(), partition=IID(), batch_size=5)),
 )
 row(
-    "val, test and predict come from the data module; give them with a Dataset only",
+    "val, test and predict come from the data module. Give them with a Dataset only.",
     lambda: FederatedDataModule(Digits(80), val=part()),
     lambda: split(FederatedDataModule(Digits(80))),
     lambda: split(FederatedDataModule(part(), batch_size=5, val=part())),
 )
 row(
-    "a Dataset needs a batch_size, got None; pass batch_size=32, or a DataLoader",
+    "A Dataset needs a batch_size, got None. Pass batch_size=32, or a DataLoader.",
     lambda: FederatedDataModule(part()),
     lambda: split(FederatedDataModule(part(), batch_size=32)),
     lambda: split(of(*map(loader, parts()), val=part(), batch_size=32)),
     lambda: split(of(*map(loader, parts()), val=loader())),
 )
 row(
-    "draws samples by index from one data set, and there are several loaders; give each client one data",
+    "draws samples from one data set, but there are several loaders. Give each client one data set with a",
     lambda: on(two(), more=[dpsgd()], module=Several()),
     lambda: split(of(*parts(), batch_size=5), None, dpsgd()),
 )
 row(
-    "overfit_batches takes the first batches of one loader, and there are several; use",
+    "overfit_batches takes the first batches of one loader, but there are several. Use limit_train_batches,",
     lambda: on(two(shuffle=True), module=Several(), overfit_batches=2),
     lambda: on(two(), module=Several(), limit_train_batches=2),
 )
 row("loaders have other", lambda: split(reloading(10), **RELOAD), lambda: split(reloading(20), **RELOAD))
 row(
-    "labels must be one integer a sample, got {} of shape {}; use IID()",
+    "labels must be one integer per sample, got {} of shape {}. Use IID() without labels.",
     lambda: on(loader(PAIRS), federation=fed(partition=Dirichlet(5.0)), module=OfPairs()),
     lambda: on(loader(PAIRS), federation=fed(partition=IID()), module=OfPairs()),
 )
 row(
-    "is a class of its own for {} of {} samples, as an id would be; say which item of a sample is its",
+    "The labels found in {} look like identifiers: {} of {} occur once. Give the item of the label, e.g.",
     lambda: on(loader(IDS), federation=fed(partition=Dirichlet(5.0)), module=OfThree()),
     lambda: on(loader(IDS), federation=fed(partition=Dirichlet(5.0), labels=1), module=OfThree()),
     lambda: on(loader(IDS), federation=fed(partition=Dirichlet(5.0), labels=LABELS[:80]), module=OfThree()),
     lambda: on(loader(IDS), federation=fed(partition=IID()), module=OfThree()),
 )
 row(
-    "found no integer labels in {}; say which item of a sample is its label, e.g.",
+    "Found no integer labels in {}. Give the item of the label, e.g. Federated(labels='label'), or a",
     lambda: on(loader(Labelled("y")), federation=fed(partition=Dirichlet(5.0)), module=OfDicts()),
     lambda: on(loader(Labelled("y")), federation=fed(partition=Dirichlet(5.0), labels="y"), module=OfDicts()),
     lambda: on(loader(Labelled("y", True)), federation=fed(partition=Dirichlet(5.0)), module=OfDicts()),
     lambda: on(loader(Labelled("y")), federation=fed(), module=OfDicts()),
 )
 row(
-    "train_dataloader must return torch DataLoaders to federate, got {}; return one, or a dict or list",
+    "train_dataloader must return one or several torch DataLoaders, got {}. Wrap batches in",
     lambda: on([1, 2]),
     lambda: on(loader()),
     lambda: on({"one": loader(), "other": loader()}, module=Several()),
@@ -277,25 +281,25 @@ row(
     error=TypeError,
 )
 row(
-    "one stream can't be dealt out to clients, as nobody knows what comes, got the IterableDataset {}",
+    "One stream can't be partitioned over clients, got the IterableDataset {}. Use a map-style Dataset, or",
     lambda: on(loader(Stream())),
     lambda: split(of(*map(Stream, range(4)), batch_size=5), fed(local_steps=2)),
     lambda: on(loader()),
     error=TypeError,
 )
 row(
-    "a DataLoader with automatic batching off gives whole batches, and another rule draws the samples",
+    "The DataLoader has batch_size=None, but another rule must draw the samples of each batch. Give it a",
     lambda: on(loader(batch_size=None), more=[dpsgd()]),
     lambda: on(loader(batch_size=5), more=[dpsgd()]),
 )
 row(
-    "would be replaced, because another rule draws the batches; use shuffle=True or False",
+    "The DataLoader's sampler {} would be replaced, because another rule draws the batches. Use shuffle=True",
     lambda: on(loader(sampler=Backwards()), more=[dpsgd()]),
     lambda: on(loader(shuffle=True), more=[dpsgd()]),
     lambda: on(loader(shuffle=False), more=[dpsgd()]),
 )
 row(
-    "hold fewer than {} samples; use {}",
+    "have fewer than {} samples. Use {}",
     lambda: split(Digits(80, 30, drop_last=True)),
     lambda: split(Digits(80, 30, drop_last=True), fed(num_clients=2)),
     lambda: split(Digits(80, 15, drop_last=True)),
@@ -303,71 +307,71 @@ row(
     lambda: split(Digits(160, 30, drop_last=True)),
 )
 row(
-    "hold fewer than {} samples; use {}",
+    "have fewer than {} samples. Use {}",
     lambda: split(Digits(80, 15, drop_last=True), fed(partition=Dirichlet(0.01))),
     lambda: split(Digits(80, 15, drop_last=True), fed(partition=Dirichlet(0.01, least=15))),
     lambda: split(Digits(80, 15, drop_last=True), fed(partition=IID())),
 )
 row(
-    "{} clients of at least {} samples need {}, got {}; use fewer clients, or a smaller least",
+    "clients of at least {} samples need {}, got {}. Use fewer clients, or a smaller least.",
     lambda: split(Digits(80), fed(partition=Dirichlet(0.1, least=30))),
     lambda: split(Digits(80), fed(num_clients=2, partition=Dirichlet(0.1, least=30))),
     lambda: split(Digits(80), fed(partition=Dirichlet(0.1, least=20))),
 )
 row(
-    "{} clients of at least {} samples need {}, got {}; use fewer clients, or a smaller least",
+    "clients of at least {} samples need {}, got {}. Use fewer clients, or a smaller least.",
     lambda: split(Digits(80), fed(partition=QuantitySkew(1.0, least=30))),
     lambda: split(Digits(80), fed(num_clients=2, partition=QuantitySkew(1.0, least=30))),
     lambda: split(Digits(80), fed(partition=QuantitySkew(1.0, least=20))),
 )
 row(
-    "there are {} sizes, and num_clients is {}; give one a client",
+    "There are {} sizes, but num_clients is {}. Give one for each client.",
     lambda: split(Digits(80), fed(partition=Sizes((40, 40)))),
     lambda: split(Digits(80), fed(partition=Sizes((10, 20, 20, 30)))),
 )
 row(
-    "sizes sum to {}, there are {} samples; let them sum to that",
+    "sizes sum to {}, but there are {} samples. Let integer sizes sum to the samples",
     lambda: split(Digits(80), fed(partition=Sizes((5, 10, 10, 15)))),
     lambda: split(Digits(80), fed(partition=Sizes((10, 20, 20, 30)))),
     lambda: split(Digits(40), fed(partition=Sizes((5, 10, 10, 15)))),
     lambda: split(Digits(80), fed(partition=Dirichlet(1.0, sizes=(0.1, 0.2, 0.3, 0.4)))),
 )
 row(
-    "least={} is for drawn sizes, and sizes are given; leave it out",
+    "least={} is for drawn sizes, but sizes are given. Leave it out.",
     lambda: Dirichlet(1.0, 2, (1, 3)),
     lambda: Dirichlet(1.0, sizes=(1, 3)),
 )
-row("sizes must be > 0, one a client, got {}", lambda: Sizes((0, 4)), lambda: Sizes((1, 3)))
+row("sizes must be > 0, one for each client, got {}", lambda: Sizes((0, 4)), lambda: Sizes((1, 3)))
 row(
-    "the reloaded training loader has {} samples in batches of {}, and the split over the clients was",
+    "The reloaded training loader has {} samples in batches of {}, but the partition has {} in batches of",
     lambda: on(loader(), loader(part(40)), max_epochs=2, reload_dataloaders_every_n_epochs=1),
     lambda: on(loader(), loader(part(80, 80)), max_epochs=2, reload_dataloaders_every_n_epochs=1),
     lambda: on(loader(), loader(part(40)), max_epochs=2, reload_dataloaders_every_n_epochs=0),
 )
 row(
-    "the reloaded training loaders have {} samples, and {} were dealt out; return ones of the same",
+    "The reloaded training loaders have {} samples, but the partition has {}. Keep the lengths, or set",
     lambda: on(two(), [*two()[:1], loader(part(40))], module=Several(), **RELOAD),
     lambda: on(two(), two(), module=Several(), **RELOAD),
     lambda: on(two(), [*two()[:1], loader(part(40))], module=Several(), max_epochs=2),
 )
 row(
-    "every client has loaders of its own, so there is no one data set to take samples from by index",
+    "Every client has a separate loader, so samples of a common data set can't be taken by index. Give each",
     lambda: split(mixed(20), None, ReadsData()),
     lambda: split(of(*parts(), batch_size=5), None, ReadsData()),
 )
 row(
-    "the loaders of clients {} have no batch; leave them out",
+    "The loaders of clients {} have no batch. Leave them out.",
     lambda: split(of(*map(loader, parts()), loader(part(3), drop_last=True)), fed(num_clients=5)),
     lambda: split(of(*map(loader, parts()))),
 )
 row(
-    "the indices of each client say who holds what of one data set, and there are several loaders; use a",
+    "Indices of each client refer to one data set, but there are several loaders. Use a partition, or give",
     lambda: split(FederatedDataModule(Loads(two()), clients=[[0], [1], [2], [3]]), module=Several()),
     lambda: on(two(), module=Several()),
     lambda: split(of(*map(loader, parts()))),
 )
 row(
-    "are none that Lightning trains on; use 'max_size_cycle', 'max_size' or 'min_size'",
+    "Lightning does not train on a CombinedLoader with mode 'sequential'. Use 'max_size_cycle', 'max_size'",
     lambda: on(combined("sequential"), module=Several()),
     *(
         lambda mode=mode: on(combined(mode), module=Several())
@@ -375,46 +379,46 @@ row(
     ),
 )
 row(
-    "orders all samples, and there are several loaders; give every client loaders of its own",
+    "The sampler {} can't be applied to clients of several loaders. Give every client separate loaders:",
     lambda: on([loader(sampler=Backwards()), loader()], module=Several()),
     lambda: split(of(*(loader(one, sampler=Backwards(20)) for one in parts()))),
 )
 row(
-    "are a stream without a length, so nobody knows when its round is over; say how many batches",
+    "The data of client {} are a stream without a length. Set the number of batches by",
     lambda: split(of(*map(Stream, range(4)), batch_size=5)),
     lambda: split(of(*map(Stream, range(4)), batch_size=5), fed(local_steps=2)),
     lambda: split(of(*map(Stream, range(4)), batch_size=5), limit_train_batches=2),
 )
 row(
-    "{} clients can't share {} samples; use num_clients <= {} or more data",
+    "clients can't share {} samples. Use num_clients <= {}, or more data.",
     lambda: split(None, fed(num_clients=100)),
     lambda: split(None, fed(num_clients=80)),
     lambda: split(Digits(100), fed(num_clients=100)),
 )
 row(
-    "this split needs one integer label a sample, shape ({},), got {}; use IID()",
+    "The partition needs one integer label per sample, shape ({},), got {}. Use IID() without labels.",
     lambda: Dirichlet(0.5).split(None, 80, 4, torch.Generator()),
     lambda: IID().split(None, 80, 4, torch.Generator()),
 )
 row(
-    "clients with {} shards need {} samples, got {}; use fewer shards_per_client",
+    "clients with {} shards need {} samples, got {}. Use fewer shards_per_client.",
     lambda: split(None, fed(partition=LabelShards(30))),
     lambda: split(None, fed(partition=LabelShards(2))),
 )
 row(
-    "can't be dealt out to clients, because what goes into a batch is not known; give it a batch_size,",
+    "A DataLoader with the batch sampler {} can't be partitioned. Give it a batch_size, or give every client",
     lambda: on(DataLoader(part(), batch_sampler=Some(RandomSampler(part()), 5, False))),
     lambda: on(DataLoader(part(), sampler=RandomSampler(part()), batch_size=5)),
     lambda: split(of(*(DataLoader(d, batch_sampler=Some(SequentialSampler(d), 5, False)) for d in parts()))),
 )
 row(
-    "hold too few samples with a weight above zero to draw a pass from the WeightedRandomSampler; use",
+    "Clients {} have too few samples with positive weights for the WeightedRandomSampler. Use another",
     lambda: on(weighted(FEW, False, 3)),
     lambda: on(weighted(FEW, False, 3), federation=fed(num_clients=1)),
     lambda: on(weighted(WEIGHTS, True)),
 )
 row(
-    "the sampler {} gives no sample of clients {}; use another partition, or fewer clients",
+    "The sampler {} gives no sample of clients {}. Use another partition, or fewer clients.",
     lambda: on(loader(sampler=[0, 1])),
     lambda: split(
         FederatedDataModule(Loads(loader(sampler=[0, 1])), clients=[range(0, 80, 2), range(1, 80, 2)]),
@@ -422,16 +426,20 @@ row(
     ),
     lambda: on(loader(sampler=[0, 1]), federation=fed(num_clients=1)),
 )
-row("the WeightedRandomSampler has", lambda: on(weighted(WEIGHTS[:40])), lambda: on(weighted(WEIGHTS)))
+row(
+    "The WeightedRandomSampler has {} weights for {} samples. Give it one weight for each sample.",
+    lambda: on(weighted(WEIGHTS[:40])),
+    lambda: on(weighted(WEIGHTS)),
+)
 row("samples with {} for testing", lambda: split_indices(2, 1, 0), lambda: split_indices(200, 20, 0))
 row(
-    ", so clients can't train side by side, got clients_per_step={}; use",
+    ", so clients can't train side by side, got clients_per_step={}. Use",
     lambda: on(two(), federation=fed(clients_per_step=2), module=Several()),
     lambda: on(two(), federation=fed(clients_per_step=1), module=Several()),
     lambda: on(two(), federation=fed(clients_per_step="auto"), module=Several()),
 )
 row(
-    "are streams, whose samples nobody has counted; use weighting='uniform'",
+    "are streams with an unknown number of samples. Use weighting='uniform'",
     lambda: split(of(*map(Stream, range(4)), batch_size=5), fed(local_steps=2, weighting="samples")),
     lambda: split(of(*map(Stream, range(4)), batch_size=5), fed(local_steps=2, weighting="uniform")),
 )

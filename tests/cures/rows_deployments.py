@@ -151,13 +151,13 @@ class Tampers(pl.Callback):
 
 
 row(
-    "this client and the server differ: {}; run the same code and settings on both",
+    "This client and the server differ: {}. Run the same code and settings on both",
     lambda: deployed(make(), make(mechanism=LDPQ(3.0))),
     lambda: deployed(make(), make()),
     error=RuntimeError,
 )
 row(
-    " kept in a folder of the client's own; start",
+    " need a client folder. Start",
     lambda: deployed(make(**SECURE), apps=without_home(make(**SECURE))),
     lambda: deployed(make(**SECURE)),
     lambda: deployed(make(**SECURE), apps=with_home(make(**SECURE))),
@@ -165,32 +165,32 @@ row(
     error=RuntimeError,
 )
 row(
-    "this client's folder {} is of federation {}, the server's is {}; take a new folder for a new",
+    "Client folder {} is of federation {}, but the server's is {}. Use a new folder for a new",
     lambda: two_federations(new=False),
     lambda: two_federations(new=True),
     error=RuntimeError,
 )
-row("of {}, which is still", lambda: copied("copied"), lambda: copied("itself"), lambda: copied("moved"))
+row("of {}, which still exists", lambda: copied("copied"), lambda: copied("itself"), lambda: copied("moved"))
 row(
-    "{} is missing, so what these keys have encoded is not known; put it back, or begin a new",
+    "{} is missing, so the messages under these keys are unknown. Restore the file, or begin a new",
     lambda: touched("streams.jsonl", ""),
     lambda: touched("streams.jsonl", "back"),
     lambda: touched("streams.jsonl", "new"),
 )
 row(
-    "{} is damaged; put it back, or begin a new federation in another folder",
+    "{} is damaged. Restore it, or begin a new federation in another folder",
     lambda: touched("keys.json", ""),
     lambda: touched("keys.json", "back"),
     lambda: touched("keys.json", "new"),
 )
-row("{} {} a list of who takes back", lambda: handing_on(told=False), lambda: handing_on(told=True))
+row("{} {} a list of clients that take back", lambda: handing_on(told=False), lambda: handing_on(told=True))
 row(
-    "a schedule with interval='step' goes on by the steps of the longest client, and over a network",
+    "A schedule has interval='step', but the longest client's steps are unknown over a network",
     lambda: check_schedules(stepping("step"), None),
     lambda: check_schedules(stepping("step"), 2),
     lambda: check_schedules(stepping("epoch"), None),
     error=RefusedError,
 )
-row("{} draws the batches of clients, and the server", lambda: deployed(callbacks=[Chooses()]), deployed)
-row("{} works on updates, which a server is never", lambda: deployed(callbacks=[Tampers()]), deployed)
-row("{} works on clients that are simulated", lambda: deployed(callbacks=[Langevin(0.1)]), deployed)
+row("{} draws batches, but a server has no", lambda: deployed(callbacks=[Chooses()]), deployed)
+row("{} works on updates, which a server never", lambda: deployed(callbacks=[Tampers()]), deployed)
+row("{} works on simulated clients, but a server", lambda: deployed(callbacks=[Langevin(0.1)]), deployed)

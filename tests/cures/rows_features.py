@@ -107,65 +107,65 @@ def owned(name):
 
 
 row(
-    "the name of a run is that of a folder below root, got {}; use one like 'digits', and",
+    "The name of a run must be a folder below root, such as 'digits', got {}. Set",
     lambda: fedq.RunFolder("/runs/digits"),
     lambda: fedq.RunFolder("digits"),
     lambda: fedq.RunFolder("digits", root="/runs"),
 )
 row(
-    "works on all trained parameters, and local={} keeps some with the clients; leave one out",
+    "needs all trained parameters, but local={} keeps some with the clients. Leave one out",
     lambda: fit(fed(local=HEAD), dpsgd()),
     lambda: fit(fed(local=HEAD)),
     lambda: fit(fed(), dpsgd()),
 )
 row(
-    "LeakageMonitor attacks gradients of the whole model, and local={} keeps some of it with the clients",
+    "LeakageMonitor attacks gradients of the whole model, but local={} keeps parameters at the clients",
     lambda: fit(fed(local=["backbone.2.*"]), monitor(), module=Scores()),
     lambda: fit(fed(), monitor(), module=Scores()),
     lambda: fit(fed(local=["backbone.2.*"]), module=Scores()),
 )
-row("so that clients would send", lambda: fit(fed(local=["backbone.*"])), lambda: fit(fed(local=HEAD)))
-row("{} holds an empty pattern; use", lambda: fed(local=[""]), lambda: fit(fed(local=["backbone.b*"])))
+row("so clients send nothing", lambda: fit(fed(local=["backbone.*"])), lambda: fit(fed(local=HEAD)))
+row("{} contains an empty pattern. Use", lambda: fed(local=[""]), lambda: fit(fed(local=["backbone.b*"])))
 row(
-    "held_out has nothing of clients {}; give every client a data set",
+    "held_out has no data of clients {}. Give every client a data set",
     lambda: fit(measured([part(), part(), None, part()])),
     lambda: fit(measured([part() for _ in range(4)])),
 )
 row(
-    "evaluate_clients has nothing to measure on, because no client has a held-out sample; use data",
+    "evaluate_clients has nothing to measure on, because no client has a held-out sample. Use",
     lambda: fit(measured([Subset(part(), []) for _ in range(4)])),
     lambda: fit(measured([part(), *(Subset(part(), []) for _ in range(3))])),
     lambda: fit(measured(0.2)),
 )
 row(
-    "clients' samples are given by index, and no rule says who has which held-out ones; use",
+    "Clients' samples are given by index, so held-out samples can't follow a partition. Use",
     lambda: fit(measured(part()), data=by_index()),
     lambda: fit(measured([part()] * 4), data=by_index()),
 )
 row(
-    "held_out must have a length to be dealt out, got a stream ({}); give a map-style data set, or a",
+    "held_out must have a length to be partitioned, got a stream ({}). Use a map-style data set, or a",
     lambda: measured(Stream()),
     lambda: fit(measured(part())),
     lambda: fit(measured([part()] * 4)),
 )
 row(
-    "there are held-out samples of {}, whom no client trains on; leave them out of the data set of",
+    "No client trains on {}, but there are held-out samples of them. Leave them out of the data set of",
     lambda: by(fedq.Natural("user"), evaluate_clients=held_out(Users(8))),
     lambda: by(fedq.Natural("user"), evaluate_clients=held_out(Users(4))),
 )
 row(
-    "evaluate_clients needs a validation_step that logs metrics, and no client has logged any; use",
+    "evaluate_clients needs a validation_step that logs metrics, but no client has logged any. Use",
     lambda: fit(measured(), module=Mute()),
     lambda: fit(measured()),
 )
 row(
-    "client_metrics='none' drops what clients measure, and evaluate_clients measures; use",
+    "client_metrics='none' drops the metrics of evaluate_clients. Use",
     lambda: fit(measured(client_metrics="none")),
     lambda: fit(measured(client_metrics="local")),
     lambda: fit(fed(client_metrics="none")),
 )
 row(
-    "samples are held out of one data set with a length, and clients have loaders or streams of their",
+    "Samples can be held out of one data set with a length only, not of several loaders or streams. Use",
     lambda: on(two(), federation=measured(), module=Several()),
     lambda: fit(
         fed(local_steps=2, evaluate_clients=held_out([loader(one) for one in parts()])),
@@ -173,93 +173,97 @@ row(
     ),
 )
 row(
-    "hold too few samples to keep {} of them out of the training and still train on {}; use fewer",
+    "Clients {} have too few samples to hold out {} of them and train on {}. Use fewer clients, a larger",
     lambda: fit(measured(0.5, num_clients=70)),
     lambda: fit(measured(0.5, num_clients=4)),
     lambda: fit(measured([part() for _ in range(70)], num_clients=70)),
 )
 row(
-    "found no item {} in the samples of {} ({}: {}); say which item holds it, or give a function of a",
+    "found no item {} in the samples of {} ({}: {}). Give the index or key of an item, or a function of a",
     lambda: by(fedq.Natural("writer")),
     lambda: by(fedq.Natural("user")),
     lambda: by(fedq.Natural(lambda sample: sample["user"])),
 )
 row(
-    "deals out one data set, and there are several loaders, whose users might be numbered in different",
+    "could number the users of several loaders differently. Give every client separate loaders:",
     lambda: on(two(), federation=fed(partition=fedq.Natural(1)), module=Several()),
     lambda: fit(fed(), data=of(*map(loader, parts()))),
 )
 row(
-    "the samples are of {} users, num_clients is {}; use num_clients={}{}",
+    "The samples are of {} users, but num_clients is {}. Use num_clients={}{}.",
     lambda: by(fedq.Natural("user"), users=8),
     lambda: by(fedq.Natural("user"), users=8, num_clients=8),
     lambda: by(fedq.Natural("user", merge=True), users=8),
 )
 row(
-    "by numbers, got {}; use Natural",
+    "FeatureShards sorts by numbers, got {}. Use Natural for names.",
     lambda: by(fedq.FeatureShards(by="user")),
     lambda: by(fedq.Natural("user")),
 )
 row(
-    "FeatureShards sorts by numbers, and some are NaN or infinite; leave these out",
+    "FeatureShards needs finite numbers, got NaN or infinity. Leave such samples out.",
     lambda: by(fedq.FeatureShards(by="lightness"), finite=False),
     lambda: by(fedq.FeatureShards(by="lightness")),
 )
 row(
-    "held_out is data of all clients, and a real client has its own only; say which fraction of its",
+    "A real client has only its own data, so held_out must be a fraction of its",
     lambda: check_deployable(measured([[]] * 4)),
     lambda: check_deployable(measured(0.5)),
 )
 # ---- deadlines --------------------------------------------------------------------------------------
 row(
-    "dropout_probability={} and a deadline both say who does not answer; leave one out",
+    "dropout_probability={} and a deadline both choose dropouts. Leave one out",
     lambda: fed(deadline=LIMIT, dropout_probability=0.1),
     lambda: fed(deadline=LIMIT),
 )
 row(
-    "Deadline(durations=...) has {} entries, and there are {} clients; give one for each, or one number",
+    "Deadline(durations=...) has {} entries for {} clients. Give one entry per client, or one number",
     lambda: fed(deadline=fedq.Deadline(30.0, [1.0])),
     lambda: fed(deadline=fedq.Deadline(30.0, 1.0)),
 )
-row("{} says not how long", lambda: fit(fed(deadline=fedq.Deadline(30.0))), lambda: fit(fed(deadline=LIMIT)))
+row("{} lacks the", lambda: fit(fed(deadline=fedq.Deadline(30.0))), lambda: fit(fed(deadline=LIMIT)))
 row(
-    "round_timeout={} and Federated(deadline={}) say two limits; leave round_timeout out",
+    "round_timeout={} and Federated(deadline={}) differ. Leave round_timeout out",
     lambda: time_limit(fed(deadline=LIMIT), 60.0),
     lambda: time_limit(fed(deadline=LIMIT), None),
 )
 # ---- secret cohorts ---------------------------------------------------------------------------------
 row(
-    "the epsilons of a run's clients are all said at one delta, got {}; give target, budget and",
+    "All epsilons of clients need the same delta, got {}. Give the target, budget and",
     lambda: fit(known(), BUDGET, fedq.RunFolder(delta=1e-4, show=False)),
     lambda: fit(known(), BUDGET, fedq.RunFolder(delta=1e-3, show=False)),
     lambda: fit(known(), BUDGET, fedq.RunFolder(show=False)),
 )
 row(
-    "a privacy target over the run needs rounds >= 1, got {}; say how many, or",
+    "a privacy target over the run needs rounds >= 1, got {}. Set the number of rounds, or",
     lambda: calibrate(SERVER, no_rounds()),
     lambda: calibrate(SERVER, replace(no_rounds(), rounds=1)),
     lambda: calibrate(replace(SERVER, over="round"), no_rounds()),
 )
 row(
-    "secret cohorts need S5, clients without a limit of their own: a {} of a {} against {} limits",
+    "secret cohorts need S5, clients without a limit of their own, but a {} of a {} against {} limits",
     lambda: fit(secret(), fedq.PrivacyBudget(50.0, 1e-3, "server")),
     lambda: fit(secret(), fedq.PrivacyBudget(50.0, 1e-3, "outsider")),
     lambda: fit(known(), fedq.PrivacyBudget(50.0, 1e-3, "server")),
 )
 row(
-    "secret cohorts need S5, clients without a limit of their own: a {} of a {} against {} limits",
+    "secret cohorts need S5, clients without a limit of their own, but a {} of a {} against {} limits",
     lambda: secret(privacy=replace(SECRET, over="round")),
     lambda: fit(secret(privacy=SECRET)),
     lambda: fit(known(privacy=replace(SECRET, over="round"))),
 )
 row(
-    "secret cohorts are of the clients of a simulation, got real clients and {}; use secret=False",
+    "Secret cohorts need simulated clients, got real clients and {}. Use secret=False",
     lambda: RoundPlanner(8, 0, fedq.FixedSize(2, secret=True), real_clients=True),
     lambda: RoundPlanner(8, 0, fedq.FixedSize(2), real_clients=True),
 )
-row("a federation with secret cohorts is not", lambda: resumed(whole=True), lambda: resumed(whole=False))
 row(
-    "the checkpoint's clients keep {}, these {}; use the checkpoint's own model",
+    "A federation with secret cohorts can't resume, since its checkpoint has no ledger. Load only the",
+    lambda: resumed(whole=True),
+    lambda: resumed(whole=False),
+)
+row(
+    "The checkpoint's clients keep {}, these {}. Use the checkpoint's own model",
     lambda: owned("other").load_state_dict(owned("one").state_dict()),
     lambda: owned("one").load_state_dict(owned("one").state_dict()),
 )

@@ -231,58 +231,58 @@ def grows(epsilon, change_at=2, rounds=3):
 
 
 row(
-    "the batch of step {} of client {} is here and {} steps are charged: no step was taken on the last",
+    "Got the batch of step {} of client {} after {} charged steps. Return a loss for every batch, and leave",
     lambda: fit(dpsgd(), module=StepsItself(False)),
     lambda: fit(dpsgd(), module=StepsItself(True)),
     lambda: fit(dpsgd(), module=Classifier()),
     error=RuntimeError,
 )
 row(
-    "{} of {} parameters have no gradient of this batch, and a step is charged for all of them; return",
+    "of {} parameters have no gradient of this batch. Return a loss for every batch, and freeze parameters",
     lambda: fit(dpsgd(), module=Skips()),
     lambda: fit(dpsgd(), module=Classifier()),
     error=RuntimeError,
 )
 row(
-    "parameters have no gradient of this batch, and a step is charged for all of them; return a loss",
+    "of {} parameters have no gradient of this batch. Return a loss for every batch, and freeze parameters",
     lambda: fit(dpsgd(), module=Unused(False)),
     lambda: fit(dpsgd(), module=Unused(True)),
     error=RuntimeError,
 )
 row(
-    "a {} with trained parameters was in eval mode in a training step, where no sample's own gradient is",
+    "has trained parameters but was in eval mode in a training step. Freeze its parameters with",
     lambda: fit(dpsgd(), module=Stills("eval")),
     lambda: fit(dpsgd(), module=Stills("frozen")),
     lambda: fit(dpsgd(), module=Stills("train")),
     error=RuntimeError,
 )
 row(
-    "layers saw {} rows of a batch of {} samples, and every row could add max_grad_norm: clipping does",
+    "Layers saw {} rows for a batch of {} samples. Give every layer the samples along axis 0 (Linear takes",
     lambda: sampled(guards.InRows("time first")),
     lambda: sampled(Rows("as it is")),
     lambda: sampled(guards.InRows("positions of each sample")),
     error=RuntimeError,
 )
 row(
-    "a {} saw {} rows in one pass and {} in another, and the gradients of some samples would count,",
+    "saw {} rows in one pass and {} in another. Pass all samples of the batch through it every time, and",
     lambda: sampled(guards.Passes(False)),
     lambda: sampled(guards.Passes(True)),
     error=RuntimeError,
 )
 row(
-    "the privacy budget allows {} steps and all are taken; raise the budget, or stop the training here",
+    "The privacy budget allows {} steps, and all are taken. Raise the budget, or stop the training here.",
     lambda: budgeted(3.0),
     lambda: budgeted(6.0),
     lambda: budgeted(3.0, max_epochs=1, min_epochs=1),
     error=RuntimeError,
 )
 row(
-    "validation logs {}, which follow from training batches: exact figures that no epsilon covers, in",
+    "Validation logs {}, which follow from training batches and are not private. Log them with self.log in",
     lambda: fit(dpsgd(), module=LogsIn("validation")),
     lambda: fit(dpsgd(), module=LogsIn("training_step")),
 )
 row(
-    "clients are not isolated: with client {} on other data beside it, not the same for client {}, or in",
+    "Data of client {} changed results of client {}, or outputs of the run: {}. Move state outside of the",
     lambda: isolated("class"),
     lambda: isolated("module"),
     lambda: isolated("callback", Remembering()),
@@ -290,62 +290,70 @@ row(
     lambda: isolated("class", check=False),
 )
 row(
-    "the training loader was iterated by something else than a client's training: it deals out the",
+    "Only clients may iterate the training loader, since statistics of all data would bypass the mechanism.",
     lambda: fit(module=Looks("loader")),
     lambda: fit(module=Looks("public")),
     lambda: fit(module=Looks("dataset")),
     error=RuntimeError,
 )
 row(
-    "Federated needs an optimiser, configure_optimizers returned none; return one of the parameters that",
+    "Federated needs an optimiser, but configure_optimizers returned none. Return an optimiser of the",
     lambda: fit(module=module_with(lambda params: [])),
     lambda: fit(module=Classifier()),
 )
 row(
-    "the loader of client {} gave no batch; leave the client out",
+    "The loader of client {} gave no batch. Leave the client out.",
     lambda: fit(fed(local_steps=2), data=loaders(Empty(part(20, 60), batch_size=5))),
     lambda: fit(fed(num_clients=3, local_steps=2), data=loaders()),
 )
 row(
-    "{}, and {} can't be charged for vectors of two lengths; freeze or unfreeze before the fit, or take",
+    "{}, but {} can't be charged for vectors of two lengths. Freeze or unfreeze before the fit, or use",
     lambda: fit(fed(RotatedAxes(0.5, 1.0)), module=TwoLayers(), max_epochs=2),
     lambda: fit(fed(RotatedAxes(0.5, 1.0)), module=TwoLayers(change_at=9), max_epochs=2),
     lambda: fit(fed(LDPQ(0.5)), module=TwoLayers(), max_epochs=2),
 )
 row(
-    "{} ends the run by the exact losses of training steps, and its state in checkpoints holds the last",
+    "{} uses exact losses of training steps, which no epsilon covers. Leave it out, or use",
     lambda: fit(private(), pl.callbacks.SpikeDetection()),
     lambda: fit(private()),
     lambda: fit(private(), pl.callbacks.EarlyStopping("val_acc")),
 )
 row(
-    "{} names its files by {}, which is made of the clients' exact updates: names, and checkpoints,",
+    "{} names its files by {}, which is computed from the clients' exact updates. Leave it out, or",
     lambda: named("{epoch}-{fed/sim_mse:.3g}"),
     lambda: named("{epoch}"),
     lambda: named("{epoch}-{fed/sim_mse:.3g}", seed=1),
 )
 row(
-    "training changed {}, which checkpoints hold beside parameters and buffers, exactly and without",
+    "Training changed {}, which checkpoints contain without noise. Leave out",
     lambda: kept(Counts("saved")),
     lambda: kept(Counts("not saved")),
     lambda: kept(Counts("in validation")),
 )
-row("and buffers, exactly and without noise; leave", lambda: kept(Extra()), lambda: kept(Classifier()))
-row("get_extra_state out, and what", lambda: kept(KeepsHparam(True)), lambda: kept(KeepsHparam(False)))
+row("which checkpoints contain without noise. Leave", lambda: kept(Extra()), lambda: kept(Classifier()))
+row("get_extra_state, and hyper", lambda: kept(KeepsHparam(True)), lambda: kept(KeepsHparam(False)))
 row(
-    "the privacy budget allows {} rounds of client {} and round {} would be one more; raise the budget,",
+    "The privacy budget allows {} rounds of client {}, and round {} would exceed it. Raise the budget,",
     lambda: charged(200.0),
     lambda: charged(1e6),
     lambda: charged(200.0, max_epochs=1, min_epochs=1),
     error=RuntimeError,
 )
 row(
-    "the privacy budget allows client {} {} rounds as long as this one, and {} are charged; raise the",
+    "The privacy budget allows client {} {} rounds of this length, but it was charged for {}. Raise the",
     lambda: grows(200.0),
     lambda: grows(1e6),
     lambda: grows(200.0, change_at=9, rounds=4),
     lambda: grows(200.0, rounds=2),
     error=RuntimeError,
 )
-row("WandbRounds needs a WandbLogger;", lambda: fit(fed(), WandbRounds()), lambda: online(WandbRounds))
-row("run folder: put it", lambda: online(WandbRounds, RunFolder), lambda: online(RunFolder, WandbRounds))
+row(
+    "WandbRounds needs a WandbLogger. Set trainer.logger to {}.loggers.WandbLogger (with offline: true it",
+    lambda: fit(fed(), WandbRounds()),
+    lambda: online(WandbRounds),
+)
+row(
+    "WandbRounds sends the run folder, so it must come last. Put it behind RunFolder in trainer.callbacks.",
+    lambda: online(WandbRounds, RunFolder),
+    lambda: online(RunFolder, WandbRounds),
+)

@@ -45,23 +45,23 @@ def kept(keeps, **settings):
 
 
 row(
-    "channels 1 or 3, a side >= 16 that 4 * pool divides and 1 <= size <= {} are needed, got channels={}",
+    "channels must be 1 or 3, side >= 16 a multiple of 4 * pool, and 1 <= size <= {}, got channels={},",
     lambda: of(torch.rand(2, 1, 18, 18), side=18),
     lambda: of(torch.nn.functional.interpolate(torch.rand(2, 1, 18, 18), 16)),  # resize the images
 )
 row(
-    "images must be floats of shape (N, {}, got {} of shape {}; give FixedFeatures their side and channels",
+    "images must be floats of shape (N, {}, got {} of shape {}. Give FixedFeatures their side and channels,",
     lambda: of(torch.rand(2, 3, 32, 32)),
     lambda: of(torch.rand(2, 3, 32, 32), side=32, channels=3),
     lambda: of(torch.nn.functional.interpolate(torch.rand(2, 1, 32, 32), 16)),
 )
 row(
-    "pixels must lie in [0, 1] after images * std + mean, got {} to {}; give FixedFeatures the mean and std",
+    "images * std + mean must be in [0, 1], got {} to {}. Give FixedFeatures the mean and std by which the",
     lambda: of((IMAGES - 0.5) / 0.25),
     lambda: of((IMAGES - 0.5) / 0.25, mean=0.5, std=0.25),
 )
 row(
-    "features of {} images need {} GB; keep fewer, or of a smaller size, or train on the images themselves",
+    "Features of {} images need {} GB. Keep fewer images, use a smaller size, or train on the images, which",
     lambda: FixedFeatures(8, 16, pictures=None).compute_features(Endless()),
     lambda: FixedFeatures(8, 16, pictures=None).compute_features(TensorDataset(IMAGES)),
     lambda: FixedFeatures(4, 16, pictures=None).compute_features(TensorDataset(IMAGES)),
@@ -69,12 +69,12 @@ row(
     error=MemoryError,
 )
 row(
-    "the projection's sha256 is {}, wanted is {}; give the file= that was saved where that is from",
+    "The projection's sha256 is {}, but {} was expected. Give the file= of the expected projection, because",
     lambda: from_file(1),
     lambda: from_file(0),
 )
 row(
-    "keep_features needs a Trainer whose model has one FixedFeatures, found {}; give Linear(features=",
+    "keep_features needs a Trainer whose model has one FixedFeatures, got {}. Use",
     lambda: kept(True),
     lambda: kept(True, features=True),
     lambda: kept(False),

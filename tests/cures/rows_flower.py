@@ -47,60 +47,64 @@ def two_servers(one, other):
         pass
 
 
-row("and two would charge", lambda: two_servers("home", "home"), lambda: two_servers("home", "other"))
+row("Another server works in", lambda: two_servers("home", "home"), lambda: two_servers("home", "other"))
 row("--supernode must be", lambda: _address("9094", False), lambda: _address("127.0.0.1:9094", False))
 row(
-    "is another machine: weights and answers would travel in the clear; give",
+    "is another machine and needs TLS. Give",
     lambda: _address("10.0.0.3:9094", False),
     lambda: _address("10.0.0.3:9094", True),
 )
-row("can be read by everybody on this", lambda: _secret(secret(0o644)), lambda: _secret(secret(0o640)))
 row(
-    "is installed{}; use a version that this client was tried with: pip install",
+    "All users of this machine can access {}. Run",
+    lambda: _secret(secret(0o644)),
+    lambda: _secret(secret(0o640)),
+)
+row(
+    "is installed{}, which this client does not support. Install a supported version: pip install",
     lambda: check_flower("1.43.0"),
     lambda: check_flower("1.42.0"),
     error=FlowerChangedError,
 )
 row(
-    "a privacy target over the run hangs on the number of rounds, which both sides must know: give",
+    "A privacy target over the run needs the number of rounds, got {}. Give",
     lambda: deployed_mechanism(private(privacy=TARGET), Classifier(), None),
     lambda: deployed_mechanism(private(privacy=TARGET), Classifier(), 3),
 )
 row(
-    "real clients drop out by themselves; leave dropout_probability out",
+    "Real clients drop out by themselves. Leave dropout_probability out",
     lambda: check_deployable(fed(dropout_probability=0.1)),
     lambda: check_deployable(fed()),
 )
 row(
-    "secret cohorts are for simulations: a network shows which clients are asked, so anybody who",
+    "Secret cohorts are for simulations, because a network shows the cohort. Set secret=False",
     lambda: check_deployable(private(cohort=FixedSize(2, secret=True), diagnostics=False)),
     lambda: check_deployable(private(cohort=2)),
 )
 row(
-    "takes as many steps of every client, and a server that does not see what they hold has to know how",
+    "needs the same number of steps from every client. Set local_steps=...",
     lambda: check_deployable(fed(algorithm=SCAFFOLD())),
     lambda: check_deployable(fed(algorithm=SCAFFOLD(), local_steps=2)),
     lambda: check_deployable(fed(algorithm=FedProx(0.1))),
 )
 row(
-    "between real machines secure aggregation runs masked; use SecAgg() without run='accounted'",
+    "Secure aggregation must run masked between real machines. Use SecAgg() without run='accounted'",
     lambda: check_deployable(fed(LDPQ(1.0), secure_aggregation=SecAgg(run="accounted"))),
     lambda: check_deployable(fed(LDPQ(1.0), secure_aggregation=SecAgg())),
 )
 row(
-    "SecAgg(active=True) has clients sign their keys and the list of survivors, because the server may",
+    "SecAgg(active=True) needs signing identities: give {}, Ed25519 keys from a source outside the",
     lambda: check_identities(fed(LDPQ(1.0), secure_aggregation=SecAgg(active=True)), False, "identities"),
     lambda: check_identities(fed(LDPQ(1.0), secure_aggregation=SecAgg(active=True)), True, "identities"),
     lambda: check_identities(fed(LDPQ(1.0), secure_aggregation=SecAgg()), False, "identities"),
 )
 row(
-    "keys from a seed hide nothing, so there is no budget to keep to; leave out seed=, or budget=",
+    "A budget needs secret keys, but keys from a seed hide nothing. Leave out seed= or budget=",
     lambda: make_client_budget(fed(LDPQ(1.0)), TARGET, False),
     lambda: make_client_budget(private(), TARGET, False),
     lambda: make_client_budget(fed(LDPQ(1.0)), None, False),
 )
 row(
-    "shares bits between clients, and a server that relays their keys could know them: give the client",
+    "shares bits between clients, and a server that relays unsigned keys could know them. Give the client",
     lambda: make_client_budget(private(CorBin(1.0)), TARGET, False),
     lambda: make_client_budget(private(CorBin(1.0)), TARGET, True),
     lambda: make_client_budget(
@@ -108,12 +112,12 @@ row(
     ),
 )
 row(
-    "rounds at most, got {}; say fewer max_epochs",
+    "rounds, got {}. Set a smaller max_epochs",
     lambda: count_rounds({"max_epochs": 1 << 21}),
     lambda: count_rounds({"max_epochs": 100}),
 )
 row(
-    "works on the clients of a simulation; a real client trains one round at a time and keeps nothing",
+    "needs simulated clients, but a real client trains one round at a time. Leave it out",
     lambda: check_client_callbacks([Langevin(0.1)], fed()),
     lambda: check_client_callbacks([DPSGD(1.0, 1.0, delta=1e-5)], fed()),
 )

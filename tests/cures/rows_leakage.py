@@ -79,32 +79,32 @@ def bounded(lr=0.1, budget=0.5, rounds=1, **probe):
     )
 
 
-row("num_candidates = {}, the", lambda: watched(num_candidates=500), lambda: watched(num_candidates=50))
+row("num_candidates = {}, but the", lambda: watched(num_candidates=500), lambda: watched(num_candidates=50))
 row(
-    "samples must be pairs of an input and a class to be attacked; leave the monitor out",
+    "LeakageMonitor needs samples that are pairs of an input and a class. Leave the monitor out",
     lambda: watched(columns(INPUTS[:80], LABELS[:80], LABELS[:80]), Pixels()),
     lambda: fit(data=columns(INPUTS[:80], LABELS[:80], LABELS[:80]), module=Pixels()),
 )
 row(
-    "inputs must be floats to be attacked, got {}; leave the monitor out",
+    "LeakageMonitor needs inputs of floats, got {}. Leave the monitor out",
     lambda: watched(columns((16 * INPUTS[:80]).byte(), LABELS[:80]), Pixels()),
     lambda: fit(data=columns((16 * INPUTS[:80]).byte(), LABELS[:80]), module=Pixels()),
 )
 row(
-    "the gradient of one sample takes {} s, so {} candidates take longer than half of",
+    "the gradient of one sample takes {} s, too long for {} candidates in half of",
     lambda: watched(module=slow(), seconds_per_round=0.05),
     lambda: watched(module=slow(), seconds_per_round=60.0),
     lambda: fit(module=slow()),
 )
 row(
-    "one attempt takes longer than {} s; allow more, or use Matching",
+    "one attempt takes longer than {} s. Allow more time, or use Matching",
     lambda: hurried(Searching(), 0.01),
     lambda: hurried(Searching(), 60.0),
     lambda: hurried(Matching(), 0.01),
 )
-row("the gradients of the probe must be finite;", lambda: bounded(lr=1e39), lambda: bounded(lr=0.1))
+row("the gradients of the probe must be finite.", lambda: bounded(lr=1e39), lambda: bounded(lr=0.1))
 row(
-    "no noise brings the leakage among {} candidates under {}: guesses alone hit too often; use a",
+    "No noise brings the leakage among {} candidates below {}. Use a",
     lambda: bounded(budget=0.2, rounds=2),
     lambda: bounded(budget=0.5, rounds=2),
     lambda: bounded(budget=0.2, rounds=2, probe=16),

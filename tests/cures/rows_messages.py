@@ -105,56 +105,56 @@ class Mine(Loss):
 
 row("{} stage(s) of {} and then {}", lambda: CPA(1.0, stages=41), lambda: received(CPA(1.0, stages=2)))
 row(
-    "a symbol of client {} is {}, too large for the sum of {} clients; raise noise_multiplier, got {}",
+    "a symbol of client {} is {}, too large for the sum of {} clients. Raise noise_multiplier, got {}.",
     lambda: received(LayeredGaussian(1.0, 1e-12)),
     lambda: received(LayeredGaussian(1.0, 1e-2)),
 )
-row("symbol of client {} is {};", lambda: received(SIGM(1.0, 1e-12)), lambda: received(SIGM(1.0, 1e-2)))
-row("integers in [0, {}]; drop", lambda: received(SignRR(1.0), wrong=True), lambda: dropped(SignRR(1.0)))
-row("{}; drop the client", lambda: received(QSGD(levels=3), wrong=True), lambda: dropped(QSGD(levels=3)))
+row("symbol of client {} is {}. Raise", lambda: received(SIGM(1.0, 1e-12)), lambda: received(SIGM(1.0, 1e-2)))
+row("integers in [0, {}]. Drop", lambda: received(SignRR(1.0), wrong=True), lambda: dropped(SignRR(1.0)))
+row("{}. Drop the client", lambda: received(QSGD(levels=3), wrong=True), lambda: dropped(QSGD(levels=3)))
 row(
-    "places must lie in [0, {}); drop the client that sent something else",
+    "indices must be in [0, {}). Drop the client that sent something else.",
     lambda: decode(TopK(), torch.full((1, 2), 99), (0,), make_context(TopK(), (0,), (64,))),
     lambda: dropped(TopK()),
 )
-row("messages must hold bits, 0 or", lambda: received(CPA(1.0), wrong=True), lambda: dropped(CPA(1.0)))
+row("messages must contain bits, 0 or", lambda: received(CPA(1.0), wrong=True), lambda: dropped(CPA(1.0)))
 row(
-    "epsilon has {} entries, none for client {}; add them",
+    "epsilon has {} entries, none for client {}. Add them.",
     lambda: received(CPA((1.0, 2.0, 1.0)), clients=(0, 1, 3)),
     lambda: received(CPA((1.0, 2.0, 1.0, 2.0)), clients=(0, 1, 3)),
 )
-row("with {} bits noise of {} clip_norm is less than {}", lambda: hands_on(9), lambda: hands_on(20))
+row("with {} bits, noise of {} clip_norm is below {}", lambda: hands_on(9), lambda: hands_on(20))
 row("of {} have no known", lambda: masked(Unbounded(1.0)), lambda: masked(Bounded(1.0)), error=TypeError)
 row(
-    "the sum of {} symbols in [{}, {}] does not fit 63 bits; use a coarser mechanism or a smaller cohort",
+    "The sum of {} symbols in [{}, {}] does not fit 63 bits. Use a coarser mechanism or a smaller cohort",
     lambda: masked(Wide(1.0)),
     lambda: masked(Coarser(1.0)),
     lambda: masked(Wide(1.0), 4),
 )
 row(
-    "secret cohorts need a claim in which {}; this one is about {} ({}), whose loss is smaller than what",
+    "secret cohorts need a claim in which {}, got {} ({}). Use a mechanism that claims",
     lambda: secret(of_outsiders(SIGM(1.0, 1.0))),
     lambda: secret(of_outsiders(LayeredGaussian(1.0, 1.0))),
 )
 row(
-    "{} has no account for a {} in {} parts, only for a trusted adder's Gaussian noise; use",
+    "{} can't account for {} with {} compositions a round, only for one GaussianLoss. Use",
     lambda: secret(Neighbours.SUBSTITUTION, LaplaceLoss(1.0), Poisson(1)),
     lambda: secret(Neighbours.SUBSTITUTION, LaplaceLoss(1.0)),
     lambda: secret(Neighbours.SUBSTITUTION, GaussianLoss(1.0), Poisson(1)),
 )
 row(
-    "{} is no secret draw, which would amplify; use",
+    "{} has no secret draw, so nothing amplifies. Use",
     lambda: secret(Neighbours.SUBSTITUTION, law=FixedSize(1)),
     lambda: secret(Neighbours.SUBSTITUTION, law=FixedSize(1, secret=True)),
 )
 row(
-    "the loss of a round holds a mass of {} too much above 0 for one that dominates both orders; pass",
+    "The loss of a round has {} too much mass above 0 to dominate both orders. Pass",
     lambda: amplify_loss(one_sided(), 1, 2),
     lambda: amplify_loss(loss_grid(GaussianLoss(1.0), 1e-9), 1, 2),
 )
-row("losses of steps {} and {} don't add;", lambda: of_steps(move=False), lambda: of_steps(move=True))
+row("Can't add losses of steps {} and {}. Move", lambda: of_steps(move=False), lambda: of_steps(move=True))
 row(
-    "unknown loss {}; an accountant refuses what it does not know. Subclass",
+    "Unknown loss {}. Subclass",
     lambda: spent(1.0, 1e-5),
     lambda: spent(Mine(), 1e-5),
     lambda: spent(PmfPairs((((0.4, 0.6), (0.6, 0.4)),)), 1e-5),

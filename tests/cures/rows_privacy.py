@@ -149,91 +149,107 @@ def calibrated(mechanism, epsilon, rounds=10, clients=20):
     return calibrate(wanted, mechanism, Setting(context, rounds, 1e-5, num_clients=clients), rounds)
 
 
-row("delta is missing; choose one below 1 / {},", lambda: check_delta(None), lambda: check_delta(1e-5))
+row("delta is missing. Choose one below 1 / {},", lambda: check_delta(None), lambda: check_delta(1e-5))
 row(
-    "DPSGD runs on one device, got {} on {}; use Trainer(strategy='auto', devices=1)",
+    "DPSGD runs on one device, got {} on {}. Use Trainer(strategy='auto', devices=1).",
     lambda: fit(dpsgd(), strategy="ddp", devices=1),
     lambda: fit(dpsgd(), strategy="auto", devices=1),
 )
-row("the loss and leave", lambda: fit(dpsgd(), module=ByHand()), lambda: fit(dpsgd(), module=Classifier()))
-row("gradient_clip_val clips", lambda: fit(dpsgd(), gradient_clip_val=1.0), lambda: fit(dpsgd()))
-row("precision, got {};", lambda: fit(dpsgd(), precision="bf16-mixed"), lambda: fit(dpsgd(), precision=32))
-row("the sampling; use a", lambda: fit(dpsgd(), overfit_batches=2), lambda: fit(dpsgd(), data=Digits(40)))
 row(
-    "accumulate_grad_batches would put several Poisson batches into a step that is charged as one, got",
+    "DPSGD needs automatic optimisation. Return the loss, and leave the steps to Lightning.",
+    lambda: fit(dpsgd(), module=ByHand()),
+    lambda: fit(dpsgd(), module=Classifier()),
+)
+row("gradient_clip_val clips", lambda: fit(dpsgd(), gradient_clip_val=1.0), lambda: fit(dpsgd()))
+row(
+    "DPSGD needs full precision, got {}. Use Trainer(precision=32).",
+    lambda: fit(dpsgd(), precision="bf16-mixed"),
+    lambda: fit(dpsgd(), precision=32),
+)
+row(
+    "overfit_batches would replace the Poisson sampling. Use a small dataset instead.",
+    lambda: fit(dpsgd(), overfit_batches=2),
+    lambda: fit(dpsgd(), data=Digits(40)),
+)
+row(
+    "DPSGD needs accumulate_grad_batches=1, got {}. Use a larger batch_size, and leave",
     lambda: fit(dpsgd(), accumulate_grad_batches=2),
     lambda: fit(dpsgd(), data=Digits(80, 20)),
 )
 row(
-    "trains without clipping and noise, and what it picks follows from raw losses, which no epsilon",
+    "trains without clipping and noise, so its choice is not private. Leave it out, and find the setting on",
     lambda: fit(dpsgd(), pl.callbacks.LearningRateFinder(num_training_steps=5), module=Tunable()),
     lambda: fit(pl.callbacks.LearningRateFinder(num_training_steps=5), module=Tunable(), data=Digits(400)),
     lambda: fit(dpsgd(), module=Tunable()),
 )
 row(
-    "mix the samples of a batch, so one sample changes the gradients of the others and clipping bounds",
+    "Layers {} mix the samples of a batch. Use GroupNorm, e.g. by",
     lambda: fit(dpsgd(), module=backbone(nn.BatchNorm1d(64))),
     lambda: fit(dpsgd(), module=backbone(nn.GroupNorm(8, 64))),
     lambda: fit(dpsgd(), module=fixed()),
     lambda: fit(dpsgd(), module=frozen_norm()),
 )
 row(
-    "training changed the buffers {}, which are released with the model and get no noise; leave out",
+    "Training changed the buffers {}, which the model releases without noise. Freeze the layer, leave it",
     lambda: fit(dpsgd(), module=backbone(Counts(True))),
     lambda: fit(dpsgd(), module=backbone()),
     lambda: fit(dpsgd(), module=backbone(Counts(True).eval())),
     lambda: fit(dpsgd(), module=backbone(Counts(False))),
 )
 row(
-    "there were several backward passes in one step, and a sample could add max_grad_norm in each of",
+    "There were several backward passes in one step. Add the losses in training_step, and leave backward to",
     lambda: fit(dpsgd(), module=Twice(False)),
     lambda: fit(dpsgd(), module=Twice(True)),
     error=RuntimeError,
 )
-row("can't tell whether", lambda: fit(dpsgd(), module=Zero(0.0)), lambda: fit(dpsgd(), module=Zero(1.0)))
 row(
-    "DPSGD tries the loss on a copy of the module, which can't be copied ({}: {}); make it copyable",
+    "DPSGD can't find the loss reduction, because the loss of the first samples is {}. Start from weights at",
+    lambda: fit(dpsgd(), module=Zero(0.0)),
+    lambda: fit(dpsgd(), module=Zero(1.0)),
+)
+row(
+    "DPSGD tries the loss on a copy, but the module can't be copied ({}: {}). Make it copyable, e.g. open",
     lambda: fit(dpsgd(), module=Opens(True)),
     lambda: fit(dpsgd(), module=Opens(False)),
 )
 row(
-    "so DPSGD can't tell how it is reduced; make training_step deterministic where module.training is",
+    "The loss of one batch is random even in eval mode. Make training_step deterministic when",
     lambda: fit(dpsgd(), module=Random(True)),
     lambda: fit(dpsgd(), module=Random(False)),
 )
 row(
-    "so that nobody can tell whether samples are kept apart; draw no random numbers in backward",
+    "Gradients of one sample are random, though its loss is not. Draw no random numbers in backward.",
     lambda: fit(dpsgd(), module=noisy(Noisy())),
     lambda: fit(dpsgd(), module=noisy()),
 )
 row(
-    "of the training data, and some row stands in {} samples{}; give every row once, to one client",
+    "DPSGD charges {} row{} per person, and one row appears in {} samples{}. Remove repeated indices from",
     lambda: held([0, 1, 2, 3, 4, 5], [5, 6, 7, 8, 9]),
     lambda: held([0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10]),
     lambda: held([0, 1, 2, 3, 4, 5], [5, 6, 7, 8, 9], rows_per_person=2),
 )
 row(
-    "training_step changed the parameters {}, which are released, and what follows from a batch gets no",
+    "training_step changed the parameters {} without noise, as Embedding(max_norm=...) does. Leave the",
     lambda: writes("data"),
     lambda: fit(dpsgd()),
     lambda: writes("between steps"),
 )
 row(
-    "the budget of epsilon {} at delta {} is spent: {} rounds fit into it and {} are done; raise",
+    "The budget of epsilon {} at delta {} is spent: {} rounds fit into it, and {} are done. Raise the",
     lambda: budgeted(0.5),
     lambda: budgeted(50.0),
     lambda: fit(noisy_clients()),
     error=RuntimeError,
 )
 row(
-    "rounds of a client still {}; take fewer rounds, more clients, or a larger epsilon",
+    "rounds of a client still {}. Use fewer rounds, more clients, or a larger epsilon",
     lambda: calibrated(LDPQ(1.0), 4e-6),
     lambda: calibrated(LDPQ(1.0), 4e-6, rounds=4),
     lambda: calibrated(LDPQ(1.0), 4e-6, clients=1000),
     lambda: calibrated(LDPQ(1.0), 8e-6),
 )
 row(
-    "; no epsilon is finite against it, whatever rounds and clients are; take a mechanism whose messages",
+    ". No number of rounds or clients changes that. Use a mechanism that protects every message",
     lambda: calibrated(CorBin(1.0), 8.0),
     lambda: calibrated(LDPQ(1.0), 8.0),
 )

@@ -80,38 +80,38 @@ def compared(theirs):
 
 
 row(
-    "keeps every client's account in one process; train in one process (devices=1), or leave it out with",
+    "keeps the accounts of all clients in one process. Use devices=1, or leave it out with",
     lambda: among(fed(), DPSGD(1.0, 1.0, delta=1e-4, seed=1)),
     lambda: one(fed(), DPSGD(1.0, 1.0, delta=1e-4, seed=1)),
     lambda: among(fed()),
 )
 row(
-    "the data of clients {} are streams, and every rank would read its own copy; train in one process",
+    "The data of clients {} are streams, which every rank would read separately. Use devices=1, or",
     lambda: among(fed(local_steps=2), data=streams()),
     lambda: one(fed(local_steps=2), data=streams()),
     lambda: among(fed(local_steps=2)),
 )
 row(
-    "a callback that changes updates, or clients that lie, need all clients in one process; leave it",
+    "Callbacks that change updates, and Byzantine clients, need all clients in one process. Leave them",
     lambda: among(fed(), ByzantineClients(0.25, "sign_flip")),
     lambda: among(fed()),
     lambda: one(fed(), ByzantineClients(0.25, "sign_flip")),
 )
 row(
-    "{} is a metric object that clients update in training, and every rank's own has seen its own",
+    "{} is a metric object that clients update in training, but each rank has its own copy. Log the",
     lambda: among(fed(), module=Counts("object")),
     lambda: among(fed(), module=Counts("value")),
     lambda: among(fed(), module=Counts("validation")),
     lambda: one(fed(), module=Counts("object")),
 )
 row(
-    "samples of client {}, and rank 0 has {}; start all ranks with the same data",
+    "samples of client {}, but rank 0 has {}. Start all ranks with the same data",
     lambda: start([4, 5], [4, 6]),
     lambda: start([4, 6], [4, 6]),
 )
-row("; start all ranks with the same program,", lambda: compared("CorBin"), lambda: compared("LDPQ"))
+row(". Start all ranks with the same program,", lambda: compared("CorBin"), lambda: compared("LDPQ"))
 row(
-    "has no device of its own, because the Trainer has devices={}; give it as many",
+    "has no device, because the Trainer has devices={}. Set devices to the number",
     lambda: on("cuda", local_rank=2).root_device,
     lambda: on("cuda", local_rank=1).root_device,
     lambda: pl.Trainer(strategy="fedq_clients", devices="auto", logger=False).strategy.root_device,

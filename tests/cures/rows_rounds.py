@@ -40,58 +40,62 @@ def handed(**settings):
 
 TURNS = {"cohort": fedq.Cyclic(2)}
 row(
-    "has no noise bound > 0, so there is nothing to weight by; use weighting='uniform'",
+    "has no noise bound > 0, which weights need. Use weighting='uniform'.",
     lambda: fit(fed(fedq.FedAvg(), weighting="inverse_variance")),
     lambda: fit(fed(fedq.FedAvg(), weighting="uniform")),
 )
 row(
-    "SCAFFOLD takes one torch.optim.SGD without momentum, whose update is the sum of its gradients; got",
+    "SCAFFOLD needs one torch.optim.SGD without momentum, got {}. Use it, or FedProx.",
     lambda: fit(fed(algorithm=fedq.SCAFFOLD(), local_steps=2), module=momentum()),
     lambda: fit(fed(algorithm=fedq.SCAFFOLD(), local_steps=2), module=Classifier()),
     lambda: fit(fed(algorithm=fedq.FedProx(0.1)), module=momentum()),
 )
 row(
-    "SCAFFOLD divides by the learning rate, and this SGD has one for each of its groups; give all",
+    "SCAFFOLD needs one learning rate, but the groups of this SGD differ. Give all parameters the same",
     lambda: fit(fed(algorithm=fedq.SCAFFOLD(), local_steps=2), module=two_rates()),
     lambda: fit(fed(algorithm=fedq.SCAFFOLD(), local_steps=2), module=Classifier()),
     lambda: fit(fed(algorithm=fedq.FedProx(0.1)), module=two_rates()),
 )
 row(
-    "counts on as many steps as there are batches, and this module takes them by hand; use automatic",
+    "needs as many steps as batches, which manual optimisation does not ensure. Use automatic",
     lambda: fit(fed(algorithm=fedq.SCAFFOLD(), local_steps=2), module=by_hand()),
     lambda: fit(fed(algorithm=fedq.SCAFFOLD(), local_steps=2), module=Classifier()),
     lambda: fit(fed(algorithm=fedq.FedProx(0.1)), module=by_hand()),
 )
-row("a client's own budget is over the run: all that it sends;", lambda: budget(over="round"), budget)
 row(
-    "so it can't hold to a budget against it; take adversary='server' or 'server_and_partner'",
+    "A client's own budget is over the run, which means all its messages.",
+    lambda: budget(over="round"),
+    budget,
+)
+row(
+    "can't enforce a budget against {}. Use adversary='server' or 'server_and_partner'",
     lambda: budget(adversary="outsider"),
     lambda: budget(adversary="server"),
     lambda: budget(adversary="server_and_partner"),
 )
 row(
-    "whether a sum hides a client is the server's to say, unless it is held to it: use",
+    "A client can't verify that the sum hides its message. Use",
     lambda: budget(adversary="secagg_server"),
     lambda: budget(4, adversary="secagg_server"),
     lambda: budget(adversary="server"),
 )
 row(
-    "hand on cancels in the plain sum only; use weighting='uniform', and leave the aggregator out",
+    "cancels only in the unweighted sum. Use weighting='uniform', and leave the aggregator out",
     lambda: fed(handed(), weighting="samples", **TURNS),
     lambda: fit(fed(handed(), weighting="uniform", **TURNS)),
 )
 row(
-    "moves by the plain mean of what clients send; use weighting='uniform', and leave the aggregator out",
+    "adapts its range to the unweighted mean of all messages. Use weighting='uniform', and leave the",
     lambda: fed(fedq.AdaptiveClip(fedq.GaussianNoise(1.0, 0.1)), weighting="samples"),
     lambda: fit(fed(fedq.AdaptiveClip(fedq.GaussianNoise(1.0, 0.1)), weighting="uniform")),
 )
 row(
-    "sets the range of a round itself; leave ranges out",
+    "sets the range of a round itself. Leave ranges out",
     lambda: fed(fedq.AdaptiveClip(fedq.GaussianNoise(1.0, 0.1)), ranges=fedq.FixedRange(1.0)),
     lambda: fit(fed(fedq.AdaptiveClip(fedq.GaussianNoise(1.0, 0.1)))),
 )
 row(
-    "moves the l2 norm that a mechanism clips to and that its claims are about, and",
+    "AdaptiveClip needs a mechanism that clips in l2, got {}. Take GaussianNoise, RotatedCoins,",
     lambda: fedq.AdaptiveClip(fedq.LDPQ(1.0)),
     lambda: fedq.AdaptiveClip(fedq.GaussianNoise(1.0, 0.1)),
     lambda: fedq.AdaptiveClip(fedq.RotatedCoins(1.0)),
@@ -99,92 +103,92 @@ row(
     error=TypeError,
 )
 row(
-    "Where SecAgg is on, per-client filters are impossible; leave out the aggregator or",
+    "Per-client filters are impossible with secure aggregation. Leave out the aggregator or",
     lambda: fed(fedq.LDPQ(1.0), aggregator=MEDIAN, secure_aggregation=fedq.SecAgg()),
     lambda: fit(fed(fedq.LDPQ(1.0), secure_aggregation=fedq.SecAgg())),
     lambda: fit(fed(fedq.LDPQ(1.0), aggregator=MEDIAN)),
 )
 row(
-    "behind secure aggregation the server sees the plain sum, so no client can be weighted; use",
+    "Client weights are impossible with secure aggregation. Use",
     lambda: fed(fedq.LDPQ(1.0), weighting="samples", secure_aggregation=fedq.SecAgg()),
     lambda: fit(fed(fedq.LDPQ(1.0), weighting="uniform", secure_aggregation=fedq.SecAgg())),
     lambda: fit(fed(fedq.LDPQ(1.0), weighting="samples")),
 )
 row(
-    "the noise of {} is made for a mean with equal weights; leave client_weights out",
+    "The noise of {} is calibrated for a mean with equal weights. Leave client_weights out",
     lambda: fed(exact(), weighting="samples"),
     lambda: fit(fed(exact(), weighting="uniform")),
 )
 row(
-    "a robust rule or a vote has no weights; leave client_weights out",
+    "A robust rule or a vote takes no client weights. Leave client_weights out",
     lambda: fed(fedq.LDPQ(1.0), aggregator=MEDIAN, weighting="samples"),
     lambda: fit(fed(fedq.LDPQ(1.0), aggregator=MEDIAN)),
 )
-row("is decoded for the whole", lambda: fed(exact(), aggregator=MEDIAN), lambda: fit(fed(exact())))
+row("decodes the whole cohort at once", lambda: fed(exact(), aggregator=MEDIAN), lambda: fit(fed(exact())))
 row(
-    "needs {} clients or more, a round has {}; take fewer Byzantine",
+    "needs at least {} clients, a round has {}. Choose fewer Byzantine",
     lambda: fed(fedq.LDPQ(1.0), aggregator=krum(2)),
     lambda: fit(fed(fedq.LDPQ(1.0), aggregator=krum(0))),
     lambda: fit(fed(fedq.LDPQ(1.0), 9, aggregator=krum(2))),
     lambda: fit(fed(fedq.LDPQ(1.0), 9, aggregator=krum(0, 1))),
 )
 row(
-    "counts on {} rounds from one of a client to its next, here it may be {}; use {}{}",
+    "needs {} rounds between two participations of a client, this plan has {}. Use {}{}",
     lambda: fed(fedq.BandedGaussian(1.0, 1.0, band=2)),
     lambda: fit(fed(fedq.BandedGaussian(1.0, 1.0, band=2), **TURNS)),
     lambda: fit(fed(fedq.BandedGaussian(1.0, 1.0, band=1))),
 )
 row(
-    "secure keys can't be copied or pickled: both owners would draw the same secret coins; make a new",
+    "Secure keys can't be copied or pickled, because both owners would draw the same bits. Make a new",
     lambda: copy.copy(RootKeys()),
     lambda: fit(private(fedq.LDPQ(1.0))),
     lambda: copy.copy(fed(fedq.LDPQ(1.0))),
     error=TypeError,
 )
 row(
-    "the ledger is of {} clients of {}, this federation has {} with {}; give it a new Ledger",
+    "The ledger is of {} clients of {}, but this federation has {} clients of {}. Use a new Ledger",
     lambda: private(fedq.LDPQ(1.0), ledger=Ledger(4, "LDPQ(2.0)")),
     lambda: fit(private(fedq.LDPQ(1.0), ledger=Ledger(4, repr(fedq.LDPQ(1.0))))),
 )
 # ---- secure aggregation -----------------------------------------------------------------------------
 row(
-    "modulus must be above {} x {} = {} and at most 2^63, so that the sum can't wrap, got {}; raise it",
+    "modulus must be above {} x {} = {} and at most 2^63, so that the sum can't wrap, got {}. Raise",
     lambda: fit(fed(fedq.LDPQ(1.0), secure_aggregation=fedq.SecAgg(modulus=3))),
     lambda: fit(fed(fedq.LDPQ(1.0), secure_aggregation=fedq.SecAgg(modulus=64))),
     lambda: fit(fed(fedq.LDPQ(1.0), secure_aggregation=fedq.SecAgg())),
 )
 row(
-    "{} of {} clients must survive, which {} dropouts do not leave; lower max_dropout or the threshold",
+    "{} of {} clients must survive, which {} dropouts do not leave. Lower max_dropout or the threshold",
     lambda: fedq.SecAgg(threshold=9, max_dropout=0.5).rules(10, 10),
     lambda: fedq.SecAgg(threshold=9, max_dropout=0.1).rules(10, 10),
     lambda: fedq.SecAgg(threshold=6, max_dropout=0.4).rules(10, 10),
 )
 row(
-    "could see more than the sum of a cohort of {}, with probability above {} a round, at degree {} and",
+    "could see more than the sum of a cohort of {}. The probability is above {} a round, at degree {} and",
     lambda: sparse(20, 11, 0.3).rules(1000, 1000),
     lambda: sparse(300, 180, 0.3).rules(1000, 1000),
     lambda: sparse("auto", None, 0.3).rules(1000, 1000),
 )
 row(
-    "lose the sum with probability above 2^-{} at degree {} and threshold {}; raise degree, lower",
+    "lose the sum with probability above 2^-{} at degree {} and threshold {}. Raise degree, lower",
     lambda: sparse(100, 80, 0.01).rules(1000, 1000),
     lambda: sparse(150, 80, 0.01).rules(1000, 1000),
     lambda: sparse(100, 51, 0.01).rules(1000, 1000),
     lambda: sparse("auto", None, 0.01).rules(1000, 1000),
 )
 row(
-    "sums modulo {}, got modulus={}; leave it out",
+    "sums modulo {}, got modulus={}. Leave modulus out",
     lambda: fit(fed(ddg(), secure_aggregation=fedq.SecAgg(modulus=99))),
     lambda: fit(fed(ddg(), secure_aggregation=fedq.SecAgg())),
 )
 row(
-    "hands noise on to clients whom the server names, and one that lies would name those who collude",
+    "hands noise on to clients whom the server names, and a lying server names colluders. Use SecAgg()",
     lambda: fed(handed(), secure_aggregation=fedq.SecAgg(active=True), **TURNS),
     lambda: fit(fed(handed(), secure_aggregation=fedq.SecAgg(), **TURNS)),
     lambda: fit(fed(ddg(), secure_aggregation=fedq.SecAgg(active=True))),
 )
 row(
-    "is not homomorphic: the sum of its messages does not decode; leave out secure_aggregation or choose",
+    "is not homomorphic: the sum of its messages does not decode. Leave out secure_aggregation or choose",
     lambda: fed(fedq.FedAvg(), secure_aggregation=fedq.SecAgg()),
     lambda: fit(fed(fedq.FedAvg())),
     lambda: fit(fed(fedq.LDPQ(1.0), secure_aggregation=fedq.SecAgg())),
@@ -192,13 +196,13 @@ row(
 )
 # ---- ranks ------------------------------------------------------------------------------------------
 row(
-    "NCCL adds up tensors on GPUs, and this rank's device is {}; use process_group_backend='gloo' or",
+    "NCCL needs tensors on GPUs, but this rank's device is {}. Use process_group_backend='gloo' or",
     lambda: ranks_on("cpu", "nccl").backend,
     lambda: ranks_on("cpu", "gloo").backend,
     lambda: ranks_on("cpu", None).backend,
 )
 row(
-    "spreads the clients of a Federated callback over its ranks, and the Trainer has none: each of {}",
+    "needs a Federated callback, or each of {} ranks would train on all data. Add Federated to the",
     lambda: ranks_on("cpu").setup(SimpleNamespace(state=SimpleNamespace(fn="fit"))),
     lambda: fit(fed(), strategy="fedq_clients"),
     lambda: fit(fedq.DPSGD(1.0, 1.0, delta=1e-4, seed=1), strategy="auto", devices=1),

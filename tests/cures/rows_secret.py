@@ -97,66 +97,66 @@ def condition(words, refused, *cures, **always):
 
 
 # ---- settings ---------------------------------------------------------------------------------------
-condition("S1, a secret draw: whoever knows seed={} knows every", {"seed": 3}, {"seed": None})
+condition("S1, a secret draw: seed={} reveals every cohort. Use", {"seed": 3}, {"seed": None})
 row(
-    "S5, clients without a limit of their own: a {} of a {} against {} limits the charges of every client",
+    "S5, clients without a limit of their own, but a {} of a {} against {} limits every client",
     lambda: fits(privacy=AGAINST),
     lambda: fits(privacy=TARGET),
     fits,
     lambda: fits(privacy=AGAINST, cohort=4),
 )
 row(
-    "secret cohorts need S1, a draw: all {} clients take part in every round; take a size below",
+    "secret cohorts need S1, a draw, but all {} clients take part in every round. Use a size below",
     lambda: fits(cohort=fedq.FixedSize(20, secret=True)),
     lambda: fits(cohort=fedq.FixedSize(19, secret=True)),
     lambda: fits(cohort=20),
 )
 condition(
-    "secret cohorts need {}, or known cohorts", {"dropout_probability": 0.1}, {"dropout_probability": 0.0}
+    "Secret cohorts need {}, or known cohorts", {"dropout_probability": 0.1}, {"dropout_probability": 0.0}
 )
-condition("secret cohorts need {}, or known cohorts", {"deadline": fedq.Deadline(9.0, 1.0)}, {})
-condition("secret cohorts need {}, or known cohorts", {"weighting": "samples"}, {"weighting": "uniform"})
-condition("secret cohorts need {}, or known cohorts", {"aggregator": fedq.RobustAggregation("median")}, {})
+condition("Secret cohorts need {}, or known cohorts", {"deadline": fedq.Deadline(9.0, 1.0)}, {})
+condition("Secret cohorts need {}, or known cohorts", {"weighting": "samples"}, {"weighting": "uniform"})
+condition("Secret cohorts need {}, or known cohorts", {"aggregator": fedq.RobustAggregation("median")}, {})
 condition(
-    "S5, clients without memory: clients of {} keep vectors from round to round; use FedProx, or no",
+    "S5, clients without memory: clients of {} keep vectors from round to round. Use FedProx, or no",
     {"algorithm": fedq.SCAFFOLD()},
     {"algorithm": fedq.FedProx(0.1)},
     {},
 )
 condition(
-    "S5, clients without memory: buffers='local' stay with every client; use buffers='share' or 'frozen'",
+    "S5, clients without memory: buffers='local' stay with every client. Use buffers='share' or 'frozen'",
     {"buffers": "local"},
     {"buffers": "share"},
     {"buffers": "frozen"},
 )
 condition(
-    "S5, clients without memory: local={} stay with every client; leave local out",
+    "S5, clients without memory: local={} stay with every client. Leave local out",
     {"local": ["layer.bias"]},
     {},
 )
 condition(
-    "S8, nothing else that depends on the draw: evaluate_clients writes what clients measure; leave",
+    "S8, no other output that depends on the draw: evaluate_clients writes metrics of clients. Leave",
     {"evaluate_clients": fedq.ClientEvaluation([loader()] * 20)},
     {},
     fit={"module": Validated()},
 )
 condition(
-    "S5, clients without memory: check_isolation=False does not look for any; leave check_isolation out",
+    "S5, clients without memory: check_isolation=False does not look for memory. Leave check_isolation",
     {"check_isolation": False},
     {},
 )
 condition(
-    "S8, nothing else that depends on the draw: diagnostics compare with the exact mean of the cohort; use",
+    "S8, no other output that depends on the draw: diagnostics use the exact mean of the cohort. Use",
     {"diagnostics": True},
     {"diagnostics": False},
 )
 condition(
-    "S8, nothing else that depends on the draw: client_metrics={} writes what the drawn clients log; use",
+    "S8, no other output that depends on the draw: client_metrics={} writes metrics of the drawn clients",
     {"client_metrics": "local"},
     {"client_metrics": "none"},
 )
 row(
-    "S9, a ledger of this one training: a ledger was handed on; leave ledger out, and add the epsilons of",
+    "S9, a ledger of this training only: the ledger is another federation's. Leave ledger out, and add the",
     lambda: fits(ledger=Ledger(20, repr(NOISE))),
     fits,
     lambda: fits(ledger=Ledger(20, repr(NOISE)), cohort=4),
@@ -168,21 +168,21 @@ WEIGHTS = ADDER | {"target": "weights"}
 FIXED = {"mechanism": NOISE, "cohort": fedq.FixedSize(4, secret=True)}
 KNOWN = {"mechanism": NOISE, "cohort": 4}
 row(
-    "with secure aggregation, which opens no sum of few and shows who is missing; leave",
+    "with secure aggregation, which reveals dropouts and opens no sum of few clients. Leave",
     lambda: fits(**MASKED),
     lambda: fits(**ADDER),
     lambda: fits(**MASKED | FIXED),
     lambda: fits(**MASKED | KNOWN),
 )
 row(
-    "with target={}, whose sum is a model only if all its summands are there; use target='updates'",
+    "with target={}, whose sum is a model only if no client is missing. Use target='updates'",
     lambda: fits(**WEIGHTS),
     lambda: fits(**WEIGHTS | {"target": "updates"}),
     lambda: fits(**WEIGHTS | FIXED),
     lambda: fits(**WEIGHTS | KNOWN),
 )
 row(
-    "fast_dev_run cuts rounds, and which one it cuts hangs on how many take part; use max_epochs=1",
+    "the number of clients decides whether fast_dev_run cuts a round. Use max_epochs=1",
     lambda: fits(**ADDER, fit={"fast_dev_run": True}),
     lambda: fits(**ADDER, fit={"rounds": 1}),
     lambda: fits(**ADDER | KNOWN, fit={"fast_dev_run": True}),
@@ -194,7 +194,7 @@ def counted(layers=Counted, **settings):
 
 
 row(
-    "counters in the model ({}) stand still in a round of nobody; use buffers='frozen', or layers that",
+    "counters in the model ({}) do not change in a round without clients. Use buffers='frozen', or layers",
     counted,
     lambda: counted(buffers="frozen"),
     lambda: counted(Grouped),
@@ -202,48 +202,48 @@ row(
 )
 # ---- fits -------------------------------------------------------------------------------------------
 row(
-    "S1, a secret draw: {} processes would know it; use devices=1",
+    "S1, a secret draw: {} processes would know it. Use devices=1",
     lambda: check_processes(SimpleNamespace(world_size=2, strategy=None)),
     lambda: check_processes(SimpleNamespace(world_size=1, strategy=None)),
 )
-condition("some of them lie; leave ByzantineClients out", (fedq.ByzantineClients(0.1, "sign_flip"),), ())
+condition("need S4, clients that run the protocol", (fedq.ByzantineClients(0.1, "sign_flip"),), ())
 condition(
-    "changes updates or draws batches by what it keeps of every client; leave it out", (Transforms(),), ()
+    "changes updates, or draws batches from its state of every client. Leave it out", (Transforms(),), ()
 )
 row(
-    "S5, clients without memory: loaders of clients' own, and streams, go on where they were left; give",
+    "S5, clients without memory: streams and clients' own loaders continue where they stopped. Use",
     lambda: fits(fit={"data": own_loaders()}),
     lambda: fits(fit={"data": FederatedDataModule(loader().dataset, batch_size=1)}),
     lambda: fits(fit={"data": own_loaders()}, cohort=4),
 )
 row(
-    "the ledger limits the charges of every client; use PrivacyBudget(adversary='outsider')",
+    "the ledger limits the charges of every client. Use PrivacyBudget(adversary='outsider')",
     lambda: fits(Limits()),
     lambda: fits(fedq.PrivacyBudget(9.0, 1e-3, "outsider")),
     fits,
     lambda: fits(Limits(), cohort=4),
 )
 condition(
-    "max_time ends the run by a clock that clients move; use max_epochs",
+    "max_time ends the run by a clock, which depends on the clients drawn. Use max_epochs",
     (pl.callbacks.Timer("00:01:00:00"),),
     (),
 )
 row(
-    "let steps and loss scales follow the cohort; use automatic optimisation and 32-true",
+    "steps or loss scales depend on the cohort. Use automatic optimisation and 32-true",
     lambda: fits(fit={"module": ByHand()}),
     lambda: fits(fit={"module": Line(), "precision": "32-true"}),
     lambda: fits(fit={"module": ByHand()}, cohort=4),
 )
 row(
-    "so how long a round takes tells of who was drawn; set local_steps",
+    "so the duration of a round reveals the cohort. Set local_steps",
     lambda: fits(fit={"data": loader(23)}),
     lambda: fits(fit={"data": loader(23)}, local_steps=1),
     lambda: fits(fit={"data": loader(23)}, cohort=4),
 )
 condition(
-    "messages of {} have lengths that depend on updates; take a fixed code, or secure aggregation",
+    "messages of {} have lengths that depend on updates. Use a fixed code, or secure aggregation",
     {"mechanism": ShortOnes(1.0, 9.0, 0.01)},
     {"mechanism": fedq.DistributedDiscreteGaussian(1.0, 9.0, 0.01)},
     {"mechanism": ShortOnes(1.0, 9.0, 0.01), "secure_aggregation": fedq.SecAgg()},
 )
-condition("writes what follows from the data of the drawn clients; leave it out", (Writes(),), ())
+condition("writes values computed from the drawn clients' data. Leave it out", (Writes(),), ())

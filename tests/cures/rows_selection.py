@@ -38,39 +38,39 @@ def limited(limit, rounds):
 
 CHARGES = torch.tensor([1] * 8)
 row(
-    "secret cohorts need {}; or plan for known ones",
+    "secret cohorts need {}, or plan for known cohorts",
     lambda: plan(*SECRET, *DRAWN, "--dropout_probability", "0.1"),
     lambda: plan(*SECRET, *DRAWN),
     lambda: plan(*SECRET, "--dropout_probability", "0.1"),
 )
 row(
-    "secret cohorts need S1, a draw from all clients, got {}; use",
+    "secret cohorts need S1, a draw from all clients, got {}. Use",
     lambda: plan(*SECRET, "--secret"),
     lambda: plan(*SECRET, *DRAWN),
 )
 row(
-    "{} holds no config.yaml; give folders of runs that `fedq fit` began",
+    "{} holds no config.yaml. Give folders of runs that `fedq fit` started.",
     lambda: fedq("privacy", ".", "."),
     lambda: fedq("privacy", folder_of_one(), folder_of_one()),
 )
 row(
-    "several runs count as they are; only --delta and --out go with them",
+    "Several runs have their own settings. Use no options except --delta and --out.",
     lambda: fedq("privacy", ".", ".", "--rounds", "3"),
     lambda: fedq("privacy", folder_of_one(), folder_of_one(), "--delta", "1e-4"),
 )
 row(
-    "a run needs a number of rounds, got trainer.max_epochs={}; give",
+    "A run needs a number of rounds, got trainer.max_epochs={}",
     lambda: cost_of_config(small(rounds=-1), 1e-4),
     lambda: cost_of_config(small(rounds=1), 1e-4),
 )
 row(
-    "charges tell who was drawn, and cohorts are secret: leave charges out",
+    "charges reveal who was drawn, but cohorts are secret. Leave charges out",
     lambda: report(charges=CHARGES, secret_cohorts=""),
     lambda: report(secret_cohorts=""),
     lambda: report(charges=CHARGES),
 )
 row(
-    "the privacy budget allows {} rounds, and round {} would be one more; raise the budget, or ",
+    "The privacy budget allows {} rounds, and round {} would exceed it. Raise the budget, or ",
     lambda: limited(2, 3),
     lambda: limited(3, 3),
     lambda: limited(2, 2),

@@ -175,66 +175,66 @@ def overspent(raised, leaves=False):
 
 
 row(
-    "another process writes {} at the same time; let one run at a time go on from a checkpoint",
+    "Another process is writing to {}. Let only one run at a time resume from a checkpoint",
     lambda: two_writers(one_at_a_time=False),
     lambda: two_writers(one_at_a_time=True),
     error=RuntimeError,
 )
-row("{} is of an older version and does not say how many parameters round {} had,", older, weights_only)
-row("{} has {} bytes, the checkpoint", lambda: cut_journal(back=False), lambda: cut_journal(back=True))
+row("{} is of an older version and lacks the number of parameters of round {}.", older, weights_only)
+row("{} has {} bytes, but the checkpoint", lambda: cut_journal(back=False), lambda: cut_journal(back=True))
 row(
-    "{} has lost its first line and all behind it; put the file back. Whoever goes on without it must count",
+    "{} has lost its first line and all later ones. Put the file back. Without it, load only the weights",
     lambda: damaged_journal(cut),
     lambda: damaged_journal(cut, back=True),
     weights_only,
 )
 row(
-    "{} is damaged at byte {}, so what was spent is not known; put the file back. Whoever goes on without",
+    "{} is damaged at byte {}, so the spending is not known. Put the file back. Without it, load",
     lambda: damaged_journal(flipped),
     lambda: damaged_journal(flipped, back=True),
     weights_only,
 )
 row(
-    "the journal {} of this checkpoint is missing, or another run's, so what was sent",
+    "The journal {} of this checkpoint is missing or another run's. Put it next to the",
     lambda: without_journal(back=False),
     lambda: without_journal(back=True),
     weights_only,
     error=FileNotFoundError,
 )
-row("the model has no {}; use the checkpoint's own model", lambda: goes_on(module=Other()), goes_on)
-row("the state holds {} weights", lambda: restored(torch.zeros(3)), lambda: restored(torch.zeros(DIM)))
+row("The model has no {}. Use the checkpoint's own model", lambda: goes_on(module=Other()), goes_on)
+row("The state has {} weights", lambda: restored(torch.zeros(3)), lambda: restored(torch.zeros(DIM)))
 row(
-    "the state and this federation must both have a server_optimizer, or neither; use the checkpoint's",
+    "Only one of the state and this federation has a server_optimizer. Use the checkpoint's",
     lambda: goes_on(after={"server_optimizer": FedAvgM}),
     goes_on,
     lambda: goes_on(before={"server_optimizer": FedAvgM}, after={"server_optimizer": FedAvgM}),
 )
 row(
-    "{} can't be charged for vectors of two lengths, and parameters join or leave: there were {}",
+    "{} needs one vector length for the whole run, but {} coordinates became {}. Freeze or unfreeze",
     lambda: regrown(RotatedAxes(0.5, 1.0), first=False),
     lambda: regrown(RotatedAxes(0.5, 1.0), first=True),
     lambda: regrown(LDPQ(1.0), first=False),
 )
 row(
-    "no round is open; call start() first",
+    "No round is open. Call start() first",
     lambda: make_engine().finish(),
     lambda: run_round(make_engine()),
     error=RuntimeError,
 )
 row(
-    "this client's log has messages of {}, and what they spent is not known to {}; begin a new",
+    "This client's log has messages of {}, not of {}. Start a new",
     other_mechanism,
     lambda: budgets.answer(client(path=Path("new.jsonl")), 1),
     error=BudgetSpentError,
 )
 row(
-    "this client's log has messages of {}, and the server asks for one of {}, at which those are not",
+    "This client's log has messages of {}, but the server asks for {}. Start a new federation",
     lambda: other_terms(LOG),
     lambda: other_terms(Path("new.jsonl")),
     error=BudgetSpentError,
 )
 row(
-    "this client's own budget is {}: {} messages were encoded before, and with one more they would spend",
+    "this client's budget is {}, and after {} messages one more would spend epsilon {}. Raise",
     lambda: overspent(1),
     lambda: overspent(2),
     lambda: overspent(1, leaves=True),
@@ -259,7 +259,7 @@ def has_spent():
 
 
 row(
-    "and an account has one history; give",
+    "This DPSGD has spent up to {} steps that the checkpoint does not contain. Use a new DPSGD, and add both",
     lambda: goes_on_from_others(has_spent()),
     lambda: goes_on_from_others(dpsgd()),
 )
@@ -270,7 +270,7 @@ def of_persons(rows, others):
 
 
 row(
-    "rows, and this DPSGD counts {}; use DPSGD(rows_per_person={}), or load only the weights",
+    "Earlier steps were charged for {} rows per person, and this DPSGD has {}. Use",
     lambda: of_persons(1, 2),
     lambda: of_persons(2, 2),
     lambda: fit(dpsgd()),

@@ -47,45 +47,45 @@ def plain(**settings):
 
 
 row(
-    "statistics of {} numbers travel in a round of {} coordinates; take fewer",
+    "Statistics have {} numbers, but a round has {} coordinates. Use fewer",
     lambda: survey(statistics=Statistics(700, 1.0)),
     survey,
 )
 row(
-    "is biased, so the mean of clients' statistics would be off by",
+    "is biased, but statistics need an unbiased mechanism. Leave",
     lambda: survey(mechanism=fedq.TopK()),
     lambda: plain(mechanism=fedq.TopK()),
     lambda: survey(mechanism=fedq.RotatedCoins(clip_norm=1.0, epsilon=1.0)),
     lambda: survey(mechanism=fedq.CorBin(epsilon=1.0)),
 )
-row("statistics need {}.{}: client_statistics", lambda: survey(Classifier()), survey)
-row("statistics need {}.{}: client_statistics", lambda: survey(Surveys(on_statistics=None)), survey)
+row("Statistics need the hook {}.{}: client_statistics", lambda: survey(Classifier()), survey)
+row("Statistics need the hook {}.{}: client_statistics", lambda: survey(Surveys(on_statistics=None)), survey)
 row(
-    "{} has {}, which nobody calls; say Federated(statistics=Statistics(",
+    "{} has {}, which is never called. Use Federated(statistics=Statistics(",
     lambda: survey(statistics=None),
     survey,
     plain,
 )
-row("statistics take the first {} rounds, and max_epochs={}", lambda: survey(rounds=1), survey)
+row("Statistics take the first {} rounds, but max_epochs={}", lambda: survey(rounds=1), survey)
 row(
-    "{} draws batches and says what one sample costs, and statistics of a client's data are not",
+    "{} accounts for privacy of samples, but not for statistics of a client's data. Leave out",
     lambda: survey(None, dpsgd()),
     lambda: fit(fed(), dpsgd(), module=Classifier()),
     survey,
 )
 row(
-    "client_statistics returned shape {}, and Statistics(size={})",
+    "client_statistics returned shape {}, but Statistics(size={})",
     lambda: survey(statistics=Statistics(5, 1.0)),
     survey,
 )
 row(
-    "client_statistics of client {} returned numbers that are not finite; divide by",
+    "client_statistics of client {} returned values that are not finite. Do not divide by",
     lambda: survey(Surveys(lambda images: images[:4, 0] / 0)),
     lambda: survey(Surveys(lambda images: images[:4, 0] / max(len(images), 1))),
     lambda: survey(Surveys(lambda images: images[:, :4].std(0))),
 )
 row(
-    "of statistics has released a mean{}; they stay charged, and",
+    "of statistics released a mean{}. Use larger cohorts",
     lambda: survey(None, Aborts(1)),
     survey,
     lambda: survey(None, Aborts(1), statistics=Statistics(4, 1.0, rounds=2), rounds=3),

@@ -107,120 +107,140 @@ def from_loader():
 
 # ---- callbacks --------------------------------------------------------------------------------------
 row(
-    "{} is an attack on one-bit messages, {} sends others; use sign_flip",
+    "needs one-bit messages, but {} sends others. Use sign_flip.",
     lambda: fit(fed(fedq.GaussianNoise(1.0, 1.0)), fedq.ByzantineClients(0.25, "ones")),
     lambda: fit(fed(fedq.GaussianNoise(1.0, 1.0)), fedq.ByzantineClients(0.25, "sign_flip")),
 )
 row(
-    "the Trainer has two DPSGD callbacks; leave one of them out",
+    "The Trainer has two DPSGD callbacks. Leave one of them out.",
     lambda: fit(dpsgd(), SecondDPSGD(1.0, 1.0, delta=1e-4, seed=1)),
     lambda: fit(dpsgd()),
 )
 row(
-    "DPSGD samples its own batches, and a loader handed straight to fit(...) can't be replaced; return it",
+    "DPSGD draws its own batches, so it must replace the loader, but fit(...) got one directly. Return it",
     lambda: handed(dpsgd()),
     lambda: make_trainer(dpsgd(), max_epochs=1).fit(Loads()),
     lambda: fit(dpsgd()),
 )
 row(
-    "of a LightningDataModule; or put DPSGD behind Federated in the callbacks",
+    "of a LightningDataModule. Or put DPSGD behind Federated in the callbacks.",
     lambda: handed(dpsgd(), fed()),
     lambda: handed(fed(), dpsgd()),
 )
 row(
-    "DPSGD needs exactly one optimiser, the module has {}; put all parameters into one optimiser",
+    "DPSGD needs exactly one optimiser, but the module has {}. Put all parameters into one optimiser.",
     lambda: fit(dpsgd(), module=module_with(lambda params: [])),
     lambda: fit(dpsgd()),
 )
 row(
-    "reports on a federation, and the Trainer has no Federated callback; add lightning_fedq.callbacks",
+    "needs a federation, but the Trainer has no Federated callback. Add lightning_fedq.callbacks.Federated",
     lambda: fit(monitor(), module=Scores()),
     lambda: fit(fed(), monitor(), module=Scores()),
 )
-row("has two Federated callbacks;", lambda: fit(fed(), SecondFederated(fedq.FedAvg(), 4)), lambda: fit(fed()))
 row(
-    "bounds gradients that {} would change; leave one out",
+    "The Trainer has two Federated callbacks. Leave one of them out.",
+    lambda: fit(fed(), SecondFederated(fedq.FedAvg(), 4)),
+    lambda: fit(fed()),
+)
+row(
+    "bounds gradients that {} would change. Leave one out",
     lambda: fit(fed(algorithm=fedq.FedProx(0.1)), dpsgd()),
     lambda: fit(fed(algorithm=fedq.FedProx(0.1))),
     lambda: fit(fed(), dpsgd()),
 )
 row(
-    "takes as many steps of every client, and theirs differ with what they hold; say local_steps=...",
+    "needs equal numbers of steps, but clients' numbers of batches differ. Set local_steps=...",
     lambda: fit(fed(algorithm=fedq.SCAFFOLD()), data=Digits(41)),
     lambda: fit(fed(algorithm=fedq.SCAFFOLD(), local_steps=2), data=Digits(41)),
 )
 row(
-    "take {} coordinates and {} of buffers for sent, and {} sends {} of {}, so that some are lost",
+    "send {} coordinates and {} of buffers, but {} sends only {} of {}. Use",
     lambda: fit(fed(fedq.TopK(0.1), algorithm=fedq.ErrorFeedback(0.1)), module=with_norm()),
     lambda: fit(fed(fedq.TopK(0.2368), algorithm=fedq.ErrorFeedback(0.1)), module=with_norm()),
     lambda: fit(fed(fedq.TopK(0.1), algorithm=fedq.ErrorFeedback(0.1))),
 )
 row("both choose the local", lambda: fit(fed(), dpsgd(), Chooses()), lambda: fit(fed(), dpsgd()))
 row(
-    ", so clients can't train side by side, got clients_per_step={}; use",
+    ", so clients can't train side by side, got clients_per_step={}. Use",
     lambda: fit(fed(clients_per_step=2), dpsgd()),
     lambda: fit(fed(clients_per_step=1), dpsgd()),
     lambda: fit(fed(clients_per_step="auto"), dpsgd()),
 )
 row(
-    "is made for the parameters that were trained when the fit began; freeze or unfreeze before the fit",
+    "needs the parameters that were trained when the fit began. Freeze or unfreeze before the fit",
     lambda: fit(fed(), dpsgd(), module=TwoLayers(), max_epochs=2),
     lambda: fit(fed(), dpsgd(), module=TwoLayers(change_at=9), max_epochs=2),
     lambda: fit(fed(), module=TwoLayers(), max_epochs=2),
 )
 row(
-    "keep vectors of the parameters that were trained when the fit began; freeze or unfreeze before the",
+    "keep vectors of the parameters at the start. Freeze or unfreeze before the",
     lambda: fit(fed(algorithm=fedq.SCAFFOLD(), local_steps=2), module=TwoLayers(), max_epochs=2),
     lambda: fit(fed(algorithm=fedq.SCAFFOLD(), local_steps=2), module=TwoLayers(change_at=9), max_epochs=2),
     lambda: fit(fed(algorithm=fedq.FedProx(0.1)), module=TwoLayers(), max_epochs=2),
 )
-row("a variance needs 2 samples, got {}; run", lambda: fedq.Langevin(0.1).variance, lambda: chain().variance)
 row(
-    "is not exactly Gaussian with a known variance; use LayeredGaussian, AggregateGaussian or FedAvg",
+    "A variance needs 2 samples, got {}. Run more rounds.",
+    lambda: fedq.Langevin(0.1).variance,
+    lambda: chain().variance,
+)
+row(
+    "The error of {} is not exactly Gaussian with a known variance. Use LayeredGaussian, AggregateGaussian",
     lambda: chain(fedq.CorBin(1.0)),
     lambda: chain(langevin.layered(0.5)),
     lambda: chain(aggregate()),
     lambda: chain(fedq.FedAvg()),
 )
-row("a missing client bends the drift;", lambda: chain(cohort=2, clients_per_step=2), chain)
 row(
-    "broadcast_bits rounds what clients are sent, and buffers (here {}) would not stay what they are",
+    "Missing clients would bias the drift. Let all clients answer in every round.",
+    lambda: chain(cohort=2, clients_per_step=2),
+    chain,
+)
+row(
+    "broadcast_bits would also round buffers (here {}) on the downlink. Use",
     lambda: fit(fed(broadcast_bits=8), module=with_norm()),
     lambda: fit(fed(broadcast_bits=8, buffers="frozen"), module=with_norm()),
     lambda: fit(fed(broadcast_bits=8, buffers="local"), module=with_norm()),
     lambda: fit(fed(), module=with_norm()),
 )
-row("a chain moves by the", lambda: chain(server_lr=0.5), lambda: chain(server_lr=1.0, target="updates"))
 row(
-    "so its step is not Langevin's; raise clip_norm or lower step_size",
+    "Langevin moves the model by the mean update itself. Use target='updates', server_lr=1.0, no",
+    lambda: chain(server_lr=0.5),
+    lambda: chain(server_lr=1.0, target="updates"),
+)
+row(
+    "Round {} was aborted, clipped or had a NaN, so it is no Langevin step. Raise clip_norm, or lower",
     lambda: chain(langevin.layered(0.5, clip_norm=1e-3)),
     lambda: chain(langevin.layered(0.5, clip_norm=40.0)),
 )
-row("lower noise_multiplier", lambda: chain(langevin.layered(1.2)), lambda: chain(langevin.layered(0.6)))
 row(
-    "LeakageBudget needs {} samples of each client to tell apart, clients {} hold fewer; use fewer",
+    "The compressor's variance exceeds 2 step_size = {} by {}. Lower noise_multiplier.",
+    lambda: chain(langevin.layered(1.2)),
+    lambda: chain(langevin.layered(0.6)),
+)
+row(
+    "LeakageBudget needs {} samples of each client, but clients {} have fewer. Use fewer",
     lambda: fit(fed(leaky(), 40), fedq.LeakageBudget(probe=4, attempts=20), module=Scores()),
     lambda: fit(fed(leaky(), 4), fedq.LeakageBudget(probe=4, attempts=20), module=Scores()),
 )
 row(
-    "PrivacyBudget has nothing to account for; add Federated or DPSGD to the callbacks",
+    "PrivacyBudget has nothing to account for. Add Federated or DPSGD to the callbacks.",
     lambda: fit(fedq.PrivacyBudget(50.0, 1e-5, "server")),
     lambda: two_sums(fedq.LDPQ(0.1), adversary="server"),
     lambda: fit(dpsgd(seed=None), fedq.PrivacyBudget(50.0, 1e-4, "outsider")),
 )
 row(
-    "DPSGD protects samples against whoever sees the model, got {}; use Adversary.OUTSIDER",
+    "DPSGD alone protects samples against the outsider, got {}. Use Adversary.OUTSIDER.",
     lambda: fit(dpsgd(seed=None), fedq.PrivacyBudget(50.0, 1e-4, "server")),
     lambda: fit(dpsgd(seed=None), fedq.PrivacyBudget(50.0, 1e-4, Adversary.OUTSIDER)),
 )
 row(
-    "nothing here protects a {}; leave unit out, or add ",
+    "No callback protects a {}. Leave unit out, or add DPSGD.",
     lambda: two_sums(fedq.LDPQ(0.1), adversary="server", unit="sample"),
     lambda: two_sums(fedq.LDPQ(0.1), adversary="server"),
     lambda: fit(dpsgd(seed=None), fedq.PrivacyBudget(50.0, 1e-4, "outsider", unit="sample")),
 )
 row(
-    "say which of the two the budget is about with unit='client' or unit='sample'",
+    "The mechanism protects clients, and DPSGD protects samples. Choose the unit of the budget by",
     lambda: fit(fed(fedq.LDPQ(0.1), seed=None), dpsgd(seed=None), fedq.PrivacyBudget(50.0, 1e-4, "outsider")),
     lambda: fit(
         fed(fedq.LDPQ(0.1), seed=None),
@@ -234,18 +254,18 @@ row(
     ),
 )
 row(
-    "no budget can be kept against {}{}: {}; choose an adversary that the mechanism protects against",
+    "No budget can be kept against {}{}: {}. Choose an adversary that the mechanism protects against.",
     lambda: two_sums(fedq.LDPQ(0.1), adversary="secagg_server"),
     lambda: two_sums(fedq.LDPQ(0.1), adversary="server"),
 )
 row(
-    "ReloadBest monitors {}, but validation logged {}; set monitor to one of these",
+    "ReloadBest monitors {}, but validation logged {}. Set monitor to one of these.",
     lambda: fit(fed(), fedq.ReloadBest(monitor="val_loss")),
     lambda: fit(fed(), fedq.ReloadBest(monitor="val_acc")),
 )
 # ---- clients and federation -------------------------------------------------------------------------
 row(
-    "is not elementwise, so clients can't train side by side with it; use clients_per_step=1",
+    "is not elementwise, so clients can't train in one step. Use clients_per_step=1",
     lambda: fit(fed(clients_per_step=2), module=module_with(lbfgs)),
     lambda: fit(fed(clients_per_step=1), module=module_with(lbfgs)),
     *(
@@ -261,12 +281,12 @@ row(
     ),
 )
 row(
-    "StochasticWeightAveraging ends with a pass over the training data for the statistics of {}",
+    "StochasticWeightAveraging reads all clients' data at the end, without a mechanism, for the",
     lambda: fit(fed(), averaged("StochasticWeightAveraging"), module=with_norm(), max_epochs=3),
     lambda: fit(fed(), averaged("WeightAveraging"), module=with_norm(), max_epochs=3),
 )
 row(
-    "{} asks every client once at most: {} rounds of {} clients need {}, there are",
+    "{} asks every client at most once: {} rounds of {} clients need {} clients, got",
     lambda: fit(fed(cohort=fedq.DisjointOnce(2)), max_epochs=3),
     lambda: fit(fed(cohort=fedq.DisjointOnce(1)), max_epochs=3),
 )
@@ -278,7 +298,7 @@ row(
     lambda: fit(fed(num_clients=1), limit_train_batches=0.2),
 )
 row(
-    "corrects a client by its earlier rounds, and with {} there is none; use",
+    "corrects a client by its earlier rounds, but {} has none. Use",
     lambda: fed(algorithm=fedq.SCAFFOLD(), cohort=fedq.DisjointOnce(2)),
     *(
         lambda way=way: fit(fed(algorithm=fedq.SCAFFOLD(), local_steps=2, cohort=way))
@@ -287,52 +307,52 @@ row(
     lambda: fit(fed(algorithm=fedq.FedProx(0.1), cohort=fedq.DisjointOnce(2))),
 )
 row(
-    "works with the plain mean update; leave out server_lr, server_optimizer, aggregator, weighting and",
+    "needs the plain mean update. Leave out server_lr, server_optimizer, aggregator, weighting and",
     lambda: fed(algorithm=fedq.SCAFFOLD(), server_lr=0.5),
     lambda: fit(fed(algorithm=fedq.SCAFFOLD(), local_steps=2)),
     lambda: fit(fed(algorithm=fedq.FedProx(0.1), server_lr=0.5)),
 )
 row(
-    "Federated simulates all clients on one device, got {} on {} devices; use Trainer(strategy='auto',",
+    "Federated trains all clients on one device, got {} on {} devices. Use Trainer(strategy='auto',",
     lambda: fit(strategy="ddp", devices=1),
     lambda: fit(strategy="auto", devices=1),
     lambda: fit(strategy="fedq_clients", devices=1),
 )
 row(
-    "val_check_interval as a time would validate in the middle of a round",
+    "A val_check_interval in time would validate during a round",
     lambda: fit(val_check_interval="00:00:00:01", check_val_every_n_epoch=1),
     lambda: fit(check_val_every_n_epoch=2, max_epochs=2),
 )
 row(
-    "val_check_interval = {} would validate in the middle of a round of {} batches a client",
+    "val_check_interval = {} would validate during a round of {} batches a client",
     lambda: fit(val_check_interval=3, check_val_every_n_epoch=None),
     lambda: fit(check_val_every_n_epoch=2, max_epochs=2),
 )
 row(
-    "have no shape before the first batch (a lazy layer), and the vector of an update needs one; run a",
+    "have no shape before the first batch (a lazy layer). Run a",
     lambda: fit(module=Lazy(False)),
     lambda: fit(module=Lazy(True)),
     lambda: fit(module=Classifier(nn.Linear(64, 10))),
 )
-row("are complex, and an update is a vector", lambda: fit(module=Complex()), lambda: fit(module=Real()))
+row("are complex, but an update is a vector", lambda: fit(module=Complex()), lambda: fit(module=Real()))
 row(
-    "Federated has nothing to train: no parameter in an optimiser requires a gradient",
+    "Federated has nothing to train, because no parameter in an optimiser requires a gradient",
     lambda: fit(module=Classifier().requires_grad_(False)),
     lambda: fit(module=Classifier()),
 )
 row(
-    "would train on the raw data of all clients at once, past every mechanism; run it with a Trainer",
+    "would train on the raw data of all clients at once, without a mechanism. Use a Trainer",
     lambda: fit(fed(), pl.callbacks.LearningRateFinder(num_training_steps=5), module=Tunable()),
     lambda: fit(pl.callbacks.LearningRateFinder(num_training_steps=5), module=Tunable(), data=Digits(400)),
 )
 # ---- ranks ------------------------------------------------------------------------------------------
 row(
-    "a privacy target over the run needs a number of rounds, got Trainer(max_epochs={}); give one",
+    "A privacy target over the run needs a number of rounds, got Trainer(max_epochs={}). Set max_epochs",
     lambda: fit(aimed(), max_epochs=-1, max_steps=8),
     lambda: fit(aimed(), max_epochs=2),
     lambda: fit(aimed(over="round"), max_epochs=-1, max_steps=8),
 )
-row("for {} rounds, {}the", lambda: longer(1, 5), lambda: longer(2, 2), lambda: fit(aimed(), max_epochs=5))
+row("for {} rounds, but {}", lambda: longer(1, 5), lambda: longer(2, 2), lambda: fit(aimed(), max_epochs=5))
 
 
 def aimed(**target):
@@ -352,14 +372,14 @@ def longer(first, second):
 
 
 row(
-    "there is no training data, or the training loader is not the clients' own, and would train centrally",
+    "There are no training data, or the training loader is not the clients' own, so it would train",
     lambda: make_trainer(fed()).fit(Classifier()),
     lambda: fit(fed()),
     lambda: fit(fed(), data=from_loader()),
     lambda: fedq_command("fit", small()),
 )
 row(
-    "use trainer.fit(model, datamodule=FederatedDataModule.from_loader(loader, val_loader))",
+    "Use trainer.fit(model, datamodule=FederatedDataModule.from_loader(loader, val_loader))",
     lambda: fit(fed(), Swaps()),
     lambda: fit(fed(), data=from_loader()),
 )

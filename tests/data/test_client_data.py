@@ -88,9 +88,11 @@ def test_a_client_s_world_does_not_grow_with_the_number_of_clients():
 
 
 def test_what_is_opened_is_what_was_said():
-    with pytest.raises(ValueError, match="size must be >= 1, got 0; leave clients without samples out"):
+    with pytest.raises(ValueError, match=r"size must be >= 1, got 0. Leave clients without samples out"):
         ClientData(lambda: Shard(0), 0)
-    with pytest.raises(ValueError, match=r"of 8 samples where ClientData\(size=9\) was said; give the size"):
+    with pytest.raises(
+        ValueError, match=r"of 8 samples, but ClientData\(size=9\) was given. Give the true size"
+    ):
         ClientData(lambda: Shard(0), 9)[0]
 
     class Draws(Shard):
@@ -98,7 +100,9 @@ def test_what_is_opened_is_what_was_said():
             super().__init__(0)
             self.generator = np.random.default_rng(0)
 
-    with pytest.raises(ValueError, match=r"a Generator of its own.*draw from torch's default generator"):
+    with pytest.raises(
+        ValueError, match=r"with a Generator, which restarts.*Draw from torch's default generator"
+    ):
         ClientData(Draws, 8)[0]
 
 
@@ -106,7 +110,7 @@ def test_a_federation_names_the_size_that_is_wrong():
     data = TensorDataset(torch.zeros(4, 64), torch.zeros(4, dtype=torch.int64))
     clients = [ClientData(lambda: data, 4), ClientData(lambda: data, 5)]
     federated = fedq.Federated(fedq.FedAvg(), 2, seed=0)
-    with pytest.raises(ValueError, match=r"4 samples where ClientData\(size=5\)"):
+    with pytest.raises(ValueError, match=r"4 samples, but ClientData\(size=5\)"):
         make_trainer(federated, max_epochs=1, logger=False).fit(
             Classifier(), datamodule=FederatedDataModule(clients=clients, val=VAL, batch_size=2)
         )

@@ -34,7 +34,7 @@ def test_finds_labels_where_datasets_keep_them(dataset):
 
 def test_an_id_is_no_label():
     ids = TensorDataset(torch.zeros(40, 3), torch.arange(40) % 4, torch.arange(40))
-    message = r"labels of TensorDataset is a class of its own for 40 of 40 samples, .* Federated\(labels=1\)"
+    message = r"labels found in TensorDataset look like identifiers: 40 of 40 .* Federated\(labels=1\)"
     with pytest.raises(ValueError, match=message):
         read_labels(ids)
     assert torch.equal(read_labels(ids, 1), torch.arange(40) % 4)
@@ -45,13 +45,13 @@ def test_labels_that_the_user_points_at():
     rows = [{"x": torch.zeros(2), "label": index % 3} for index in range(6)]
     assert read_labels(rows, "label").tolist() == [0, 1, 2, 0, 1, 2]
     assert read_labels(rows, [5, 4, 3, 2, 1, 0]).tolist() == [5, 4, 3, 2, 1, 0]
-    with pytest.raises(ValueError, match="no integer labels in list; say which item"):
+    with pytest.raises(ValueError, match=r"no integer labels in list. Give the item"):
         read_labels(rows, "labell")
     with pytest.raises(ValueError, match="got 2 for 6 samples"):
         read_labels(rows, [0, 1])
     pairs = TensorDataset(torch.zeros(6, 2), torch.arange(6) % 3)
     for wrong in (3, "label"):
-        with pytest.raises(ValueError, match="no integer labels in TensorDataset; say which item"):
+        with pytest.raises(ValueError, match=r"no integer labels in TensorDataset. Give the item"):
             read_labels(pairs, wrong)
 
 

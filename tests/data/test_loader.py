@@ -168,11 +168,11 @@ def test_tensor_datasets_are_gathered_through_subsets_and_other_collations_are_k
 def test_deal_out_refusals():
     generator = torch.Generator()
     plain = DataLoader(TENSORS, batch_size=5)
-    with pytest.raises(ValueError, match="clients 1 hold fewer than 1 samples"):
+    with pytest.raises(ValueError, match="Clients 1 have fewer than 1 samples"):
         partition_dataset(plain, [[0, 1], []], 2, generator)
-    with pytest.raises(ValueError, match="dealt out to 2 clients, num_clients is 3"):
+    with pytest.raises(ValueError, match="indices of 2 clients, but num_clients is 3"):
         partition_dataset(plain, [[0], [1]], 3, generator)
-    with pytest.raises(ValueError, match=r"client indices must lie in \[0, 24\), got 0 to 24"):
+    with pytest.raises(ValueError, match=r"Client indices must be in \[0, 24\), got 0 to 24"):
         partition_dataset(plain, [[0], [24]], 2, generator)
     assert len(partition_dataset(plain, Dirichlet(5.0), 2, generator, [0, 1] * 12)) == 2
 

@@ -157,7 +157,7 @@ def test_loaders_with_batch_samplers_of_their_own(caplog):
 
     with caplog.at_level("INFO"):
         same(fit(federated(local_epochs=2), loaders), by_hand(batches))
-    assert "one client at a time, because every client's batches come from loaders of its own" in caplog.text
+    assert "one client at a time, because every client has its own training loaders" in caplog.text
     weighted = fit(federated(local_epochs=2, weighting="samples"), loaders)
     same(weighted, by_hand(batches, SIZES))
 
@@ -235,7 +235,7 @@ def test_several_loaders_are_dealt_out_each(mode):
 @pytest.mark.parametrize(
     ("settings", "clients", "message"),
     [
-        ({"local_steps": 2}, [Stream(0)] * 2, "loaders of 2 clients, num_clients is 3"),
+        ({"local_steps": 2}, [Stream(0)] * 2, "loaders of 2 clients, but num_clients is 3"),
         ({"local_steps": 2, "clients_per_step": 3}, [Stream(0)] * 3, "can't train side by side, got client"),
         ({}, [part(0), part(1), lambda: 3], "client 2 must be a Dataset, a DataLoader or a function"),
     ],
@@ -248,7 +248,7 @@ def test_clients_that_do_not_fit(settings, clients, message):
 def test_arguments_that_do_not_go_together():
     with pytest.raises(TypeError, match="needs data, or the data sets of its clients"):
         FederatedDataModule()
-    with pytest.raises(ValueError, match=r"clients must be one data set .* got none"):
+    with pytest.raises(ValueError, match=r"clients must have one data set .* got none"):
         FederatedDataModule(clients=[], batch_size=10)
 
 
@@ -256,7 +256,7 @@ def test_several_loaders_have_no_figure_of_labels():
     loaders = {"a": DataLoader(part(1), batch_size=5), "b": DataLoader(part(2), batch_size=5)}
     fed = federated()
     make_trainer(fed, max_epochs=1).fit(Pairs(), loaders, rest())
-    with pytest.raises(ValueError, match="no one data set to take samples from by index"):
+    with pytest.raises(ValueError, match="samples of a common data set can't be taken by index"):
         fed.label_figure()
 
 
@@ -294,7 +294,7 @@ def test_batches_of_another_library_train_by_the_cure_that_is_named():
         def val_dataloader(self):
             return rest()
 
-    with pytest.raises(TypeError, match=r"got Theirs; .*DataLoader\(an IterableDataset over its batches"):
+    with pytest.raises(TypeError, match=r"got Theirs. .*DataLoader\(iterable_dataset, batch_size=None\)"):
         make_trainer(Federated(FedAvg(), 3, seed=0)).fit(Module())
     loaders = [DataLoader(Batches(Theirs(start)), batch_size=None) for start in (0, 100, 200)]
     fed = Federated(FedAvg(), 3, seed=0, local_steps=2)

@@ -160,12 +160,12 @@ def test_the_cure_of_clients_that_hold_too_little_works():
     loader = DataLoader(data, batch_size=3, drop_last=True)
     generator = torch.Generator().manual_seed(0)
     for rule in (Dirichlet(0.1), QuantitySkew(0.1)):
-        with pytest.raises(ValueError, match=rf"use {type(rule).__name__}\(alpha=0.1, least=3\)"):
+        with pytest.raises(ValueError, match=rf"Use {type(rule).__name__}\(alpha=0.1, least=3\)"):
             partition_dataset(loader, rule, 479, generator)
         cured = partition_dataset(loader, type(rule)(0.1, least=3), 479, generator)
         assert min(map(len, cured)) >= 3
     loader = DataLoader(data, batch_size=4, drop_last=True)
-    with pytest.raises(ValueError, match=r"use num_clients <= 360"):
+    with pytest.raises(ValueError, match=r"Use num_clients <= 360"):
         partition_dataset(loader, Dirichlet(100.0), 479, generator)
     assert min(map(len, partition_dataset(loader, Dirichlet(100.0, least=4), 360, generator))) >= 4
 

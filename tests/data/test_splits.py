@@ -80,25 +80,27 @@ def test_whole_users_are_dealt_out():
 
 
 def test_another_number_of_users():
-    with pytest.raises(ValueError, match=r"of 4 users, num_clients is 3; use num_clients=4, or .*merge=True"):
+    with pytest.raises(
+        ValueError, match=r"of 4 users, but num_clients is 3. Use num_clients=4, or .*merge=True"
+    ):
         deal(TABLE, Natural(2), 3)
     for merge in (False, True):
-        with pytest.raises(ValueError, match=r"of 4 users, num_clients is 5; use num_clients=4$"):
+        with pytest.raises(ValueError, match=r"of 4 users, but num_clients is 5. Use num_clients=4\.$"):
             deal(TABLE, Natural(2, merge=merge), 5)
 
 
 def test_values_that_are_not_there():
     with pytest.raises(
-        ValueError, match=r"Natural found no item 'writer' in the samples of Rows .*say which"
+        ValueError, match=r"Natural found no item 'writer' in the samples of Rows .*Give the index"
     ):
         deal(Rows(), Natural("writer"), 4)
     with pytest.raises(ValueError, match=r"samples have 3 items, got by=3"):
         deal(TABLE, Natural(3), 4)
-    with pytest.raises(ValueError, match=r"one value a sample, and item 0 is of shape \(2,\)"):
+    with pytest.raises(ValueError, match=r"one value per sample, but item 0 has shape \(2,\)"):
         deal(TABLE, Natural(0), 4)
-    with pytest.raises(ValueError, match=r"one value a sample, and 'x' gives shape \(2,\)"):
+    with pytest.raises(ValueError, match=r"one value per sample, but 'x' has shape \(2,\)"):
         deal(Rows(), Natural("x"), 4)
-    with pytest.raises(ValueError, match=r"one value a sample, got 3 for 12 samples"):
+    with pytest.raises(ValueError, match=r"one value per sample, got 3 for 12 samples"):
         deal(TABLE, Natural([1, 2, 3]), 3)
     for wrong in (2.5, None, True):
         with pytest.raises(TypeError, match="by must be an index or key"):
@@ -117,7 +119,7 @@ def test_of_several_loaders_it_is_refused():
     loader = DataLoader(TABLE, batch_size=2)
     data = FederatedDataModule.from_loader([loader, loader], partition=Natural(2))
     fed = Federated(FedAvg(), 4, seed=0)
-    with pytest.raises(ValueError, match=r"Natural\(by=2, merge=False\) deals out one data set"):
+    with pytest.raises(ValueError, match=r"Natural\(by=2, merge=False\) could number the users"):
         make_trainer(fed, max_epochs=1).fit(Module(), datamodule=data)
 
 
@@ -182,7 +184,7 @@ def test_several_ranges_each():
 
 def test_words_are_the_same_in_another_process():
     """A checkpoint compares them."""
-    assert repr(Natural(read_column)) == "Natural(by=values_of, merge=False)"
+    assert repr(Natural(read_column)) == "Natural(by=read_column, merge=False)"
     assert repr(FeatureShards(USERS)) == "FeatureShards(by=<12 values>, shards_per_client=1)"
     assert repr(FeatureShards()) == "FeatureShards(by=None, shards_per_client=1)"
     assert repr(Natural("user")) == "Natural(by='user', merge=False)"
@@ -232,10 +234,10 @@ def test_labels_are_as_skew_in_given_sizes_as_in_drawn_ones():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ((3, 1, 7), "sum to 11, there are 12"),
+        ((3, 1, 7), "sum to 11, but there are 12"),
         ((0.5, 0.2, 0.2), "sum to 0.9"),
-        ((3.5, 1.5, 7.0), "whole numbers"),
-        ((6, 6), "there are 2 sizes, and num_clients is 3"),
+        ((3.5, 1.5, 7.0), "integer sizes"),
+        ((6, 6), "There are 2 sizes, but num_clients is 3"),
     ],
 )
 def test_sizes_that_do_not_fit_are_never_scaled(given, words):

@@ -105,5 +105,5 @@ def test_an_account_pays_within_its_limit():
     assert [account.charge() for _ in range(account.step_limit)] == list(range(account.step_limit))
     assert account.epsilon(1e-5) <= 2.0
     assert account.steps_within(2.0, 1e-5) == account.step_limit
-    with pytest.raises(RuntimeError, match=f"the privacy budget allows {account.step_limit} steps"):
+    with pytest.raises(RuntimeError, match=f"The privacy budget allows {account.step_limit} steps"):
         account.charge()

@@ -153,7 +153,7 @@ def test_of_two_messages_at_once_one_is_answered(active, method, tmp_path, monke
     assert played.round().num_received == CLIENTS
     assert len(inner) == CLIENTS
     for answer in inner.values():
-        assert "another message of it is being answered" in answer["refused"]
+        assert "another message is being answered" in answer["refused"]
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_a_client_whose_key_its_identity_has_not_signed_is_turned_away(tmp_path)
     settings = federated(COIN, secure_aggregation=SecAgg(active=True), seed=None)
     with (
         pytest.warns(UserWarning, match="public key of client 2 is not signed by its identity"),
-        pytest.raises(RuntimeError, match="4 clients are needed and 3 have registered"),
+        pytest.raises(RuntimeError, match="4 clients are needed, but 3 have registered"),
     ):
         Halves(settings, tmp_path, known)
 

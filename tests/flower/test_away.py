@@ -68,8 +68,10 @@ def test_a_full_disk_and_an_absent_site_cost_one_round(comes_back, clock, tmp_pa
         _, server = one.run(grid)
         assert [record.num_received for record in server.records] == [4, 0, 3, 3, 3, 3]
         return
-    words = r"round 3 is not begun and nobody is charged for it: it needs 3 of its 4 clients, 2 are connected"
-    with pytest.raises(RuntimeError, match=f"{words}; client 1 has failed .*folder can't be written"):
+    words = r"Round 3 has not begun and nobody is charged: it needs 3 of its 4 clients, but 2 are connected"
+    with pytest.raises(
+        RuntimeError, match=f"{words}. Failures: client 1 has failed .*folder can't be written"
+    ):
         one.run(grid)
     assert charged(tmp_path / "server") == [(0, 0), (1, 0)]
     assert grid.log.count(("train", 1)) == 2
@@ -87,9 +89,7 @@ def test_rounds_in_vain_come_to_an_end(clock, tmp_path):
     grid = LoopGrid(*clients(make, tmp_path), replied)
     deployment(make(), 1, tmp_path).run(grid)
     failing.append(True)
-    words = (
-        r"3 rounds in a row came to nothing and were charged, the last because .*; client 0 has failed \(the "
-    )
+    words = r"3 rounds in a row were charged and aborted, the last because .*\(client 0 has failed \(the "
     with pytest.raises(RuntimeError, match=words + "client has died"):
         deployment(make(), 9, tmp_path).run(grid)
     assert charged(tmp_path / "server") == [(round, 0) for round in range(4)]
@@ -146,7 +146,7 @@ def test_a_folder_that_is_emptied_in_mid_run_is_named(clock, tmp_path):
 
     grid.tamper = tamper
     with pytest.warns(
-        UserWarning, match="client-2 holds no keys, and this client has registered: it was emptied"
+        UserWarning, match="client-2 has no keys, but this client has registered: the folder was emptied"
     ):
         _, server = deployment(make(), 5, tmp_path).run(grid)
     assert [record.num_received for record in server.records] == [4, 3, 3, 4, 4]

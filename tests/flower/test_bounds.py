@@ -43,7 +43,7 @@ def test_a_round_beyond_the_agreed_ones_is_refused_and_costs_nothing(change, tmp
     )
     played.line.tells = lying(change)
     assert played.round().num_received == 0
-    assert "as agreed at registration" in str(played.line.answers["train", 1])
+    assert "the agreed run has" in str(played.line.answers["train", 1])
     played.line.tells = lambda kind, client, fields: fields
     assert played.round().num_received == 4
 
@@ -67,7 +67,7 @@ def test_more_rounds_are_agreed_when_the_server_is_started_again(tmp_path):
     client = played.client(1)
     client._trainer = {"max_epochs": 3}
     told = {"federation": bytes(32), "server": bytes(32), "nonce": bytes(32), "rounds": 4}
-    with pytest.raises(RefusedError, match="run has 4 rounds, this client answers 3 at most"):
+    with pytest.raises(RefusedError, match="run has 4 rounds, but this client answers at most 3"):
         client.answer("register", told)
 
 
@@ -90,7 +90,7 @@ def test_the_number_of_another_client_is_not_kept(number, tmp_path):
     played = Halves(federated(COIN, seed=None), tmp_path)
     played.line.tells = lambda kind, client, fields: {**fields, "client": number} if client == 1 else fields
     assert played.round().num_received == 3
-    assert "takes this client for number" in str(played.line.answers["train", 1])
+    assert "calls this client number" in str(played.line.answers["train", 1])
     played.line.tells = lambda kind, client, fields: fields
     assert played.round().num_received == 4
 
@@ -109,7 +109,7 @@ def test_a_round_to_measure_is_one_of_the_run_and_is_kept_once(tmp_path):
     for round in (3, 4, 3):
         assert client.answer("evaluate", {**told, "round": round}) == {}
     for round in (9, 1 << 40, -1):
-        with pytest.raises(RefusedError, match="as agreed at registration"):
+        with pytest.raises(RefusedError, match="the agreed run has"):
             client.answer("evaluate", {**told, "round": round})
     lines = (tmp_path / "measured.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == [5, 4]
@@ -137,7 +137,7 @@ def test_a_server_sets_rates_and_no_counts(name, value):
         return LocalRound(fed, 0, 5, task, weights, told).run(made, OwnDigits(0), {"accelerator": "cpu"})
 
     assert train({"lr": 0.5, "max_iter": 2}).update.any()
-    with pytest.raises(RefusedError, match=f"{name} of the optimiser is .* here, and the server says"):
+    with pytest.raises(RefusedError, match=f"Optimiser option {name} is .* here, but the server sends"):
         train({name: value})
 
 
@@ -147,7 +147,7 @@ def test_a_server_sets_rates_and_no_counts(name, value):
 )
 def test_rounds_of_a_server(given, rounds):
     assert count_rounds(given) == rounds
-    with pytest.raises(ValueError, match="say fewer max_epochs"):
+    with pytest.raises(ValueError, match="Set a smaller max_epochs"):
         count_rounds({"max_epochs": MOST_ROUNDS + 1})
 
 
@@ -155,7 +155,7 @@ def test_a_deployment_says_its_rounds(tmp_path):
     new = lambda: federated(COIN, seed=None)  # noqa: E731
     apps = [client_app(module, own_digits, new(), trainer={"max_epochs": 2}) for _ in range(CLIENTS)]
     grid = LoopGrid(apps, [tmp_path / f"client-{client}" for client in range(CLIENTS)])
-    with pytest.raises(RuntimeError, match="run has 3 rounds, this client answers 2 at most"):
+    with pytest.raises(RuntimeError, match="run has 3 rounds, but this client answers at most 2"):
         deployment(new(), 3, tmp_path, patience=0.0).run(grid)
     one = deployment(new(), 2, tmp_path)
     assert isinstance(one, Deployment) and one.run(grid)[1].records[-1].num_received == CLIENTS

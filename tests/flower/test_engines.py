@@ -13,9 +13,9 @@ from tests.training.ranks_features import FEATURES
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 PAGE = Path(__file__).parents[2] / "docs" / "engines.md"
 MECHANISMS = {f"{row!r}" for row in ROWS}
-_BUFFER, _LATE = "numbers that travel is", "a message of the second round fails here by its code"
-_FROZEN, _STEPS = "which has been trained, and real clients keep no model", "a schedule with interval='step'"
-_DROPS = "real clients drop out by themselves"
+_BUFFER, _LATE = "numbers that travel is", "A second-round message fails here, whatever the data are"
+_FROZEN, _STEPS = "which was trained and then no longer travels", "A schedule has interval='step'"
+_DROPS = "Real clients drop out by themselves"
 REFUSED = {
     "BackboneFinetuning, before": _LATE,
     "BackboneFinetuning, after": _LATE,
@@ -24,18 +24,18 @@ REFUSED = {
     "a buffer assigned anew": _BUFFER,
     "an average in the module": _BUFFER,
     "a variance of one's own": _BUFFER,
-    "max_steps": "max_steps counts steps of clients",
+    "max_steps": "max_steps counts client steps",
     "dropouts": _DROPS,
     "dropouts, one mean": _DROPS,
     "a schedule by batch": _STEPS,
     "a cycle": _STEPS,
-    "a plateau of the training": "watches 'train_loss', which clients log in training",
-    "streams": "the data are a stream",
-    "a data set that is dealt out to be measured on": "a real client has its own only",
-    "leakage": "LeakageMonitor works on the clients of a simulation",
-    "Langevin": "Langevin works on the clients of a simulation",
-    "secret cohorts": "secret cohorts are for simulations",
-    "liars": "ByzantineClients works on the clients of a simulation",
+    "a plateau of the training": "watches 'train_loss', which clients log only in training",
+    "streams": "must be a map-style Dataset, got a stream",
+    "a data set that is dealt out to be measured on": "A real client has only its own data",
+    "leakage": "LeakageMonitor needs simulated clients",
+    "Langevin": "Langevin needs simulated clients",
+    "secret cohorts": "Secret cohorts are for simulations",
+    "liars": "ByzantineClients needs simulated clients",
 }
 """Features that a deployment refuses, and a part of its words."""
 

@@ -127,9 +127,9 @@ def client(**options):
 def test_a_client_refuses_a_second_attempt_with_the_same_shares_and_answers_the_cure():
     own, update, after = client(), torch.zeros(4), ((0, 2), (1, 3))
     own.answer(task_of(3, HandOver((0, 0), ((0, 4), (1, 5)), after)), update, update)
-    with pytest.raises(ValueError, match=r"a repeated or redrawn round begins a new block, since=\(3, 1\)"):
+    with pytest.raises(ValueError, match=r"Begin a new block: since=\(3, 1\) and no predecessors"):
         own.answer(task_of(3, HandOver((0, 0), ((0, 4), (1, 5)), after), 1), update, update)
-    with pytest.raises(UsedStreamError, match="a stream serves one payload"):
+    with pytest.raises(UsedStreamError, match="but this client has answered round"):
         own.answer(task_of(3, HandOver((3, 0), (), after)), update, update)
     own.answer(task_of(3, HandOver((3, 1), (), after), 1), update, update)
 
@@ -139,9 +139,7 @@ def test_a_client_refuses_a_round_that_comes_too_soon_in_one_block():
     own.answer(task_of(3, HandOver((0, 0), (), after)), update, update)
     early = task_of(5, HandOver((0, 0), (), after))
     for refused in (lambda: own.check(early, update), lambda: own.answer(early, update, update)):
-        with pytest.raises(
-            UsedStreamError, match=r"answered round 3 of the same block: .* counts on 3 rounds"
-        ):
+        with pytest.raises(UsedStreamError, match=r"too soon after this client's round 3: .* needs 3 rounds"):
             refused()
     own.answer(task_of(5, HandOver((5, 0), (), after)), update, update)
     own.answer(task_of(8, HandOver((5, 0), (), after)), update, update)
@@ -151,7 +149,7 @@ def test_a_client_refuses_a_server_that_does_not_say_who_hands_on(tmp_path, monk
     make = lambda: federated(LOUD, **TURNS)  # noqa: E731
     whole = RoundServer.task
     monkeypatch.setattr(RoundServer, "task", lambda self: replace(whole(self), hand_over=None))
-    with pytest.warns(UserWarning, match="HandedOnGaussian needs a list of who takes back whose noise"):
+    with pytest.warns(UserWarning, match="HandedOnGaussian needs a list of clients that take back noise"):
         _, server = deployment(make(), 1, tmp_path).run(LoopGrid(*clients(make, tmp_path)))
     assert server.records[0].num_received == 0
 
@@ -165,8 +163,8 @@ def test_a_task_carries_the_hand_over_and_refuses_a_damaged_one():
     plain = task_of(4, None)
     assert b"since" not in plain.to_bytes() and RoundTask.from_bytes(plain.to_bytes()).hand_over is None
     for bad in (data[:-4], data + b"....", data.replace(b'"before": 1', b'"before": 2')):
-        with pytest.raises(ValueError, match="no task of a round"):
+        with pytest.raises(ValueError, match="Not the task of a round"):
             RoundTask.from_bytes(bad)
     twice = data[:-8] + data[-16:-8]  # two clients of one successor
-    with pytest.raises(ValueError, match="each stands in one pair"):
+    with pytest.raises(ValueError, match="each client may be in one pair"):
         RoundTask.from_bytes(twice)

@@ -26,7 +26,7 @@ from tests.flower.loop import (
 )
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:node|register|after the work:UserWarning", "ignore:round .*training has failed"
+    "ignore:node|register|the client's work is done:UserWarning", "ignore:round .*training failed"
 )
 ROUNDS = 3
 
@@ -181,7 +181,7 @@ class FailsOnItsData(Net):
 def test_what_fails_by_code_alone_is_met_at_registration(kind, seed, tmp_path):
     make = lambda: federated(LDPQ(epsilon=4.0), seed=seed)  # noqa: E731
     grid = LoopGrid(*clients(make, tmp_path, module=made(kind)))
-    told = r"a message of the second round fails here by its code, whatever the data; the client's own log"
+    told = r"A second-round message fails here, whatever the data are\. The client's log"
     own = "has no attribute 'scale'" if kind is FailsLater else "no such layer"
     with pytest.warns(UserWarning, match=own), pytest.raises(RuntimeError, match=told):
         deployment(make(), ROUNDS, tmp_path, module=made(kind)).run(grid)
@@ -194,7 +194,7 @@ class FarBelow(OwnDigits):
         return DataLoader(samples, batch_size=16, shuffle=True)
 
 
-@pytest.mark.filterwarnings("ignore:a message of the second round, tried:UserWarning")
+@pytest.mark.filterwarnings("ignore:a trial of a second-round message:UserWarning")
 def test_what_fails_by_data_is_told_to_the_site_alone(tmp_path):
     make = lambda: federated(LDPQ(epsilon=4.0), seed=None)  # noqa: E731
     apps, homes = clients(make, tmp_path, module=made(FailsOnItsData))
@@ -206,7 +206,7 @@ def test_what_fails_by_data_is_told_to_the_site_alone(tmp_path):
         return reply
 
     grid = LoopGrid(apps, homes, tamper)
-    told = "the second round, tried on two batches, fails on this client's data: RuntimeError: sample 3"
+    told = "second-round message on two batches fails on this client's data: RuntimeError: sample 3"
     with pytest.warns(UserWarning, match=told):
         _, server = deployment(make(), ROUNDS, tmp_path, module=made(FailsOnItsData)).run(grid)
     assert [record.num_received for record in server.records] == [CLIENTS] * ROUNDS
@@ -214,7 +214,7 @@ def test_what_fails_by_data_is_told_to_the_site_alone(tmp_path):
     lines = (homes[2] / "failed.jsonl").read_text().splitlines()
     assert len(lines) == ROUNDS and all("RuntimeError: sample 3 is damaged" in line for line in lines)
     assert apps[2].failures.line() == (
-        "3 of 3 trainings have failed here, and the server does not know; the last one, in round 3: "
+        "3 of 3 trainings have failed here, and the server does not know. The last one, in round 3: "
         "RuntimeError: sample 3 is damaged"
     )
     assert apps[1].failures.line() == "" and not (homes[1] / "failed.jsonl").exists()

@@ -77,7 +77,7 @@ def test_a_public_key_is_no_proof_of_who_sends_it(proof, tmp_path):
     played = Halves(federated(COIN, seed=None, secure_aggregation=SecAgg()), tmp_path)
     with_a_thief(played, tmp_path)
     Impersonator.stolen |= {} if proof is None else {"proof": proof}
-    with pytest.warns(UserWarning, match=r"node 4: .*client 1.* does not hold the private key"):
+    with pytest.warns(UserWarning, match=r"Node 4: .*client 1.* lacks the private key"):
         assert played.round().num_received == 4
     assert played.roster.nodes[1] == 1
     assert ("train", THIEF) not in played.line.answers
@@ -99,7 +99,7 @@ def test_a_recorded_registration_is_of_no_use(tmp_path):
     played = Halves(federated(COIN, seed=None), tmp_path)
     with_a_thief(played, tmp_path)
     Impersonator.stolen = dict(played.line.answers["register", 1])
-    with pytest.warns(UserWarning, match=r"node 4: .*repeats what it has recorded"):
+    with pytest.warns(UserWarning, match=r"Node 4: .*repeats a recorded proof"):
         assert [played.round().num_received for _ in range(2)] == [4, 4]
     assert played.roster.nodes[1] == 1
 

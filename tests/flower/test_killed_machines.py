@@ -107,7 +107,7 @@ def test_a_folder_that_is_emptied_in_mid_run_is_named_and_is_the_same_client_whe
         held.unlink()
         log, words = (
             tmp_path / "client-2.log",
-            "client-2 holds no keys, and this client has registered: it was",
+            "client-2 has no keys, but this client has registered: the folder was",
         )
         machines.wait_for(lambda: words in log.read_text(), 300)
         (tmp_path / "hold-0").touch()

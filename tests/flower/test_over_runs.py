@@ -100,7 +100,7 @@ def test_another_answer_in_place_of_a_registration_is_refused(tmp_path):
             reply.content = answered["train"]
         return reply
 
-    refused = pytest.warns(UserWarning, match="node 101 is no client of this federation")
+    refused = pytest.warns(UserWarning, match="Node 101 is no client of this federation")
     with refused, pytest.warns(UserWarning, match="goes on with 3 of 4 clients"):
         one = deployment(make(), 3, tmp_path, patience=0.3)
         _, server = one.run(LoopGrid(*clients(make, tmp_path), replay))

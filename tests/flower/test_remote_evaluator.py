@@ -129,19 +129,21 @@ def test_that_a_measurement_fails_tells_the_server_nothing(tmp_path):
     )
     assert found == {}
     shared = client_of(settings(client_metrics="shared"), tmp_path / "b", Fails)
-    assert "the client's own log" in shared.reply("evaluate", question(server))["refused"]
+    assert "The client's log" in shared.reply("evaluate", question(server))["refused"]
     assert "sample 7" not in json.dumps(shared.reply("evaluate", question(server)))
 
 
 def test_what_cannot_be_is_refused_before_anybody_is_charged(tmp_path):
     lists = ClientEvaluation([[]] * CLIENTS)
-    with pytest.raises(ValueError, match="say which fraction"):
+    with pytest.raises(ValueError, match="must be a fraction"):
         clients(lambda: settings(evaluate_clients=lists), tmp_path)
     nothing = client_of(federated(COIN), tmp_path / "none")
     assert (
-        "give both sides evaluate_clients"
+        "Set evaluate_clients on both sides"
         in nothing.reply("evaluate", question(simulate(settings(), 1)))["refused"]
     )
     most = lambda: settings(evaluate_clients=ClientEvaluation(0.999))  # noqa: E731
-    with pytest.raises(RuntimeError, match="evaluate_clients can't work here; the client's own log says why"):
+    with pytest.raises(
+        RuntimeError, match=r"evaluate_clients can't work here\. The client's log has the reason"
+    ):
         trained(tmp_path, most)

@@ -311,11 +311,11 @@ def test_a_state_file_that_is_not_the_client_s_is_named(damage, tmp_path):
         path.write_bytes(path.read_bytes()[:-40])
     if damage == "another model's":
         state = PersistentState(store, "client 1 of a").settle((0, 0))
-        with pytest.raises(RefusedError, match=r"keeps bias, and now would weight; use the model"):
+        with pytest.raises(RefusedError, match=r"has bias, but the model needs weight\. Restore the model"):
             check_names(state, ["weight"])
         return
     owner = "client 1 of a" if damage == "cut" else "client 2 of a"
-    with pytest.raises(RefusedError, match=r"state-open.pt .*delete it, and the client begins anew"):
+    with pytest.raises(RefusedError, match=r"state-open.pt .*delete it, which resets the client's own state"):
         PersistentState(store, owner).settle((0, 0))
 
 
@@ -336,7 +336,7 @@ def test_a_mean_of_all_batches_needs_to_know_how_many(settings, tmp_path):
     homes = [tmp_path / f"client-{client}" for client in range(CLIENTS)]
     one = deployment(new(), 2, tmp_path, module=averaging)
     with pytest.raises(
-        RefusedError, match=r"backbone.2 has momentum=None.*say local_steps=..., or use moment"
+        RefusedError, match=r"backbone.2 has momentum=None.*Set local_steps=..., or use moment"
     ):
         one.run(LoopGrid(apps, homes))
 
@@ -356,7 +356,7 @@ def test_a_layer_that_counts_otherwise_is_named(tmp_path):
     new = lambda: federated(COIN, **STEPS)  # noqa: E731
     apps = [client_app(Twice, own_digits, new()) for _ in range(CLIENTS)]
     one = deployment(new(), 1, tmp_path, module=Twice)
-    with pytest.warns(UserWarning, match="has counted 6 batches where this client has trained on 3"):
+    with pytest.warns(UserWarning, match="counted 6 batches, but this client trained on 3"):
         one.run(LoopGrid(apps, [tmp_path / f"client-{client}" for client in range(CLIENTS)]))
 
 
@@ -364,18 +364,20 @@ def test_a_schedule_of_steps_needs_to_know_them(tmp_path):
     cycle = lambda: ByCourse("cycle")  # noqa: E731
     new = lambda: federated(COIN)  # noqa: E731
     apps = [client_app(cycle, own_digits, new(), trainer={"max_epochs": 1}) for _ in range(CLIENTS)]
-    with pytest.raises(RuntimeError, match=r"nobody knows who that is; say Federated\(local_steps="):
+    with pytest.raises(RuntimeError, match=r"unknown over a network\. Set Federated\(local_steps="):
         deployment(new(), 1, tmp_path, module=cycle).run(LoopGrid(apps, [None] * CLIENTS))
 
 
 def test_max_steps_needs_to_know_the_steps_of_a_round(tmp_path):
-    with pytest.raises(ValueError, match=r"max_steps counts steps of clients.*local_steps="):
+    with pytest.raises(ValueError, match=r"max_steps counts client steps.*local_steps="):
         trained({"max_steps": 8}, {"max_steps": 8}, tmp_path)
 
 
 def test_what_clients_keep_needs_a_folder(tmp_path):
     new = lambda: federated(COIN, local=["backbone.3.*"])  # noqa: E731
-    with pytest.warns(UserWarning, match=r"tensors of local=, .* in a folder .*give client_app\(home="):
+    with pytest.warns(
+        UserWarning, match=r"Local tensors \(local=, .* need a client folder.*give client_app\(home="
+    ):
         _, server = deployment(new(), 1, tmp_path).run(LoopGrid(*clients(new, tmp_path, home=False)))
     assert server.records[0].num_received == 0
 

@@ -63,13 +63,13 @@ def refused(job):
 @pytest.mark.parametrize(
     ("job", "more", "words"),
     [
-        (Job(type="flwr-agentapp"), {}, "a task of type 'flwr-agentapp'"),
-        (Job(), {"apps": frozenset({"bb" * 32})}, "a run of another app"),
-        (Job(fab=b"0" * (2 << 20)), {}, "of more than 1,048,576 bytes"),
-        (Job(padding=2 << 20), {}, "of more than 1,048,576 bytes"),
-        (Job(padding=600_000), {}, "of more than 1,048,576 bytes"),  # none of its parts by itself
+        (Job(type="flwr-agentapp"), {}, "Task type 'flwr-agentapp' is not answered"),
+        (Job(), {"apps": frozenset({"bb" * 32})}, "This run has another app"),
+        (Job(fab=b"0" * (2 << 20)), {}, "has more than 1,048,576 bytes"),
+        (Job(padding=2 << 20), {}, "has more than 1,048,576 bytes"),
+        (Job(padding=600_000), {}, "has more than 1,048,576 bytes"),  # none of its parts by itself
         (Job(parts=20_000), {"most_bytes": 8 << 20}, "20,002 objects"),
-        (Job(said_run=8), {}, "something else than its envelope"),
+        (Job(said_run=8), {}, "The message differs from its envelope"),
         (Job(content=RecordDict({"fail": ConfigRecord({})})), {}, "KeyError"),
     ],
 )
@@ -95,7 +95,7 @@ def test_a_training_that_failed_is_told_to_the_site_and_to_nobody_else(capsys):
     zeros, honest = Job(content=RecordDict({"zeros": ConfigRecord({})})), Job()
     serve(zeros, honest)
     lines = [line[9:] for line in capsys.readouterr().out.splitlines()]
-    told = "the server does not know; the last one, in round 3: ValueError: sample 3 is damaged"
+    told = "the server does not know. The last one, in round 3: ValueError: sample 3 is damaged"
     assert lines[2] == f"FAILED train of run 7: 1 of 1 trainings have failed here, and {told}"
     assert lines[-1] == f"1 of 2 trainings have failed here, and {told}"
     for each in (zeros, honest):
@@ -121,7 +121,7 @@ def test_a_message_that_never_comes_is_left_once_there_is_another(capsys):
     for each in (never, steal):
         assert each.ended == "failed" and each.reply is None
     assert honest.ended == "completed"
-    assert "its run has ended before its content came" in capsys.readouterr().out
+    assert "The run ended before the message's content came" in capsys.readouterr().out
 
 
 def test_a_task_without_a_message_ends_and_one_that_breaks_is_lost(capsys):
@@ -129,7 +129,7 @@ def test_a_task_without_a_message_ends_and_one_that_breaks_is_lost(capsys):
     assert len(serve(empty, broken, honest)) == 1
     assert empty.ended == "failed" and empty.reply is None
     assert honest.ended == "completed"
-    assert capsys.readouterr().out.count("it is not answered") == 2
+    assert capsys.readouterr().out.count("This task is not answered") == 2
 
 
 def test_nobody_else_writes_lines_into_the_log(capsys):
@@ -249,7 +249,9 @@ def test_a_name_that_moved_stops_it(module, name, monkeypatch):
 
 def test_a_version_that_was_not_tried_stops_it(monkeypatch):
     runtime.check_flower()
-    with pytest.raises(runtime.FlowerChangedError, match=r"flwr 1.43.0 is installed; use a version"):
+    with pytest.raises(
+        runtime.FlowerChangedError, match=r"flwr 1.43.0 is installed, which this client does not support"
+    ):
         runtime.check_flower("1.43.0")
     monkeypatch.setattr(runtime, "_FIELDS", ((runtime.AcquireTaskRequest, {"elsewhere"}),))
     with pytest.raises(runtime.FlowerChangedError, match=r"lacks AcquireTaskRequest.elsewhere"):
@@ -264,18 +266,18 @@ def test_a_moved_name_stops_the_command_before_it_asks_anything(tmp_path, monkey
     monkeypatch.syspath_prepend(package(tmp_path))
     with FakeRuntime(Job()) as server:
         assert main(words(tmp_path, server)) == 2 and server.requests == 0
-    assert "is it flwr 1.41 or 1.42" in capsys.readouterr().err
+    assert "Is flwr 1.41 or 1.42 installed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (["--app", "nothing_like_it:app"], "there is no nothing_like_it"),
-        (["--app", "json:dumps"], "a ClientApp is wanted"),
-        (["--supernode", "10.0.0.3:9094"], "in the clear"),
+        (["--app", "nothing_like_it:app"], "There is no nothing_like_it"),
+        (["--app", "json:dumps"], "ClientApp"),
+        (["--supernode", "10.0.0.3:9094"], "needs TLS"),
         (["--supernode", "9094"], "must be HOST:PORT"),
-        (["--node-config", "partition-id"], "no pair of a name and a value"),
-        (["--node-config", "partition-id=[["], "not a node configuration"),
+        (["--node-config", "partition-id"], "No pair of a name and a value"),
+        (["--node-config", "partition-id=[["], "Not a node configuration"),
     ],
 )
 def test_settings_that_are_refused(more, words, tmp_path, capsys):
@@ -290,7 +292,7 @@ def test_secrets_that_are_none(tmp_path, capsys):
     (folder / "secret").chmod(0o644)
     base = ["flower", "client", "--app", "json:dumps", "--secret", str(folder / "secret")]
     assert main(base) == 2
-    assert "can be read by everybody" in capsys.readouterr().err
+    assert "All users of this machine can access" in capsys.readouterr().err
     (folder / "secret").chmod(0o600)
     (folder / "secret").write_bytes(b"")
     assert main(base) == 2

@@ -44,7 +44,7 @@ def test_it_is_refused_by_itself_and_its_log_has_the_cure(tmp_path: Path) -> Non
         pytest.warns(
             UserWarning, match=f"has 1 of {SIZE} samples, and training on it fails .*drop_last=True"
         ),
-        pytest.raises(RuntimeError, match="fails on this client's data; its own log says") as told,
+        pytest.raises(RuntimeError, match=r"fails on this client's data\. The client's log has") as told,
     ):
         deployment(make(), 1, tmp_path, module=net).run(grid)
     assert "samples" not in str(told.value), "nothing of the data is told"

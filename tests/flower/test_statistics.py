@@ -53,7 +53,7 @@ def test_a_client_whose_hook_fails_counts_as_zeros(target, tmp_path, monkeypatch
         "lightning_fedq.flower.remote_client.RemoteClient._is_unprotected", lambda *args: False
     )
     modules = [lambda: surveys(tmp_path / "registered")] + [surveys] * (CLIENTS - 1)
-    with pytest.warns(UserWarning, match="HIV positive; the training has failed, and a zero update"):
+    with pytest.warns(UserWarning, match=r"HIV positive\. Training failed, so a zero update"):
         server = run(tmp_path, modules, lambda: make(target=target))
     assert [record.num_received for record in server.records] == [CLIENTS, CLIENTS]
     expected = torch.full((3,), 0.2 * (CLIENTS - 1) / CLIENTS).double()
@@ -71,7 +71,7 @@ def test_a_hook_that_lacks_or_fails_is_met_at_registration(attributes, tmp_path)
         return reply
 
     modules = [surveys] * (CLIENTS - 1) + [lambda: surveys(**attributes)]
-    words = "client's own log says why" if "fails" in attributes else "statistics need Surveys"
+    words = "The client's log has the reason" if "fails" in attributes else "Statistics need the hook Surveys"
     with pytest.raises(RuntimeError, match=words):
         run(tmp_path, modules, make, tamper)
     assert replies and not any("HIV" in reply for reply in replies)

@@ -92,13 +92,11 @@ def test_a_checkpoint_that_is_lost_or_damaged_is_named_with_its_cure(tmp_path):
     cut = [whole[:size] for size in (0, 10, middle, len(whole) - 1)]
     for data in (*cut, flipped):
         last.write_bytes(data)
-        with pytest.raises(
-            ValueError, match=r"last\.ckpt is (cut off or )?damaged .*put a whole copy of it back"
-        ):
+        with pytest.raises(ValueError, match=r"last\.ckpt is (cut off or )?damaged .*restore a copy"):
             deployment(make(), 2, tmp_path).run(LoopGrid(apps, homes))
     last.unlink()
     with pytest.raises(
-        ValueError, match=rf"{journal.name} has charges and .*last\.ckpt is missing: put a whole"
+        ValueError, match=rf"{journal.name} has charges, but .*last\.ckpt is missing: restore a copy"
     ):
         deployment(make(), 2, tmp_path).run(LoopGrid(apps, homes))
     fresh, others = clients(make, tmp_path / "new")  # without a whole copy: nobody's folder is used again
@@ -121,7 +119,7 @@ def test_a_folder_has_one_server_and_files_for_its_owner_alone(tmp_path):
     store = Store(tmp_path)
     tmp_path.chmod(0o755)
     with store.lock():
-        with pytest.raises(ValueError, match="another server works in"), Store(tmp_path).lock():
+        with pytest.raises(ValueError, match="Another server works in"), Store(tmp_path).lock():
             pass
         (tmp_path / "last.ckpt").write_text("")
     with Store(tmp_path).lock():  # gone with its holder

@@ -46,7 +46,7 @@ class Returning(Clock):
 
     def sleep(self, seconds):
         super().sleep(seconds)
-        if self.leaving is not None and self.leaving.absence_reason and self.now >= self.at:
+        if self.leaving is not None and self.leaving.away and self.now >= self.at:
             self.leaving.come_back()
 
 
@@ -87,8 +87,8 @@ def test_a_round_that_would_be_given_up_is_not_charged(mechanism, options, gone,
 
     grid, leaving = grid_of(make, tmp_path, *gone)
     words = (
-        rf"round 3 is not begun and nobody is charged for it: it needs {needed} of its 4 clients, "
-        rf"{4 - len(gone)} are connected; missing are clients {list(gone)}".replace("[", r"\[")
+        rf"Round 3 has not begun and nobody is charged: it needs {needed} of its 4 clients, but "
+        rf"{4 - len(gone)} are connected. Missing clients: {list(gone)}".replace("[", r"\[")
     )
     with pytest.raises(RuntimeError, match=words):
         deployment(make(), ROUNDS, tmp_path).run(grid)
@@ -111,7 +111,9 @@ def test_who_comes_back_in_time_costs_no_round(clock, tmp_path):
 
     grid, clock.leaving = grid_of(make, tmp_path, 2, 3)
     clock.at = 1.0
-    with pytest.warns(UserWarning, match=r"round 3 waits 2 s at most: it needs 3 of its 4 clients, 2 are"):
+    with pytest.warns(
+        UserWarning, match=r"Round 3 waits at most 2 s: it needs 3 of its 4 clients, but 2 are"
+    ):
         _, server = deployment(make(), ROUNDS, tmp_path).run(grid)
     assert [record.num_received for record in server.records] == [4, 4, 4] and clock.now < 2.0
     assert charged(tmp_path / "server") == [(0, 0), (1, 0), (2, 0)]

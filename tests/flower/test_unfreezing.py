@@ -68,7 +68,7 @@ def test_to_freeze_what_was_trained_is_refused_before_the_round_is_charged(tmp_p
         def on_exception(self, trainer, pl_module, exception):
             kept.append(next(one for one in trainer.callbacks if hasattr(one, "ledger")).ledger.rounds)
 
-    with pytest.raises(ValueError, match=r"this round freezes backbone\.1\.weight, backbone\.1\.bias, which"):
+    with pytest.raises(ValueError, match=r"This round freezes backbone\.1\.weight, backbone\.1\.bias, which"):
         deployed(lambda: TwoLayers(False), tmp_path, lambda: [Looks()])
     assert kept == [1]
 
@@ -87,7 +87,7 @@ def test_optimisers_must_hold_what_is_ever_trained(tmp_path):
                 self.optimizer.param_groups[0]["params"] += list(self.backbone[1].parameters())
 
     with pytest.raises(
-        ValueError, match=r"this round trains backbone\.1\.weight.* give configure_optimizers"
+        ValueError, match=r"This round trains backbone\.1\.weight.* Give configure_optimizers"
     ):
         deployed(lambda: Late(True), tmp_path)  # TwoLayers gives its optimiser all
 
@@ -108,10 +108,10 @@ class Halves(TwoLayers):
 def test_what_the_fit_changes_on_its_module_beside_is_named_with_what_does(tmp_path):
     computed = simulate(federated(COIN), 3, module=Halves(True))
     with pytest.warns(
-        UserWarning, match=r"has changed backbone\.3\.p of its module.*what builds on the round before"
+        UserWarning, match=r"has changed backbone\.3\.p of its module.*values of the previous round are lost"
     ):
         server = deployed(lambda: Halves(False), tmp_path / "halved", rounds=3)
     assert not torch.equal(server.engine.weights, computed.engine.weights), "else nothing need be said"
-    with pytest.warns(UserWarning, match=r"What hooks compute from self\.current_epoch"):
+    with pytest.warns(UserWarning, match=r"Compute it from self\.current_epoch"):
         server = deployed(lambda: Halves(True), tmp_path / "computed", rounds=3)
     assert torch.equal(server.engine.weights, computed.engine.weights)

@@ -63,4 +63,4 @@ def test_a_server_logs_what_a_simulation_logs(tmp_path, monkeypatch):
     assert len(real["fed/uplink_bits"]) == len(real["fed/val_acc"]) == ROUNDS
     assert files >= {"metrics.csv", "summary.json", "report.md"}
     page = (tmp_path / "real" / "mine" / "report.md").read_text()
-    assert "Figures made of the clients' exact updates" not in page
+    assert "Figures computed from the clients' exact updates" not in page

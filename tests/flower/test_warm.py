@@ -25,7 +25,7 @@ from tests.flower.loop import (
     simulate,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:node |register|round .* client|train. the:UserWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:node |register|round .* client|train. Training:UserWarning")
 COIN = CorBin(epsilon=4.0, shared_bits=5)
 
 
@@ -190,7 +190,7 @@ def test_what_training_changes_and_no_update_carries_is_named_without_a_world(tm
                 self.mean += 1
             return super().training_step(batch, batch_idx)
 
-    with pytest.warns(UserWarning, match="training changed mean, which no update carries"):
+    with pytest.warns(UserWarning, match="Training changed mean, which clients don't send"):
         deployed(tmp_path, worlds, lambda: seeded(Drifts, 3))
 
 

@@ -18,7 +18,7 @@ def test_the_first_other_number_is_named(value):
 
 @pytest.mark.parametrize("value", [1e-200, 5e-324, 1e200])
 def test_numbers_without_a_square_are_refused(value):
-    with pytest.raises(ValueError, match=r"clip_norm must be in \[1e-100, 1e\+100\], .*; take another unit"):
+    with pytest.raises(ValueError, match=r"clip_norm must be in \[1e-100, 1e\+100\], .*. Take another unit"):
         check_positive(clip_norm=value)
 
 

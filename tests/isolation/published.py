@@ -108,7 +108,7 @@ class Case(pl.LightningModule):
 
 # ---- averages, teachers, adapters -----------------------------------------------------------------------
 class EmaOfTorch(Case):
-    said = "training changed ema.n_averaged, which no update carries"
+    said = "Training changed ema.n_averaged, which clients don't send"
 
     def build(self):
         self.ema = AveragedModel(self.net, multi_avg_fn=get_ema_multi_avg_fn(0.8))
@@ -242,7 +242,7 @@ class ById(Case):
 class ByIdGlobally(Case):
     """A registry at module level, by `id`, which layers fill when they are made."""
 
-    refused = "names _BY_ID, by id past it"
+    refused = "names _BY_ID, by id directly"
 
     def build(self):
         _BY_ID.clear()
@@ -343,7 +343,7 @@ TEACHER = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)).requires_grad_(False
 
 
 class TeacherNamedThatFollows(Case):
-    refused = "names STUDENT past it: the original Linear, which training changes"
+    refused = "names STUDENT directly: the original Linear, which training changes"
 
     def build(self):
         self.teacher = STUDENT
@@ -369,7 +369,7 @@ class TrainerNamed(Case):
 
 
 class ClockOfTheTrainerNamed(TrainerNamed):
-    refused = "names trainer past it"
+    refused = "names trainer directly"
 
     def training_step(self, batch, batch_idx):
         return self.loss(batch) / (1 + trainer.global_step)  # noqa: F821
@@ -401,7 +401,7 @@ class ModuleInAGlobal(Case):
     def training_step(self, batch, batch_idx):
         return HOLDER.module.loss(batch)
 
-    refused = "names HOLDER.module past it"
+    refused = "names HOLDER.module directly"
 
 
 # ---- functions and objects --------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ cross_entropy = nn.functional.cross_entropy
 
 # ---- what is asked of the Trainer and the module -----------------------------------------------------------
 class ComplexWeights(Case):
-    refused = "turn are complex, and an update is a vector of real numbers; keep them as torch.view_as_real"
+    refused = "turn are complex, but an update is a vector of real numbers. Use torch.view_as_real"
 
     def build(self):
         self.turn = nn.Parameter(torch.ones(6, dtype=torch.complex64))

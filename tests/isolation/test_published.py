@@ -244,31 +244,31 @@ def test_closures_of_classes_are_named():
             return net(inputs)
 
     CASES.remove(Closed)
-    with pytest.raises(ValueError, match="names net past it: the original Linear"):
+    with pytest.raises(ValueError, match="names net directly: the original Linear"):
         federate(Closed, 1)
 
 
 def test_where_a_global_has_more_than_is_looked_at_it_is_said(monkeypatch):
     monkeypatch.setattr("lightning_fedq.clients.reachability._MOST", 100)
-    with pytest.warns(UserWarning, match="names MANY, and 100 of its objects were looked at"):
+    with pytest.warns(UserWarning, match="names MANY, but only 100 of its objects were checked"):
         find_reachable([BehindManyInAGlobal.training_step])
 
 
 ONE_AT_A_TIME = {
     **dict.fromkeys(("MeanTeacher", "Moco"), "training writes into frozen parameters"),
     **dict.fromkeys(("Closure", "SharpnessAware", "SlowWeights", "OwnEstimates"), "is not elementwise"),
-    "LabelledAndNot": "loaders of its own, or from several",
+    "LabelledAndNot": "its own training loaders",
     **dict.fromkeys(("Gan", "TruncatedBackpropagation"), "uses manual optimisation"),
-    **dict.fromkeys(("RunningWeight", "MemoryOfEpochs"), "takes the value of a tensor out"),
+    **dict.fromkeys(("RunningWeight", "MemoryOfEpochs"), "reads the value of a tensor"),
     "WarmupByHand": "overrides optimizer_step",
     "Metrics": "overrides on_train_epoch_end",
     "ReplayBuffer": "keeps tensors in samples",
-    "Recurrent": "net.0 (GRU) keeps a list of its weights",
+    "Recurrent": "net.0 (GRU) stores a list of its weights",
     "GradientHooks": "net.0.weight has a gradient hook",
     "OwnCallback": "_ScalesGradients has its own on_after_backward",
     "SparseEmbedding": "table (EmbeddingBag) has sparse gradients",
     "AutoEncoder": "get no gradient",
-    **dict.fromkeys(("PicturesWithPaths", "Detection"), "strings and objects that differ"),
+    **dict.fromkeys(("PicturesWithPaths", "Detection"), "strings or objects"),
     "PenaltyOfGradients": "calls requires_grad_()",
 }
 """Why clients of these do not train side by side. All others do, with branches on shapes among them."""

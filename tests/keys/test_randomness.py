@@ -267,6 +267,6 @@ def test_words_of_different_streams_are_uncorrelated():
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_secret_keys_have_one_owner(make, copied):
     """A second one would draw the same coins for another payload."""
-    with pytest.raises(TypeError, match="secure keys can't be copied or pickled"):
+    with pytest.raises(TypeError, match="Secure keys can't be copied or pickled"):
         copied(make())
     assert copied(SeededKeys(3)) is not None  # nothing of these is secret

@@ -36,7 +36,7 @@ def test_the_chosen_probability_reaches_the_variance(share):
 def test_no_probability_can_meet_it_and_the_reason_says_so():
     found = solve_probability(GradientMoments(40, 25.0, 20.0, 0.125), 1e3, 0.1)
     assert not found.feasible
-    assert "lower the noise" in found.reason
+    assert "Lower the noise" in found.reason
     zero = solve_probability(GradientMoments(40, 0.0, 0.0, 0.0), 1.0, 0.1)
     assert not zero.feasible
     assert math.isinf(zero.needed)

@@ -100,7 +100,7 @@ def test_batches_are_poisson_samples_with_the_clients_own_probability():
 
 
 @pytest.mark.filterwarnings("ignore:training left tensors in the attribute before:UserWarning")  # of Snapshot
-@pytest.mark.filterwarnings("ignore:LeakageBudget takes the sampling probability:UserWarning")
+@pytest.mark.filterwarnings("ignore:LeakageBudget uses the best sampling probability:UserWarning")
 def test_an_empty_batch_is_no_step_and_a_client_without_any_still_answers():
     budget, fed = LeakageBudget(probe=8, attempts=200, max_squared_distance=1e9), federation(local_steps=1)
     seen = Seen(fed)
@@ -115,7 +115,7 @@ def test_an_empty_batch_is_no_step_and_a_client_without_any_still_answers():
     assert {size for (size,) in seen.sizes} > {0}
 
 
-@pytest.mark.filterwarnings("ignore:LeakageBudget takes the sampling probability:UserWarning")
+@pytest.mark.filterwarnings("ignore:LeakageBudget uses the best sampling probability:UserWarning")
 def test_momentum_survives_an_empty_batch():
     """Two steps around an empty one move as two steps without it."""
     moved = []
@@ -147,13 +147,11 @@ def test_a_tighter_budget_gets_more_noise():
 
 def test_what_no_probability_can_do_is_said_and_the_training_goes_on():
     budget, fed = LeakageBudget(probe=16, attempts=200, max_squared_distance=1e6), federation()
-    with pytest.warns(
-        UserWarning, match=r"comes closest\. round 1, client \d: the batches' variance would have"
-    ):
+    with pytest.warns(UserWarning, match=r"best sampling probability\. round 1, client \d: the batches need"):
         _, trainer = fit(fed, budget, max_epochs=2)
     assert len(fed.records) == 2
     assert float(trainer.callback_metrics["leak/sampling_feasible"]) == 0.0
-    with pytest.raises(ValueError, match="lower the noise, clip to a smaller norm or allow more leakage"):
+    with pytest.raises(ValueError, match="Lower the noise, clip to a smaller norm or allow more leakage"):
         fit(
             federation(),
             LeakageBudget(probe=16, attempts=200, max_squared_distance=1e6, on_infeasible="raise"),

@@ -97,7 +97,7 @@ def test_candidates_whose_gradients_take_too_long(monkeypatch):
     assert 4 <= trainer.callback_metrics["leak/candidates"] < 25
     assert monitor.seconds < 1.3
     impatient = LeakageMonitor(num_candidates=100, seconds_per_round=0.1)
-    with pytest.warns(UserWarning, match="4 candidates take longer than half of seconds_per_round = 0.1"):
+    with pytest.warns(UserWarning, match="too long for 4 candidates in half of seconds_per_round = 0.1"):
         fit(impatient, module=Scores(nn.Sequential(Slow(), nn.Linear(64, 10))), max_epochs=1)
 
 
@@ -105,7 +105,7 @@ def test_candidates_whose_gradients_take_too_long(monkeypatch):
     "settings, module, message",
     [
         ({"attack": Refusing()}, Scores, "this model can't be attacked"),
-        ({"num_candidates": 500}, Scores, "num_candidates = 500, the training set has 120"),
+        ({"num_candidates": 500}, Scores, "num_candidates = 500, but the training set has 120"),
         ({}, Classifier, "forward"),
     ],
 )

@@ -126,7 +126,7 @@ def test_fresh_noise_is_gaussian_and_independent():
 def test_a_repeated_round_is_no_part_of_the_block_that_it_left():
     mechanism = BandedGaussian(1.0, 1.0, 2)
     context = replace(make_context(mechanism, (0, 1), (5,), round=3, attempt=1), since=(0, 0))
-    with pytest.raises(ValueError, match="a repeated round begins a new one"):
+    with pytest.raises(ValueError, match="Begin a new block at a repeated round"):
         mechanism.noise(context, PublicRandomness(SeededKeys(0), 3, 1))
 
 
@@ -165,11 +165,11 @@ def test_claims_are_towards_those_who_see_models_and_compose_to_one_gaussian():
 
 def test_cohorts_that_come_back_too_early_are_refused_with_the_cure():
     mechanism = BandedGaussian(1.0, 1.0, 4)
-    with pytest.raises(ValueError, match=r"use Cyclic\(5\) or fewer, or a"):
+    with pytest.raises(ValueError, match=r"Use Cyclic\(5\) or fewer, or a"):
         Federated(mechanism, 20, cohort=4)
-    with pytest.raises(ValueError, match=r"here it may be 3; use .*5.* a band of 3"):
+    with pytest.raises(ValueError, match=r"this plan has 3. Use .*5.* a band of 3"):
         Federated(mechanism, 20, cohort=Cyclic(6))
-    with pytest.raises(ValueError, match="here it may be 1; use a band of 1"):
+    with pytest.raises(ValueError, match=r"this plan has 1\. Use a band of 1"):
         Federated(mechanism, 3)
     for law in (DisjointOnce(5), Cyclic(5)):
         Federated(mechanism, 20, cohort=law)
@@ -292,7 +292,7 @@ def test_a_target_sets_the_noise_for_the_turns_of_a_client(tmp_path):
     assert federated.mechanism.noise_multiplier == pytest.approx(independent.mechanism.noise_multiplier)
     page = (tmp_path / "banded" / "privacy.md").read_text()
     assert "the server is trusted: it adds the noise, and knows it" in page
-    assert "rounds lie 5 apart" in page
+    assert "rounds are at least 5 apart" in page
 
 
 def test_what_a_plan_counts_is_what_stays_of_the_noise_in_a_model():

@@ -124,7 +124,7 @@ def test_a_message_is_a_scale_and_levels(mechanism, bits):
     stream = mechanism.code(context).pack(message.symbols[0])
     assert len(stream) == 4 + -(-bits * coordinates // 8)
     assert torch.equal(mechanism.code(context).unpack(stream, 1 + coordinates), message.symbols[0])
-    with pytest.raises(UndecodableError, match="begins with 4 bytes"):
+    with pytest.raises(UndecodableError, match="begin with a scale of 4 bytes"):
         mechanism.code(context).unpack(b"abc", 1 + coordinates)
 
 
@@ -146,7 +146,7 @@ def test_what_nobody_can_send_is_refused(mechanism):
         wrong[0, place] = value
         assert not mechanism.can_send(wrong[0], 0, context, rand)
         if place:
-            with pytest.raises(ValueError, match=r"levels must lie"):
+            with pytest.raises(ValueError, match=r"levels must be within"):
                 decode(mechanism, wrong, (0,), context)
     with pytest.raises(ValueError, match="integers of shape"):
         decode(mechanism, symbols[:, 1:], (0,), context)

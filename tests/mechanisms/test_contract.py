@@ -31,8 +31,8 @@ def play(mechanism, rounds=1):
 @pytest.mark.parametrize(
     ("mechanism", "rule", "match"),
     [
-        (SaysNothingOfOutsiders(1.0), "single_claim_per_adversary", "says nothing about OUTSIDER"),
-        (NoAssumptions(1.0), "single_claim_per_adversary", "names no assumptions"),
+        (SaysNothingOfOutsiders(1.0), "single_claim_per_adversary", "has no claim about OUTSIDER"),
+        (NoAssumptions(1.0), "single_claim_per_adversary", "has no assumptions"),
         (FloatSymbols(1.0), "integer_symbols", "must return integers, got symbols of torch.float32"),
         (ForgetsABit(1.0), "integer_symbols", r"24 symbols of 1 bits = 24, got 23"),
         (TwiceAsLong(1.0), "decodes_to_the_sum", r"must return shape \(6,\), got \(12,\)"),

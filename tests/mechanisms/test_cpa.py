@@ -462,5 +462,5 @@ def test_messages_are_checked():
     with pytest.raises(ValueError, match=r"shape \(2, 10\), got \(2, 9\)"):
         mechanism.decode(torch.zeros(2, 9, dtype=torch.uint8), (0, 1), ctx, public)
     for wrong in (torch.full((2, 10), 3), torch.full((2, 10), -1), torch.full((2, 10), 0.5)):
-        with pytest.raises(ValueError, match="must hold bits, 0 or 1"):
+        with pytest.raises(ValueError, match="must contain bits, 0 or 1"):
             mechanism.decode(wrong, (0, 1), ctx, public)

@@ -262,8 +262,8 @@ def test_a_target_towards_the_server_sets_the_noise_for_the_turns_of_a_client(tm
     assert 3.99 < federated.calibration.epsilon <= 4.0
     assert federated.ledger.max_charges == 3 and not any(r.aborted for r in federated.records)
     page = (tmp_path / "run" / "privacy.md").read_text()
-    assert "who hands on to whom is dealt out once, before any data, one client to one client" in page
-    assert "rounds lie 5 apart" in page and "no error feedback" in page
+    assert "each client's successor is dealt out once, before any data, one client to one client" in page
+    assert "rounds are at least 5 apart" in page and "no error feedback" in page
 
 
 @pytest.mark.filterwarnings("ignore:the keys come from a seed", "ignore:round .* was aborted")

@@ -13,20 +13,20 @@ AdaptiveClip(GaussianNoise(1.0, 1.0), quantile=0.0) | quantile must be in
 AdaptiveClip(GaussianNoise(1.0, 1.0), quantile=1.0) | quantile must be in
 AdaptiveClip(GaussianNoise(1.0, 1.0), rate=2.0) | rate must be in (0, 1]
 AdaptiveClip(GaussianNoise(1.0, 1.0), share=0.6) | share in (0, 0.5]
-AdaptiveClip(GaussianNoise(1.0, 1.0), floor=2.0) | must lie between floor and ceiling
-AdaptiveClip(GaussianNoise(1.0, 1.0), ceiling=0.5) | must lie between floor and ceiling
-AdaptiveClip(GaussianNoise(1.0, 1.0), floor=1e-09, ceiling=1000000000.0) | at most 1e+12 apart
+AdaptiveClip(GaussianNoise(1.0, 1.0), floor=2.0) | must be between floor and ceiling
+AdaptiveClip(GaussianNoise(1.0, 1.0), ceiling=0.5) | must be between floor and ceiling
+AdaptiveClip(GaussianNoise(1.0, 1.0), floor=1e-09, ceiling=1000000000.0) | whose ratio must be at most 1e+12
 BandedGaussian(1.0, 1.0, 0) | band must be in [1, 1024], got 0
 BandedGaussian(0.0, 1.0, 1) | clip_norm
-BandedGaussian(1.0, 100000.0, 1) | more noise leaves no signal
-BandedGaussian(1.0, 1e-06, 1) | less protects nobody
+BandedGaussian(1.0, 100000.0, 1) | Loosen the budget for less noise
+BandedGaussian(1.0, 1e-06, 1) | use FedAvg without noise
 RandomK(1.5) | share must be in (0, 1]
 NearOptimalUtility(clip_norm=-1.0, leakage_budget=0.3, noise_std=0.1, measured_leakage=0.25) | clip_norm must
 QSGD(0) | levels must be in [1, 32767]
 EDEN(5) | bits must be in [1, 4]
 CPA(epsilon=0.0) | epsilon must be > 0
 CPA(epsilon=(1.0, -1.0)) | epsilon must be > 0
-CPA(epsilon=()) | a number or a tuple of them
+CPA(epsilon=()) | a number, or a tuple with one number per client
 CPA(epsilon=1.0, lattice='E7') | lattice of CPA must be one of
 CPA(epsilon=1.0, stages=0) | stages must be >= 1
 CPA(epsilon=1.0, levels=1) | at least 2 levels
@@ -42,12 +42,12 @@ CPA(epsilon=1.0, decoder='best') | decoder of CPA must be one of
 CPA(epsilon=1.0, decay_rounds=0.0) | decay_rounds must be > 0
 CPA(epsilon=1.0, threshold=True, decoder='paper') | needs decoder='unbiased'
 CPA(epsilon=1.0, epsilon_scope='model') | epsilon_scope of CPA must be one of bit, round, total
-CPA(epsilon=1.0, epsilon_scope='total') | rounds goes with epsilon_scope='total'
-CPA(epsilon=1.0, epsilon_scope='round', rounds=3) | rounds goes with epsilon_scope='total'
+CPA(epsilon=1.0, epsilon_scope='total') | set rounds and epsilon_scope='total' together
+CPA(epsilon=1.0, epsilon_scope='round', rounds=3) | set rounds and epsilon_scope='total' together
 CPA(epsilon=1.0, epsilon_scope='total', rounds=0) | rounds must be >= 1
 CPA(epsilon=1.0, blocks_per_round=0) | blocks_per_round must be >= 1
-CPA(epsilon=1.0, blocks_per_round=3, decoder='paper') | scaled by their rarity
-CPA(epsilon=1.0, epsilon_scope='round', threshold=True) | scaled by their rarity
+CPA(epsilon=1.0, blocks_per_round=3, decoder='paper') | a message of some blocks needs decoder='unbiased'
+CPA(epsilon=1.0, epsilon_scope='round', threshold=True) | a message of some blocks needs decoder='unbiased'
 DistributedDiscreteGaussian(1.0, 0.0, 0.1) | local_sigma must be > 0 and finite, got 0.0
 DistributedDiscreteGaussian(1.0, 0.1, 0.1, bits=40) | bits must be in [2, 31], got 40
 DistributedDiscreteGaussian(1.0, 0.1, 0.1, max_dropped=-1) | max_dropped must be >= 0, got -1
@@ -101,7 +101,7 @@ LayeredGaussian(1.0) | give noise_multiplier, or all of epsilon, delta and round
 LayeredGaussian(1.0, 1.0, layering='up') | layering of LayeredGaussian must be one of direct, shifted
 LayeredGaussian(1.0, 1.0, entropy_code='zip') | entropy_code of LayeredGaussian must be one of
 AggregateGaussian(1.0, 1.0, target='cauchy') | target of AggregateGaussian must be one of gaussian, laplace
-AggregateGaussian(1.0, 1.0, entropy_code='fixed') | with a shortest one, which AggregateGaussian
+AggregateGaussian(1.0, 1.0, entropy_code='fixed') | needs a shortest step, which AggregateGaussian
 LayeredGaussian(1.0, epsilon=1.0, delta=1e-05, rounds=1, target='laplace') | can't meet a budget: l2 clip
 LDPQ(0.0) | epsilon must be > 0, got 0.0
 LDPQ(math.nan) | epsilon must be > 0, got nan

@@ -133,7 +133,7 @@ def test_without_a_level_nothing_is_claimed_and_nothing_sent():
     mechanism = RotatedCoins(1.0)
     context = make_context(mechanism, (0, 1), (8,))
     assert all(isinstance(claim.loss, NonPrivate) for claim in mechanism.claims(context))
-    with pytest.raises(ValueError, match="the level of RotatedCoins is not set: give epsilon, or train with"):
+    with pytest.raises(ValueError, match=r"epsilon of RotatedCoins is not set\. Set it, or train with"):
         encode(mechanism, torch.zeros(2, 8), context)
 
 

@@ -172,7 +172,7 @@ def test_what_floats_do_is_charged(make):
     for claim in mechanism.claims(context):
         assert claim.slack.log_ratio == pytest.approx(10 * error.log_ratio)
         assert claim.slack.distance == pytest.approx(10 * error.distance)
-        assert any("paid for in epsilon and delta" in text for text in claim.assumptions)
+        assert any("charged to epsilon and delta" in text for text in claim.assumptions)
 
 
 @pytest.mark.parametrize("probability", [0.3, 1.0])

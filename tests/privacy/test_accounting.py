@@ -88,7 +88,7 @@ def test_paired_clients_with_too_few_coins_have_no_epsilon(clients, epsilon, mas
     result = spent(paired(epsilon, clients), 1e-5)
     assert result.epsilon == math.inf
     assert result.infinite_mass == pytest.approx(mass, rel=0.02)
-    assert result.method == "infinite-loss mass above delta"
+    assert result.method == "probability of a distinguishing event above delta"
 
 
 def test_the_papers_setting_is_vacuous():
@@ -242,7 +242,7 @@ def test_a_delta_at_which_rounding_shows_is_refused():
 @pytest.mark.parametrize("delta", [0.0, 1.0])
 def test_a_delta_without_a_count_is_checked_too(delta):
     with pytest.raises(
-        ValueError, match=r"delta must be > 0 and below 1, got .* number of clients or samples,"
+        ValueError, match=r"delta must be > 0 and below 1, got .* one of the clients or samples would"
     ):
         check_delta(delta)
 
@@ -257,7 +257,7 @@ def test_bad_numbers_are_refused():
 def test_nothing_private_is_not_added_up():
     with pytest.raises(ValueError, match="no guarantee to account for"):
         spent(NonPrivate("sent as it is"), 1e-5)
-    with pytest.raises(TypeError, match="refuses what it does not know"):
+    with pytest.raises(TypeError, match=r"Unknown loss object\. Subclass"):
         spent(object(), 1e-5)
 
 
@@ -277,7 +277,7 @@ def test_different_losses_add_up():
 
 @pytest.mark.parametrize("beside", [{}, {Rounds(bit(1.0)): 1}])
 def test_what_is_not_known_is_not_added_up(beside):
-    with pytest.raises(TypeError, match="unknown loss"):
+    with pytest.raises(TypeError, match="Unknown loss"):
         spent_together({Rounds("event"): 1, **beside}, 1e-5)
     with pytest.raises(ValueError, match="no guarantee"):
         spent_together({Rounds(NonPrivate("nothing")): 1, **beside}, 1e-5)
@@ -290,7 +290,7 @@ def test_where_the_distance_is_too_large_the_ideal_is_named_as_such():
     found = spent(GaussianLoss(0.7), 1e-5, slack=Slack(1e-6))
     ideal = gaussian_epsilon(1 / 0.7, 1e-5)
     assert found.epsilon == math.inf
-    assert found.method.endswith(f"exact arithmetic would give epsilon {ideal:.3g}")
+    assert found.method.endswith(f"(exact arithmetic would give epsilon {ideal:.3g})")
 
 
 @pytest.mark.parametrize("distance", [1e-12, 1e-8, 1e-7])

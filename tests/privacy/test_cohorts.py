@@ -60,7 +60,7 @@ def test_planner_run_and_plan_hold_one_object_and_price_what_it_draws(law):
 def test_a_known_law_has_no_price_of_a_secret_draw(law):
     """`fedq plan` once priced a draw from a rule's clients as one from all: noise 1.383 for a true 4.164."""
     run = Problem(CLIENTS, 100, ROUNDS, TARGET, law=law).run(ADDER)
-    with pytest.raises(ValueError, match="is no secret draw"):
+    with pytest.raises(ValueError, match="has no secret draw"):
         Account(run, 1e-5).epsilon(Adversary.OUTSIDER, 3, secret=True)
     if not isinstance(law, fedq.FixedSize):
         with pytest.raises(ValueError, match="secret cohorts need S1"):
@@ -70,7 +70,7 @@ def test_a_known_law_has_no_price_of_a_secret_draw(law):
 def test_a_round_that_its_law_does_not_draw_is_no_run():
     run = Problem(CLIENTS, 100, ROUNDS, TARGET, law=fedq.FixedSize(10)).run(ADDER)
     other = Problem(CLIENTS, 100, ROUNDS, TARGET, law=fedq.FixedSize(20)).run(ADDER)
-    with pytest.raises(ValueError, match="a round of 20 clients is none of FixedSize"):
+    with pytest.raises(ValueError, match="a round of 20 clients does not fit FixedSize"):
         type(run)(**{**vars(run), "context": other.context})
 
 

@@ -53,7 +53,7 @@ def test_a_log_cut_in_its_header_is_refused_with_its_cure(path):
     whole = used(path)
     for end in range(whole.index(b"\n") + 1):
         path.write_bytes(whole[:end])
-        with pytest.raises(ValueError, match=r"has lost its first line.* put the file back"):
+        with pytest.raises(ValueError, match=r"has lost its first line.* Put the file back"):
             StreamLog(path, OWNER)
         assert path.read_bytes() == whole[:end]
 
@@ -130,7 +130,7 @@ def test_a_mark_is_believed_of_its_own_log_only(path, soon):
     with pytest.raises(ValueError, match="another federation"):
         StreamLog(path, "client 1 of f")
     path.write_bytes(whole[: len(whole) // 4])  # set back, without its mark
-    with pytest.raises(ValueError, match="charges are lost; put the whole file back"):
+    with pytest.raises(ValueError, match=r"charges are lost\. Put the whole file back"):
         StreamLog(path, OWNER)
     other = path.with_name("other.jsonl")
     for number in range(40):

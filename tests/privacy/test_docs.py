@@ -101,7 +101,7 @@ def of_account():
                 for one in ast.walk(node)
                 if isinstance(one, ast.Return) and isinstance(one.value, ast.JoinedStr)
             }
-    return {text for text in found if text.strip(", ") and "allow for max_dropped" not in text}
+    return {text for text in found if text.strip(", ") and "set max_dropped" not in text}
 
 
 def _text(value):

@@ -205,17 +205,17 @@ def spoiled(place, value):
     [
         ("{", "can't be read: Expecting"),
         ("[]", r"it can't be \[\]"),
-        (spoiled(["schema"], "fedq-privacy/1"), "of another version of this package, so its privacy must be"),
+        (spoiled(["schema"], "fedq-privacy/1"), "of another version of this package. Compute it again"),
         (spoiled(["dim"], "1"), "dim can't be '1'"),
         (spoiled(["dim"], True), "dim can't be True"),
         (spoiled(["delta"], "<script>"), "delta can't be '<script>'"),
         (spoiled(["state"], "over"), "state can't be 'over'"),
         (spoiled(["samples"], "evil"), "samples can't be 'evil'"),
         (spoiled(["asked", "spent"], [1]), r"spent can't be \[1\]"),
-        (spoiled(["asked", "adversary"], "SOMEBODY"), "asked about a row that is not there"),
-        (spoiled(["rows", 0, "adversary"], "SERVER"), "rows must be one for each adversary"),
+        (spoiled(["asked", "adversary"], "SOMEBODY"), "the target is about a row that is missing"),
+        (spoiled(["rows", 0, "adversary"], "SERVER"), "there must be one row for each adversary"),
         (spoiled(["rows", 0, "epsilon_run"], None), "rows has no epsilon_run"),
-        (spoiled(["rows", 0, "neighbours"], "none"), "neighbours are none that this package knows"),
+        (spoiled(["rows", 0, "neighbours"], "none"), "neighbours has an unknown value"),
         (spoiled(["rows"], {}), "rows can't be {}"),
         (spoiled(["mechanism"], "\x1b[2J"), "mechanism can't be"),
         (spoiled(["by_round"], [[1]]), "by_round can't be"),
@@ -260,7 +260,7 @@ def test_what_has_to_hold_stands_in_the_fields_words_with_who_sees_to_it():
 def test_settings_are_named_for_what_they_are():
     text = page(whole())
     assert "| settings | clip_norm=1.0, epsilon=0.3," in text
-    assert "(epsilon is its own, of one coordinate; no result of this run) |" in text
+    assert "(epsilon is the mechanism's, of one coordinate, and no result of this run) |" in text
 
 
 def test_runs_are_shown_towards_whom_all_were_asked_about():

@@ -100,7 +100,7 @@ def test_gaussian_limit_of_a_billion_copies():
 
 
 def test_sums_need_one_step_and_counts_start_at_one():
-    with pytest.raises(ValueError, match="don't add"):
+    with pytest.raises(ValueError, match="Can't add losses"):
         response(0.1).plus(response(0.2))
     with pytest.raises(ValueError, match="count must be >= 1"):
         response(0.1).composed(0, 1e-9)

@@ -48,14 +48,14 @@ def test_a_damaged_line_is_refused(path, line):
     Journal(path, "m", 3)
     with path.open("a") as file:
         file.write(line)
-    with pytest.raises(ValueError, match=r"is damaged at byte \d+.* put the file back"):
+    with pytest.raises(ValueError, match=r"is damaged at byte \d+.* Put the file back"):
         Journal(path, "m", 3).unread()
 
 
 @pytest.mark.parametrize(("mechanism", "clients"), [("other", 3), ("m", 4)])
 def test_another_federation_is_refused(path, mechanism, clients):
     Journal(path, "m", 3)
-    with pytest.raises(ValueError, match="resume with the federation of the checkpoint"):
+    with pytest.raises(ValueError, match="Resume with the federation of the checkpoint"):
         Journal(path, mechanism, clients)
 
 
@@ -69,7 +69,7 @@ def test_lines_of_an_older_version_do_not_say_how_long_a_vector_was(path):
     journal = Journal(path, "m", 3, end)  # nothing in it that the checkpoint does not know
     journal.append(1, 0, "", None, 8)
     assert [entry.dim for entry in Journal(path, "m", 3, end).unread()] == [8]
-    with pytest.raises(ValueError, match=r"does not say how many parameters .* load only the weights"):
+    with pytest.raises(ValueError, match=r"lacks the number of parameters .* Load only the weights"):
         Journal(path, "m", 3).unread()
 
 

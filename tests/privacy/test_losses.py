@@ -210,12 +210,12 @@ def test_the_grid_of_a_renyi_curve_dominates_the_gaussian():
 @pytest.mark.parametrize(
     ("orders", "divergences", "match"),
     [
-        ((), (), "orders must be ascending"),
-        ((1.0, 2.0), (0.1, 0.1), "orders must be ascending"),
-        ((3.0, 2.0), (0.1, 0.1), "orders must be ascending"),
-        ((2.0, 3.0), (0.1,), "one divergence >= 0 is needed for each of 2"),
-        ((2.0,), (math.nan,), "one divergence >= 0"),
-        ((2.0,), (-0.1,), "one divergence >= 0"),
+        ((), (), "orders must be one or more ascending"),
+        ((1.0, 2.0), (0.1, 0.1), "orders must be one or more ascending"),
+        ((3.0, 2.0), (0.1, 0.1), "orders must be one or more ascending"),
+        ((2.0, 3.0), (0.1,), "Expected one divergence >= 0 for each of 2"),
+        ((2.0,), (math.nan,), "Expected one divergence >= 0"),
+        ((2.0,), (-0.1,), "Expected one divergence >= 0"),
     ],
 )
 def test_renyi_curves_that_make_no_sense(orders, divergences, match):

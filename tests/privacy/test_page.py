@@ -19,7 +19,8 @@ from tests.privacy.test_report import report
 def test_the_page_speaks_to_both_readers():
     text = markdown(report(LDPQ(0.01)))
     assert "exact binomial composition" in text
-    assert "Infinite mass: the chance, over the run, of an outcome that only one of the two worlds" in text
+    assert "Infinite mass: the probability, over the run, of an outcome that only one of the two" in text
+    assert "two inputs can produce" in text
     assert not any(name in text for name in Adversary.__members__)
     headings = [line for line in text.splitlines() if line.startswith("#")]
     assert headings == [
@@ -66,7 +67,7 @@ def test_the_verdict_is_about_any_two_updates():
 
 def test_epsilon_and_delta_are_explained_as_they_are():
     notes = " ".join(report(LDPQ(0.1)).notes)
-    assert "times that under the other, plus delta = 1e-05" in notes
+    assert "times its probability under the other, plus delta = 1e-05" in notes
     assert "except with chance" not in notes
     for epsilon, times in ((0.1, 111), (1.0, 16), (4.0, 6)):
         mu = gaussian_mu(epsilon, 1e-5)

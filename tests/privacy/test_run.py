@@ -50,11 +50,11 @@ def test_nobody_changes_it(part):
         (NOBODY, {"fraction": -0.1}, r"max_corrupt must be in \[0, 1\), got -0.1"),
         (RUN.threat, {"num_byzantine": -1}, "num_byzantine must be >= 0, got -1"),
         (RUN, {"rounds": -1}, "rounds must be >= 0, got -1"),
-        (RUN.sampling, {"num_clients": 3}, "cohorts must be of 1 to num_clients = 3 clients"),
+        (RUN.sampling, {"num_clients": 3}, "cohorts must have 1 to num_clients = 3 clients"),
         (
             RUN,
             {"sampling": replace(RUN.sampling, law=FixedSize(3))},
-            "a round of 4 clients is none of FixedSize",
+            "a round of 4 clients does not fit FixedSize",
         ),
     ],
 )

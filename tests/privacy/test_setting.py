@@ -126,7 +126,7 @@ def test_the_distance_of_the_noise_from_its_law_is_paid_for(rounds):
     total += (1 + math.exp(found.epsilon)) * distance
     assert total == pytest.approx(1e-5, rel=1e-5) and total <= 1e-5 * (1 + 1e-9)
     assert found.epsilon > spent(claim.loss, 1e-5, rounds=rounds).epsilon
-    assert "pay for the sampler" in found.method
+    assert "cover the sampler's error" in found.method
 
 
 @pytest.mark.parametrize(("dim", "rounds", "epsilon"), [(7850, 50, 8.0), (11_200_000, 100, 4.0)])
@@ -143,7 +143,7 @@ def test_where_the_distance_is_all_of_delta_there_is_no_epsilon():
     setting = Setting(context(mechanism, 20, 10_000_000), 5, 1e-12)
     found = setting.spent(setting.claims(mechanism)[Adversary.OUTSIDER], 5)
     assert found.epsilon == math.inf
-    assert re.search(r"known to a distance of \S+ only, too much for this delta", found.method)
+    assert re.search(r"known up to a distance of \S+ only, too much for this delta", found.method)
 
 
 def test_noise_whose_law_is_known_to_a_distance_has_no_pure_epsilon():

@@ -113,7 +113,7 @@ def test_where_no_numbers_help_another_mechanism_is_named_that_does(adversary):
     for clients, rounds, epsilon in ((20, 5, 8.0), (1000, 1, 8.0), (20, 1, 1000.0)):
         asked = PrivacyTarget(epsilon, 1e-5, adversary)
         setting = Setting(make_plan_context(CorBin(1.0, 5), clients, 100), rounds, 1e-5)
-        with pytest.raises(ValueError, match="private one by one, such as LDPQ") as error:
+        with pytest.raises(ValueError, match="protects every message by itself, such as LDPQ") as error:
             calibrate(asked, CorBin(1.0, 5), setting, rounds)
         assert "fewer rounds" not in str(error.value)
     setting = Setting(make_plan_context(LDPQ(1.0), 20, 100), 5, 1e-5)

@@ -102,7 +102,7 @@ def test_a_summary_says_nothing_twice():
     }
     lines = dict(summary_lines(summary))
     assert lines["val"] == "val_acc 0.5, val_loss 1" and lines["epsilon"] == "0.8831"
-    assert lines["seconds"] == "1.2 in rounds, set-up and files not counted"
+    assert lines["seconds"] == "1.2 in rounds, without set-up and writing of files"
 
 
 def test_folders_are_never_reused(tmp_path):
@@ -173,7 +173,7 @@ def test_a_picture_has_a_dark_twin_and_nothing_is_cut(tmp_path):
 def test_a_missing_metric_is_named_in_the_picture():
     figure = plot_progress({"a": [{**ROWS[1], "val_loss": 1.0}]}, "accuracy")
     (text,) = figure.axes[0].texts
-    assert "a never logged accuracy; it has" in text.get_text() and "val_loss" in text.get_text()
+    assert "a never logged accuracy. It logged" in text.get_text() and "val_loss" in text.get_text()
 
 
 def test_metrics_with_a_slash_are_of_a_stage_too():

@@ -201,10 +201,10 @@ def test_messages_that_are_refused_change_nothing(mechanism):
     planner = RoundPlanner(CLIENTS, 3, fedq.FixedSize(3))
     server, clients = deployed(mechanism, planner=planner)
     early = answers(server, clients, server.start())
-    refused(server, b"", MalformedMessageError, "no answer of this protocol")
-    refused(server, b"GET / HTTP/1.1" * 10, MalformedMessageError, "no answer of this protocol")
+    refused(server, b"", MalformedMessageError, "Not an answer of this protocol")
+    refused(server, b"GET / HTTP/1.1" * 10, MalformedMessageError, "Not an answer of this protocol")
     first, message = next(iter(early.items()))
-    refused(server, message[:-1], ForgedMessageError, f"client {first}: the tag does not verify")
+    refused(server, message[:-1], ForgedMessageError, f"Client {first}: the tag does not verify")
     refused(server, message + b"\0", ForgedMessageError, "the tag does not verify")
     for place in (45, len(message) - 1):
         flipped = bytearray(message)
@@ -216,28 +216,28 @@ def test_messages_that_are_refused_change_nothing(mechanism):
         server,
         pack_frame(absent, b"", context, public),
         UnexpectedMessageError,
-        f"client {absent}: not in the cohort",
+        f"Client {absent}: not in the cohort",
     )
     foreign = PublicRandomness(SeededKeys(4), 0)
     refused(server, pack_frame(first, b"", context, foreign), ForeignMessageError, "of another federation")
     for packed in (b"", b"\xff", bytes(1000)):
         refused(
-            server, pack_frame(first, packed, context, public), MalformedMessageError, f"client {first}: "
+            server, pack_frame(first, packed, context, public), MalformedMessageError, f"Client {first}: "
         )
     assert server.receive_message(message) == first
-    refused(server, message, RepeatedMessageError, f"client {first}: has answered already")
+    refused(server, message, RepeatedMessageError, f"Client {first}: has answered already")
     server.finish()
-    with pytest.raises(RefusedMessageError, match="no round is open"):
+    with pytest.raises(RefusedMessageError, match="No round is open"):
         server.receive_message(message)
     server.start()
     for late in early.values():
-        with pytest.raises(LateMessageError, match="of round 0, attempt 0; open is round 1, attempt 0"):
+        with pytest.raises(LateMessageError, match="of round 0, attempt 0, but round 1, attempt 0 is open"):
             server.receive_message(late)
     server.abandon()
     again = server.start()
     assert server.attempt == 1
     for late in answers_of_attempt(server, clients, again, attempt=0).values():
-        with pytest.raises(LateMessageError, match="round 1, attempt 0; open is round 1, attempt 1"):
+        with pytest.raises(LateMessageError, match="round 1, attempt 0, but round 1, attempt 1 is open"):
             server.receive_message(late)
 
 
@@ -321,12 +321,12 @@ def test_a_stream_carries_one_payload(tmp_path):
     one, task = client_of(fedq.LDPQ(1.0), 0, keys, path), server.task()
     one.answer(task, server.weights, update_of(0))
     with pytest.raises(
-        UsedStreamError, match="asks for round 0, attempt 0, and this client has answered round 0"
+        UsedStreamError, match="Round 0, attempt 0 was asked, but this client has answered round 0"
     ):
         one.answer(task, server.weights, update_of(1))
     back = client_of(fedq.LDPQ(1.0), 0, keys, path)  # a client that was killed and comes back
     assert back.log.charges == 1
-    with pytest.raises(UsedStreamError, match="a stream serves one payload"):
+    with pytest.raises(UsedStreamError, match="but this client has answered round"):
         back.answer(task, server.weights, update_of(1))
     fields = {**vars(task), "attempt": 1}
     back.answer(RoundTask(**fields), server.weights, update_of(1))
@@ -376,10 +376,10 @@ def test_a_client_refuses_a_round_without_it_or_of_another_model():
     server, clients = deployed(fedq.LDPQ(1.0), planner=RoundPlanner(CLIENTS, 3, fedq.FixedSize(3)))
     plan = server.start()
     absent = next(c for c in range(CLIENTS) if c not in plan.cohort)
-    with pytest.raises(ValueError, match=f"client {absent} is not in the cohort of round 0"):
+    with pytest.raises(ValueError, match=f"Client {absent} is not in the cohort of round 0"):
         clients[absent].answer(server.task(), server.weights, update_of(0))
     with pytest.raises(
-        ValueError, match="about 12 coordinates, this client's model has 11 and the server sent 12"
+        ValueError, match="has 12 coordinates, this client's model 11, and the server sent 12"
     ):
         clients[plan.cohort[0]].answer(server.task(), server.weights, torch.zeros(11))
     assert clients[plan.cohort[0]].log.charges == 0
@@ -400,7 +400,7 @@ def test_a_spoiled_task_is_refused(spoil):
     assert torch.equal(again.center, server._context.center) and torch.equal(
         again.radius, server._context.radius
     )
-    with pytest.raises(ValueError, match="no task of a round"):
+    with pytest.raises(ValueError, match="Not the task of a round"):
         RoundTask.from_bytes(spoil(data))
 
 

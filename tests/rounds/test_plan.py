@@ -48,7 +48,7 @@ def test_stream_seeds_differ_by_purpose_round_and_client():
     "arguments, words",
     [
         ((0, 0), "num_clients must be >= 1, got 0"),
-        ((3, 0, FixedSize(4)), "cohorts must be of 1 to num_clients = 3 clients, got FixedSize"),
+        ((3, 0, FixedSize(4)), "cohorts must have 1 to num_clients = 3 clients, got FixedSize"),
         ((3, 0, Everybody(), 1.0), "dropout_probability must be in \\[0, 1\\), got 1.0"),
     ],
 )
@@ -66,7 +66,7 @@ def test_disjoint_cohorts_ask_everybody_once():
     assert len(asked) == len(set(asked)) == 20
     assert RoundPlanner(23, 8, DisjointOnce(5)).plan(0, CorBin(1.0)).cohort != plans[0].cohort
     with pytest.raises(
-        ValueError, match=r"5 rounds of 5 clients need 25, there are 23; use DisjointOnce\(4\) or fewer"
+        ValueError, match=r"5 rounds of 5 clients need 25 clients, got 23. Use DisjointOnce\(4\) or fewer"
     ):
         planner.plan(4, CorBin(1.0))
 

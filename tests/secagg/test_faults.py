@@ -143,7 +143,7 @@ def test_a_million_fuzzed_messages():
         (np.zeros(1, np.int64), r"got int64 of shape \(1,\)"),
         (np.full(5, np.nan), "got float64"),
         (np.full(5, np.inf, np.float32), "got float32"),
-        (np.full(5, -0.0), "encode the update first"),
+        (np.full(5, -0.0), "Encode the update first"),
         (np.array([0, 0, 13, 0, 0]), r"must lie in \[-3, 12\].*got \[0, 13\]"),
         (np.array([0, -4, 0, 0, 0]), r"got \[-4, 0\]"),
         (np.array([0, 2**64 - 1, 0, 0, 0], np.uint64), "must fit 64 signed bits"),

@@ -343,7 +343,7 @@ FEATURES = {
     "a plateau of the training": Feature(
         _schedule(lambda o: _STEPS.ReduceLROnPlateau(o, patience=0), monitor="train_loss"),
         refused="watches 'train_loss'",
-        cure="watch a metric of the validation",
+        cure="Watch a metric of the validation",
     ),
     "optimised by hand": Feature(ByHand),
     "random numbers": Feature(Draws, federated={"clients_per_step": 3}),
@@ -380,7 +380,7 @@ FEATURES = {
     ),
     "DPSGD": Feature(
         callbacks=lambda f: [fedq.DPSGD(1.0, 1.0, delta=0.01, seed=0)],
-        refused="DPSGD keeps every client's account",
+        refused="DPSGD keeps the accounts of all clients",
     ),
     "a layer of their own": Feature(federated={"local": ["head.*"], "cohort": 4}),
     "a layer of their own, in stacks": Feature(federated={"local": ["head.*"], "clients_per_step": 3}),
@@ -450,7 +450,7 @@ FEATURES = {
         refused="S1, a secret draw",
     ),
     "liars": Feature(
-        callbacks=lambda f: [fedq.ByzantineClients(0.3, "sign_flip")], refused="clients that lie"
+        callbacks=lambda f: [fedq.ByzantineClients(0.3, "sign_flip")], refused="Byzantine clients"
     ),
     "CPA over rounds": Feature(mechanism=fedq.CPA(epsilon=1.0), federated={"cohort": 3}),
     "noise over rounds": Feature(

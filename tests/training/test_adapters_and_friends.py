@@ -133,6 +133,6 @@ def test_a_compiled_part_is_mapped_and_a_compiled_module_is_not():
         found.append((fed.clients_per_step_chosen, trained(module)))
     torch.testing.assert_close(found[1][1], found[0][1], atol=1e-5, rtol=1e-4)
     fed, whole = Federated(FedAvg(), 5, seed=0, clients_per_step=5), Classifier()
-    with pytest.warns(UserWarning, match="compile a part of the module"):
+    with pytest.warns(UserWarning, match="compile a part: module.net"):
         make_trainer(fed).fit(torch.compile(whole, backend="aot_eager"), datamodule=Digits(100))
     assert fed.clients_per_step_chosen == 1

@@ -223,6 +223,6 @@ def test_nothing_but_a_client_s_training_draws_batches(whose, hook):
     trainer = make_trainer(
         Federated(FedAvg(), 3, clients_per_step=1), *friends, max_epochs=1, num_sanity_val_steps=0
     )
-    with pytest.raises(RuntimeError, match="was iterated by something else than a client's training"):
+    with pytest.raises(RuntimeError, match="Only clients may iterate the training loader"):
         trainer.fit(Weighted() if whose == "module" else Classifier(), datamodule=Digits(60))
     assert Weighted.seen == 0

@@ -143,7 +143,7 @@ def test_a_round_that_is_stopped_enters_no_average():
 def test_statistics_from_a_pass_over_everybodys_data_are_refused():
     module = Classifier(nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)))
     with pytest.raises(
-        ValueError, match=r"^StochasticWeightAveraging ends with a pass .* backbone.1, .* use"
+        ValueError, match=r"^StochasticWeightAveraging reads all clients' data .* backbone.1. Use"
     ):
         check_averaging(make_trainer(averagings()[2]), module)
     check_averaging(make_trainer(*averagings()[:2]), module)

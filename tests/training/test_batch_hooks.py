@@ -242,11 +242,11 @@ class OwnGenerator(Text):
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        (Counts, "keep something beside the batch (seen)"),
-        (Remembers, "keep something beside the batch (before["),
-        (Normalises, "keep something beside the batch (mean)"),
-        (LabelsByItself, "follow the weights"),
-        (OwnGenerator, "draw from a random generator of their own"),
+        (Counts, "store something besides the batch (seen)"),
+        (Remembers, "store something besides the batch (before["),
+        (Normalises, "store something besides the batch (mean)"),
+        (LabelsByItself, "depend on the weights"),
+        (OwnGenerator, "draw from a separate random generator"),
     ],
 )
 def test_a_hook_with_a_memory_goes_one_client_at_a_time(kind, why):

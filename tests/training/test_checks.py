@@ -49,8 +49,8 @@ def test_a_limit_that_leaves_a_client_without_a_batch():
     held = [torch.arange(size) for size in (30, 9, 4, 31)]
     work = LocalWork(held, 10, False, True, 1, None, 0.4)
     message = (
-        "limit_train_batches = 0.4 leaves clients 1, 2 without a batch, as a pass over their data may be "
-        "of 1 only; use at least 1.0, an int >= 1, or fewer clients"
+        "limit_train_batches = 0.4 leaves clients 1, 2 without a batch: their data have as few as "
+        "1. Use at least 1.0, an int >= 1, or fewer clients"
     )
     with pytest.raises(ValueError, match=message):
         check_limit(work)
@@ -86,7 +86,7 @@ def test_a_stack_needs_an_elementwise_optimiser():
 
 
 def test_nothing_to_train_is_said():
-    refused(r"has nothing to train: no parameter in an optimiser", Classifier().requires_grad_(False))
+    refused(r"has nothing to train, because no parameter in an optimiser", Classifier().requires_grad_(False))
     module = Classifier(optimizer=lambda params: None)
     with pytest.warns(UserWarning, match="no optimizer"):
         refused("has nothing to train", module)
@@ -97,25 +97,25 @@ def test_nothing_to_train_is_said():
     [
         (
             {"mechanism": LDPQ},
-            "mechanism must be a mechanism, such as LDPQ.epsilon=1.0.; got the class LDPQ itself",
+            "mechanism must be a mechanism, such as LDPQ.epsilon=1.0., got the class LDPQ itself",
         ),
         ({"mechanism": "LDPQ"}, "got 'LDPQ'"),
-        ({"num_clients": 20.0}, "num_clients must be an integer; got 20.0"),
-        ({"num_clients": None}, "num_clients must be an integer; got None"),
-        ({"secure_aggregation": True}, r"secure_aggregation must be SecAgg\(\), with its settings; got True"),
-        ({"local_epochs": None}, "local_epochs must be an integer; got None"),
+        ({"num_clients": 20.0}, "num_clients must be an integer, got 20.0"),
+        ({"num_clients": None}, "num_clients must be an integer, got None"),
+        ({"secure_aggregation": True}, r"secure_aggregation must be SecAgg\(\), with its settings, got True"),
+        ({"local_epochs": None}, "local_epochs must be an integer, got None"),
         ({"partition": None}, "got None"),
-        ({"clients_per_step": None}, "clients_per_step must be an integer or 'auto'; got None"),
-        ({"clients_per_step": "all"}, "clients_per_step must be an integer or 'auto'; got 'all'"),
+        ({"clients_per_step": None}, "clients_per_step must be an integer or 'auto', got None"),
+        ({"clients_per_step": "all"}, "clients_per_step must be an integer or 'auto', got 'all'"),
         ({"diagnostics": "yes"}, "diagnostics must be True or False, got 'yes'"),
-        ({"seed": "0"}, "seed must be an integer, or None for a private run; got '0'"),
+        ({"seed": "0"}, "seed must be an integer, or None for a private run, got '0'"),
         ({"privacy": 8.0}, "privacy must be PrivacyTarget"),
         ({"ranges": 0.1}, r"ranges must be a rule, such as FixedRange\(0.1\)"),
-        ({"partition": "dirichlet"}, r"Dirichlet\(0.5\); got 'dirichlet'"),
+        ({"partition": "dirichlet"}, r"Dirichlet\(0.5\), got 'dirichlet'"),
         ({"partition": Dirichlet}, "got the class Dirichlet itself"),
-        ({"aggregator": "median"}, r"RobustAggregation\('median'\); got 'median'"),
+        ({"aggregator": "median"}, r"RobustAggregation\('median'\), got 'median'"),
         ({"server_optimizer": "adam"}, "server_optimizer must be a function of the parameters"),
-        ({"local_epochs": 1.5}, "local_epochs must be an integer; got 1.5"),
+        ({"local_epochs": 1.5}, "local_epochs must be an integer, got 1.5"),
         ({"local_steps": 2.5}, "local_steps must be an integer"),
         ({"ledger": 3}, "ledger must be the ledger of another Federated"),
     ],
@@ -135,7 +135,7 @@ KINDS = [
 
 @pytest.mark.parametrize(("name", "words"), KINDS, ids=[name for name, _ in KINDS])
 def test_every_kind_is_asked_for_in_its_own_words(name, words):
-    with pytest.raises(TypeError, match=re.escape(f"{name} must be {words}; got ")):
+    with pytest.raises(TypeError, match=re.escape(f"{name} must be {words}, got ")):
         Federated(**{"mechanism": LDPQ(1.0), "num_clients": 4, name: object()})
 
 

@@ -129,7 +129,7 @@ def test_a_run_that_claims_privacy_keeps_them_from_everybody(tmp_path, choice, c
     with caplog.at_level("INFO"):
         trainer, fed = run(tmp_path, keep, module=Module(), **settings)
     assert fed.clients_per_step_chosen == clients_per_step
-    assert ("stays with the clients" in caplog.text) == (choice is None)
+    assert ("stay with the clients" in caplog.text) == (choice is None)
     shown = trainer.callback_metrics, trainer.logged_metrics, trainer.progress_bar_metrics
     seen = set().union(*shown, columns(tmp_path))
     assert not seen & SECRETS and "val_loss" in seen and "fed/round" in seen
@@ -161,7 +161,7 @@ class LogsThroughTheBase(Logs):
 
 def test_the_base_class_s_log_is_no_way_round(tmp_path):
     original = pl.LightningModule.log
-    with pytest.warns(UserWarning, match="no round has a metric val_loss"):
+    with pytest.warns(UserWarning, match="No round has the metric val_loss"):
         trainer, _ = run(tmp_path, module=LogsThroughTheBase())
     seen = set().union(trainer.callback_metrics, trainer.logged_metrics, columns(tmp_path))
     assert "my/val_loss" in seen and any(name.endswith("fed/round") for name in seen)
@@ -238,7 +238,7 @@ def test_an_unknown_choice_is_refused():
 def test_who_watches_what_stays_with_the_clients_is_named(tmp_path, callback):
     watching = callback(tmp_path / "best")
     name = type(watching).__name__
-    with pytest.raises(ValueError, match=rf"{name} watches 'train_.*watch a metric of the validation"):
+    with pytest.raises(ValueError, match=rf"{name} watches 'train_.*Watch a metric of the validation"):
         run(tmp_path, watching)
     run(tmp_path / "shared", callback(tmp_path / "shared" / "best"), client_metrics="shared")
 
@@ -270,7 +270,7 @@ class SendsNothingUseful(Logs):
 
 @pytest.mark.parametrize("seed", [None, 0])
 def test_what_only_a_simulation_knows_is_in_no_checkpoint_of_a_private_run(tmp_path, seed):
-    with pytest.warns(UserWarning, match="held a NaN"):
+    with pytest.warns(UserWarning, match="contain a NaN"):
         _, fed = run(tmp_path, module=SendsNothingUseful(), seed=seed)
     assert {f"fed/{name}" for name in EXACT} <= columns(tmp_path)
     assert not {"fed/mse", "fed/cosine", "fed/clip_rate", "fed/num_non_finite"} & columns(tmp_path)
@@ -339,7 +339,7 @@ def test_nobody_chooses_a_private_model_by_exact_updates(tmp_path):
     def best(folder):
         return pl.callbacks.ModelCheckpoint(folder / "best", monitor="fed/sim_mse")
 
-    with pytest.raises(ValueError, match="ModelCheckpoint watches 'fed/sim_mse', which is made of"):
+    with pytest.raises(ValueError, match="ModelCheckpoint watches 'fed/sim_mse', which is computed from"):
         run(tmp_path, best(tmp_path))
     run(tmp_path / "seeded", best(tmp_path / "seeded"), seed=0)
 
@@ -353,7 +353,7 @@ def test_no_file_of_a_private_run_is_named_by_exact_updates(tmp_path, name, auto
         )
 
     with pytest.raises(
-        ValueError, match="ModelCheckpoint names its files by 'fed/sim_mse', which is made of"
+        ValueError, match="ModelCheckpoint names its files by 'fed/sim_mse', which is computed from"
     ):
         run(tmp_path, named(tmp_path))
     assert not list((tmp_path / "best").glob("**/*.ckpt"))

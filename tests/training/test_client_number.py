@@ -60,7 +60,7 @@ def test_a_callback_that_crosses_clients_hears_who_trains():
 
 
 def test_code_that_asks_trains_one_client_at_a_time():
-    with pytest.warns(UserWarning, match="trainer.client is the number of one client"):
+    with pytest.warns(UserWarning, match="trainer.client needs a single client"):
         fed, trainer = fit(Asks())
     assert fed.fit.clients_per_step == 1
     assert trainer.callback_metrics["client"] == -1

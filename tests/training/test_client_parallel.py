@@ -189,7 +189,7 @@ class ScalesByNumPy(Classifier):
 
 
 def test_numbers_of_numpy_in_the_training_step_are_each_clients_own():
-    with pytest.warns(UserWarning, match="one client at a time.*Python's or NumPy's"):
+    with pytest.warns(UserWarning, match="one client at a time.*from Python or NumPy"):
         fed, _ = fit(ScalesByNumPy(), 3, max_epochs=1)
     assert fed.clients_per_step_chosen == 1
 

@@ -282,7 +282,7 @@ def test_a_plateau_of_batches_is_no_plateau():
             return loss
 
     module = Plateau()
-    with pytest.warns(UserWarning, match="follows that client within the round, and begins in the next"):
+    with pytest.warns(UserWarning, match="stepped with a client's metric, so its change ends with the round"):
         _, trainer = run(federated(), module)
     assert trainer.lr_scheduler_configs[0].scheduler.best == math.inf, "it has seen no client's loss"
 
@@ -354,7 +354,7 @@ def test_max_steps_are_one_client_s(max_steps, rounds, clients_per_step):
 @pytest.mark.parametrize("num_clients", [3, 12])  # of four batches, and of one
 def test_a_plateau_stepped_by_hand_on_batches_keeps_no_client_s_metric(where, num_clients):
     fed, module = federated(num_clients), ByHand(where)
-    with pytest.warns(UserWarning, match=r"begins in the next round where .*step it once a round"):
+    with pytest.warns(UserWarning, match="change ends with the round.*Step it with a validation metric"):
         run(fed, module)
     assert module.lr_schedulers().best == math.inf
     assert len(fed.records) == 2
@@ -431,13 +431,13 @@ def test_validates_after_whole_rounds():
 @pytest.mark.parametrize(
     ("flags", "cure"),
     [
-        ({"val_check_interval": 0.5}, "use check_val_every_n_epoch=1 to"),
-        ({"val_check_interval": 2}, "use check_val_every_n_epoch=1 to"),
-        ({"val_check_interval": 8, "check_val_every_n_epoch": None}, "use check_val_every_n_epoch=3 to"),
+        ({"val_check_interval": 0.5}, "Use check_val_every_n_epoch=1 to"),
+        ({"val_check_interval": 2}, "Use check_val_every_n_epoch=1 to"),
+        ({"val_check_interval": 8, "check_val_every_n_epoch": None}, "Use check_val_every_n_epoch=3 to"),
     ],
 )
 def test_validation_in_mid_round_is_told_the_equivalent(flags, cure):
-    with pytest.raises(ValueError, match=f"in the middle of a round of 3 batches a client, .*{cure}"):
+    with pytest.raises(ValueError, match=f"would validate during a round of 3 batches a client, .*{cure}"):
         run(federated(), Classifier(), **flags)
 
 
@@ -462,7 +462,7 @@ def test_reloads_the_loader_on_the_same_split():
 
     data = Growing(SAMPLES, BATCH)
     data.asked = []
-    with pytest.raises(ValueError, match=r"has 140 samples .* split over the clients was of 130"):
+    with pytest.raises(ValueError, match=r"has 140 samples .* but the partition has 130"):
         make_trainer(federated(), reload_dataloaders_every_n_epochs=1).fit(Classifier(), datamodule=data)
 
 

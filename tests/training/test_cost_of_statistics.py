@@ -8,7 +8,7 @@ from lightning_fedq.callbacks import Federated
 from lightning_fedq.mechanisms import LDPQ, FedAvg
 from tests.digits_run import Classifier, Digits, make_trainer
 
-WORDS = "running statistics travel with noise: backbone.1.running_mean, backbone.1.running_var, 16 of 642"
+WORDS = "Running statistics travel with noise: backbone.1.running_mean, backbone.1.running_var, 16 of 642"
 
 
 def run(mechanism, caplog, norm=nn.BatchNorm1d, **settings):
@@ -24,7 +24,7 @@ def run(mechanism, caplog, norm=nn.BatchNorm1d, **settings):
 @pytest.mark.filterwarnings("ignore:.*run can hardly learn")
 def test_is_said_where_there_is_noise(caplog):
     said = run(LDPQ(2.0), caplog)
-    assert WORDS in said and "GroupNorm in its place" in said
+    assert WORDS in said and "Use GroupNorm" in said
     assert "travel with noise" not in run(FedAvg(), caplog)
     assert "travel with noise" not in run(LDPQ(2.0), caplog, buffers="local")
     assert "travel with noise" not in run(LDPQ(2.0), caplog, norm=nn.LayerNorm)

@@ -91,7 +91,9 @@ def test_between_real_clients_it_is_the_time_to_answer():
     federated = fedq.Federated(fedq.LDPQ(1.0), 6, deadline=SLOW)
     assert time_limit(federated, None) == time_limit(federated, 30.0) == 30.0
     assert time_limit(fedq.Federated(fedq.LDPQ(1.0), 6), None) == 3600.0
-    with pytest.raises(ValueError, match=r"round_timeout=60.0 and Federated\(deadline=.* say two limits"):
+    with pytest.raises(
+        ValueError, match=r"round_timeout=60.0 and Federated\(deadline=.* differ\. Leave round_timeout out"
+    ):
         time_limit(federated, 60.0)
     server = FederatedServer(federated, None, None)
     assert not server.planner.plan(0, fedq.LDPQ(1.0)).dropped
@@ -100,9 +102,12 @@ def test_between_real_clients_it_is_the_time_to_answer():
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"deadline": SLOW, "dropout_probability": 0.1}, "both say who does not answer"),
-        ({"deadline": fedq.Deadline(30.0, [1.0, 2.0])}, "has 2 entries, and there are 6 clients"),
-        ({"deadline": SLOW, "cohort": fedq.FixedSize(3, secret=True), "diagnostics": False}, "S3, everybody"),
+        ({"deadline": SLOW, "dropout_probability": 0.1}, "both choose dropouts"),
+        ({"deadline": fedq.Deadline(30.0, [1.0, 2.0])}, "has 2 entries for 6 clients"),
+        (
+            {"deadline": SLOW, "cohort": fedq.FixedSize(3, secret=True), "diagnostics": False},
+            "S3, an answer from every",
+        ),
         ({"deadline": 30.0}, r"deadline must be Deadline\(seconds"),
     ],
 )
@@ -117,7 +122,7 @@ def test_what_does_not_go_together(settings, message):
 def test_numbers_out_of_range(name, value):
     with pytest.raises(ValueError, match=rf"Deadline\({name}=...\) must be"):
         fedq.Deadline(**{"seconds": 1.0, "durations": 1.0, name: value})
-    with pytest.raises(TypeError, match="one number or one a client"):
+    with pytest.raises(TypeError, match="one number, or one per client"):
         fedq.Deadline(1.0, durations=["1"])
 
 

@@ -191,7 +191,7 @@ def test_ranks_that_begin_a_round_with_something_else_all_stop_before_it_is_char
     found = [(0, rank._start_digests(), None) for rank in ranks]
     for rank in ranks:
         rank._strategy.group.gather = lambda obj, place: found
-        with pytest.raises(RuntimeError, match=rf"rank 1 has (an)?other {what} than rank 0 in round 1"):
+        with pytest.raises(RuntimeError, match=rf"Rank 1 has (an)?other {what} than rank 0 in round 1"):
             rank.start()
         assert rank.ledger.rounds == 0
 
@@ -292,7 +292,7 @@ def fed(mechanism=None, **options):
 def test_ranks_with_other_settings_are_refused_by_name():
     group = Meeting(1)
     group.broadcast = lambda facts, place: {**facts, "mechanism": "CorBin(9)"}
-    with pytest.raises(ValueError, match=r"rank 1 .* other settings .*: mechanism = LDPQ \(on rank 0 CorBin"):
+    with pytest.raises(ValueError, match=r"Rank 1 .* other settings .*: mechanism = LDPQ \(on rank 0 CorBin"):
         check_same_on_all_ranks(group, {"mechanism": "LDPQ", "seed": "3"})
     group.broadcast = lambda facts, place: facts
     check_same_on_all_ranks(group, {"mechanism": "LDPQ"})
@@ -307,7 +307,7 @@ def start(sizes, theirs):
 
 
 def test_ranks_with_other_sizes_of_clients_are_refused_by_name():
-    with pytest.raises(ValueError, match="rank 1 has 5 samples of client 2, and rank 0 has 6; start all"):
+    with pytest.raises(ValueError, match=r"Rank 1 has 5 samples of client 2, but rank 0 has 6\. Start all"):
         start([4, 4, 5], [4, 4, 6])
     start([4, 4, 5], [4, 4, 5])
 
@@ -336,7 +336,7 @@ def test_the_sum_goes_by_nccl_on_gpus_and_by_gloo_elsewhere():
 
 def test_of_cpus_any_will_do_and_of_accelerators_there_must_be_one_a_rank():
     assert on("cpu", local_rank=7).root_device == torch.device("cpu", 0)
-    with pytest.raises(ValueError, match=r"^rank 2 of this machine has no device .* devices=2; .*$"):
+    with pytest.raises(ValueError, match=r"^Rank 2 of this machine has no device.* devices=2.*$"):
         _ = on("cuda", local_rank=2).root_device
 
 
@@ -361,7 +361,7 @@ def test_the_end_of_a_fit_says_what_a_second_core_would_bring(monkeypatch, caplo
         federated = Federated(FedAvg(), 4, clients_per_step=1 if callbacks else 2, seed=0)
         with caplog.at_level("INFO"):
             make_trainer(federated, *callbacks).fit(Classifier(), datamodule=Digits(40))
-        lines = [r.getMessage() for r in caplog.records if "clients trained for" in r.getMessage()]
+        lines = [r.getMessage() for r in caplog.records if "Clients trained for" in r.getMessage()]
         assert len(lines) == said
         assert all("1 of 3 cores" in line and "devices=2" in line for line in lines)  # of two stacks
 

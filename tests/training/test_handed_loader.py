@@ -95,8 +95,8 @@ def test_a_trainer_of_the_other_package_is_told_so():
         max_epochs=1, callbacks=[federated()], accelerator="cpu", logger=False, enable_checkpointing=False
     )
     told = (
-        r"the Trainer is from lightning.pytorch, and lightning_fedq is bound to pytorch_lightning, which was "
-        r"imported first; import lightning.pytorch before lightning_fedq"
+        r"The Trainer is from lightning.pytorch, but lightning_fedq uses pytorch_lightning, which was "
+        r"imported first. Import lightning.pytorch before lightning_fedq"
     )
     with pytest.raises(ValueError, match=told):
         trainer.fit(BoringModel())

@@ -43,7 +43,7 @@ def test_without_its_journal_a_checkpoint_is_refused_and_with_a_seed_not(tmp_pat
         checkpoint = lost_round(tmp_path / str(seed), seed=seed)
         next((tmp_path / str(seed)).glob("ledger-*.jsonl")).unlink()
         if seed is None:
-            with pytest.raises(FileNotFoundError, match="what was sent after the checkpoint is not known"):
+            with pytest.raises(FileNotFoundError, match="of this checkpoint is missing or another run's"):
                 fit(tmp_path / "again", 4, resume=checkpoint, seed=seed)
         else:
             _, again = fit(tmp_path / "again", 4, resume=checkpoint, seed=seed)
@@ -109,7 +109,7 @@ def test_a_killed_round_of_an_unfrozen_vector_is_charged_at_its_length(tmp_path,
         trainer.fit(TwoLayers(change_at=9), datamodule=Digits(80), ckpt_path=checkpoint)
         assert again.ledger.dim == 610 and again.ledger.max_charges == 4
     else:  # four rounds of 90 coordinates would be within the target
-        with pytest.raises(RuntimeError, match="the privacy budget allows"):
+        with pytest.raises(RuntimeError, match="The privacy budget allows"):
             trainer.fit(TwoLayers(change_at=9), datamodule=Digits(80), ckpt_path=checkpoint)
 
 

@@ -152,9 +152,9 @@ def test_a_checkpoint_that_names_no_journal_is_refused_with_secret_keys_and_with
         torch.save(state, folder / "1.ckpt")
         settings = {"resume": folder / "1.ckpt", "fed": federation(4, seed=seed, local_epochs=1)}
         if seed is None:
-            with pytest.warns(UserWarning, match="names no journal: what was sent later is not in"):
+            with pytest.warns(UserWarning, match="names no journal, so this report does not count"):
                 report_of_checkpoint(folder / "1.ckpt", None, 1e-5, secagg=False)
-            with pytest.raises(ValueError, match="names no journal, so what was sent after it is not known"):
+            with pytest.raises(ValueError, match="names no journal, so later charges are not known"):
                 run(folder, **settings)
             start = module()
             start.load_state_dict(state["state_dict"])  # the cure: the weights alone
@@ -168,7 +168,7 @@ def test_a_folder_elsewhere_is_said_when_a_checkpoint_is_made(tmp_path, monkeypa
     trainer = make_trainer(fed, max_epochs=1, default_root_dir=tmp_path)
     trainer.fit(module(), datamodule=Digits(60))
     monkeypatch.setattr(pl.Trainer, "default_root_dir", "s3://bucket/runs")
-    with pytest.warns(UserWarning, match=r"no journal is kept in default_root_dir=s3://bucket/runs"):
+    with pytest.warns(UserWarning, match=r"No journal is kept, because default_root_dir=s3://bucket/runs"):
         trainer.save_checkpoint(tmp_path / "hand.ckpt")
 
 
@@ -177,7 +177,7 @@ def test_a_restart_that_does_not_resume_says_so_and_counts_both(tmp_path):
     """torchrun --max-restarts with no ckpt_path: the folder of the second run tells of both."""
     run(tmp_path, SavesItself(tmp_path), max_epochs=4)  # journal of rounds 3 and 4
     folder = fedq.RunFolder("second", str(tmp_path / "runs"), delta=1e-5)
-    with pytest.warns(UserWarning, match="another run of this federation has charged 2 rounds"):
+    with pytest.warns(UserWarning, match="Another run of this federation charged 2 rounds"):
         again = run(tmp_path, folder, max_epochs=3)
     assert again.ledger.max_charges == again.ledger.rounds == 5
     page = (tmp_path / "runs" / "second" / "privacy.md").read_text()
@@ -189,7 +189,7 @@ def test_a_journal_of_another_federation_or_of_other_terms_is_not_counted(tmp_pa
     assert run(tmp_path, max_epochs=1).ledger.rounds == 1
     other = Journal(tmp_path / "ledger-2.jsonl", "CorBin(epsilon=5.0, shared_bits=5)", 6)
     other.append(0, 0, "", None, 4, terms='{"clients": "real"}', ledger="x", number=1)
-    with pytest.warns(UserWarning, match="is not counted: these clients' rounds were charged with"):
+    with pytest.warns(UserWarning, match="is not counted: Rounds of these clients were charged with"):
         assert run(tmp_path, max_epochs=1).ledger.rounds == 1
 
 

@@ -95,7 +95,7 @@ def test_records_that_are_not_the_checkpoint_s_are_named(tmp_path, damage):
         other = {"cut": data[:-9], "changed": data.replace(b"4", b"3", 1), "another run's": b"{}\n" * 3}
         records.write_bytes(other[damage])
     kind = FileNotFoundError if damage == "missing" else ValueError
-    with pytest.raises(kind, match="back beside the checkpoint"):
+    with pytest.raises(kind, match="next to the checkpoint"):
         fit(tmp_path / "again", 4, resume=checkpoint, seed=3)
     records.write_bytes(data)
     fit(tmp_path / "again", 4, resume=checkpoint, seed=3)
@@ -140,7 +140,9 @@ def record(clients):
 
 
 def test_a_warning_names_ten_clients_and_counts_the_others():
-    with pytest.warns(UserWarning, match=r"round 4: the updates of clients \[7, 8\] held a NaN"):
+    with pytest.warns(UserWarning, match=r"Round 4: the updates of clients \[7, 8\] contain a NaN"):
         warn_round_failures(record([7, 8]))
-    with pytest.warns(UserWarning, match=r"clients \[0, 1, 2, 3, 4, 5, 6, 7, 8, 9\] and 30 more held a NaN"):
+    with pytest.warns(
+        UserWarning, match=r"clients \[0, 1, 2, 3, 4, 5, 6, 7, 8, 9\] and 30 more contain a NaN"
+    ):
         warn_round_failures(record(range(40)))

@@ -22,7 +22,7 @@ from tests.digits_run import Classifier, Digits, make_trainer
 CLIENTS, DELTA = 4, 1e-5
 pytestmark = [
     pytest.mark.filterwarnings("ignore:another run of this federation:UserWarning"),
-    pytest.mark.filterwarnings("ignore:these clients were charged for rounds:UserWarning"),
+    pytest.mark.filterwarnings("ignore:The ledger has rounds of a killed process:UserWarning"),
     pytest.mark.filterwarnings("ignore:Checkpoint directory:UserWarning"),
     pytest.mark.filterwarnings("ignore:The dirpath has changed:UserWarning"),
 ]
@@ -170,8 +170,8 @@ def limited(kind):
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("budget", "is spent: 3 rounds fit into it and 3 are done"),
-        ("target", "the privacy budget allows 3 rounds"),
+        ("budget", "is spent: 3 rounds fit into it, and 3 are done"),
+        ("target", "The privacy budget allows 3 rounds"),
     ],
 )
 def test_a_limit_holds_over_a_restart_that_does_not_resume(tmp_path, kind, words):

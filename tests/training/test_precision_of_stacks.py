@@ -108,10 +108,10 @@ class DrawsOfAGlobal(Classifier):
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        (OwnDraws, r"draws from a random generator of its own \(draws\)"),
+        (OwnDraws, r"draws from a separate random generator \(draws\)"),
         (
             DrawsOfAGlobal,
-            r"gradient of backbone\.weight is not that of the client alone.*of the largest.* apart",
+            r"gradient of backbone\.weight differs between a stack and the client alone.*the largest entry",
         ),
     ],
 )
@@ -149,7 +149,7 @@ def test_in_32_bits_nothing_is_put_down_to_rounding():
     found = _judge_difference(
         lambda in_32_bits: Rehearsal(None, 5, 0.0 if in_32_bits else 0.03, "net.weight")
     )
-    assert "net.weight is not that of the client alone: they are 0.03 of the largest apart" in found.obstacle
+    assert "net.weight differs between a stack and the client alone, by 0.03 of the" in found.obstacle
 
 
 class Half(Classifier):

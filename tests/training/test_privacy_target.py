@@ -148,10 +148,10 @@ def test_a_resumed_run_keeps_what_was_found_and_refuses_others(tmp_path):
     assert beyond.ledger.max_charges == 5, "the cure: the same noise, and what all rounds spend"
     weights = tmp_path / "weights.ckpt"
     whole.save_checkpoint(weights, weights_only=True)
-    with pytest.raises(ValueError, match=r"holds weights and no round.*ModelCheckpoint.*'state_dict'"):
+    with pytest.raises(ValueError, match=r"contains weights only.*ModelCheckpoint.*'state_dict'"):
         trained(federation(seed=1, clients=4), rounds=3, ckpt_path=weights)
     other = fedq.PrivacyTarget(2.0, 1e-5, "secagg_server")
-    with pytest.raises(ValueError, match="is of another privacy target: target = PrivacyTarget"):
+    with pytest.raises(ValueError, match="has another privacy target: target = PrivacyTarget"):
         trained(federation(seed=1, clients=4, privacy=other), rounds=3, ckpt_path=path)
     with pytest.raises(ValueError, match=r"asked = RotatedCoins.*kappa=4\.5.*here RotatedCoins.*kappa=3\.0"):
         trained(federation(fedq.RotatedCoins(1.0, kappa=3.0), seed=1, clients=4), rounds=3, ckpt_path=path)
@@ -189,7 +189,7 @@ def test_what_can_not_be_is_refused_before_the_first_round(settings, match):
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        ({}, "delta is missing; choose one below 1 / clients, 1e-5 say"),
+        ({}, "delta is missing. Choose one below 1 / clients, such as 1e-5"),
         ({"delta": 2.0}, "delta must be > 0 and below 1"),
         ({"delta": 1e-5, "epsilon": -1.0}, "epsilon must be > 0 and finite"),
         ({"delta": 1e-5, "adversary": "nobody"}, "adversary must be one of eavesdropper, .*got 'nobody'"),
@@ -225,12 +225,12 @@ def test_dropouts_and_lying_servers_are_allowed_for():
 
 def test_what_would_be_possible_is_said():
     hopeless = fedq.LDPQ(1.0)
-    with pytest.raises(ValueError, match=r"LDPQ can't meet epsilon 1e-09 .* still spend \S+; take fewer"):
+    with pytest.raises(ValueError, match=r"LDPQ can't meet epsilon 1e-09 .* still spend \S+. Use fewer"):
         calibrate(fedq.PrivacyTarget(1e-9, 1e-12, "server"), hopeless, setting_of(hopeless), 10)
     trusted = fedq.AggregateGaussian(1.0, 1.0)
     with pytest.raises(
         ValueError,
-        match=r"against the server that sees every message here: .*; it could be against an outsider",
+        match=r"against the server that sees every message here: .*. It could be against an outsider",
     ):
         calibrate(fedq.PrivacyTarget(8.0, 1e-5, "server"), trusted, setting_of(trusted), 10)
 
@@ -350,7 +350,7 @@ def test_a_target_goes_on_with_a_ledger_that_was_handed_on():
     trained(second, 2)
     assert second.mechanism == first.mechanism
     assert second.ledger.max_charges == 3 and second.ledger is first.ledger
-    with pytest.raises(ValueError, match="3 rounds of a client charged for RotatedCoins"):
+    with pytest.raises(ValueError, match="charged 3 rounds of a client for RotatedCoins"):
         trained(aimed(ledger=first.ledger), 2)
 
 
@@ -365,9 +365,9 @@ def test_a_target_over_a_round_goes_on_with_any_number_of_rounds():
 def test_a_ledger_of_other_settings_is_refused_when_the_mechanism_is_known_and_the_cure_works():
     first = aimed()
     trained(first, 3, callbacks=(StopsAfter(1),))
-    with pytest.raises(ValueError, match=r"1 rounds of a client charged for RotatedCoins.* less those 1,"):
+    with pytest.raises(ValueError, match=r"charged 1 rounds of a client for RotatedCoins.* less those 1,"):
         trained(aimed(ledger=first.ledger), 3)
-    with pytest.raises(ValueError, match="the ledger is of 20 clients"):
+    with pytest.raises(ValueError, match="The ledger is of 20 clients"):
         fedq.Federated(fedq.RotatedCoins(1.0), 10, privacy=TARGET, ledger=first.ledger)
     trained(aimed(ledger=first.ledger), 3 - 1)
     assert first.ledger.max_charges == 3

@@ -102,26 +102,26 @@ def test_nobody_else_knows_of_the_group(groups):
 
 def test_ranks_at_different_places_stop(groups):
     def meet(group):
-        with pytest.raises(RuntimeError, match="let all ranks do the same") as error:
+        with pytest.raises(RuntimeError, match="Let all ranks do the same") as error:
             group.gather(None, f"place {group.rank}")
         return str(error.value)
 
     first, second = on_both(groups, meet)
-    assert first.startswith("rank 1 is at 'place 1' while rank 0 is at 'place 0'")
-    assert second.startswith("rank 0 is at 'place 0' while rank 1 is at 'place 1'")
+    assert first.startswith("Rank 1 is at 'place 1' while rank 0 is at 'place 0'")
+    assert second.startswith("Rank 0 is at 'place 0' while rank 1 is at 'place 1'")
 
 
 def test_a_rank_that_is_gone_is_noticed_at_once(groups):
     first = groups[0]
     groups.pop()  # and with it its connections
-    with pytest.raises(RankLostError, match=r"rank 0 of 2 gets no answer.*fit\(ckpt_path=...\)"):
+    with pytest.raises(RankLostError, match=r"Rank 0 of 2 gets no answer.*fit\(ckpt_path=...\)"):
         first.gather(None, "here")
     assert first.is_lost
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_one_that_never_comes_is_not_waited_for_without_end(rank):
-    with pytest.raises(RankLostError, match=f"rank {rank} of 2 gets no answer"):
+    with pytest.raises(RankLostError, match=f"Rank {rank} of 2 gets no answer"):
         RankGroup(rank, 2, address(), "gloo", timedelta(seconds=1))
 
 

@@ -308,4 +308,4 @@ def test_a_target_is_not_exceeded_by_ranks_that_are_killed_and_go_on(tmp_path):
     assert found[0] == found[1]
     assert set(found[0]["charges"]) == {4} and len(found[0]["received"]) == 3
     assert found[0]["epsilon"] <= 50.0
-    assert "no further round is paid for" in said
+    assert "no further round can be charged" in said

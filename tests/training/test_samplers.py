@@ -153,7 +153,7 @@ def test_torch_s_own_batch_sampler_is_a_batch_size():
 def test_clients_that_cannot_draw():
     only_first = torch.zeros(NUM)
     only_first[0] = 1.0
-    message = "hold too few samples with a weight above zero .* use another partition, fewer clients"
+    message = "have too few samples with positive weights .* Use another partition, fewer clients"
     with pytest.raises(ValueError, match=message):
         run(federated(), batch_size=BATCH, sampler=WeightedRandomSampler(only_first, NUM))
 

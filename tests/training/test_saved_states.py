@@ -53,7 +53,7 @@ class Saves(pl.Callback):
 
 def test_a_persistent_metric_of_samples_is_in_no_checkpoint(tmp_path):
     trainer = make_trainer(DPSGD(20.0, 1.0, delta=1e-3), Saves(tmp_path))
-    with pytest.raises(ValueError, match=r"training changed seen.mean_value, seen.weight, which checkpoints"):
+    with pytest.raises(ValueError, match=r"Training changed seen.mean_value, seen.weight, which checkpoints"):
         trainer.fit(Counts("saved"), datamodule=Digits(60))
     assert [file.name for file in tmp_path.glob("*.ckpt")] == ["failed.ckpt"]
     saved = torch.load(tmp_path / "failed.ckpt", weights_only=True)["state_dict"]
@@ -155,7 +155,7 @@ def test_states_of_callbacks_and_data_modules_are_in_no_checkpoint(
 def test_spike_detection_decides_by_exact_losses(private):
     callback = private() if private else DPSGD(20.0, 1.0, delta=1e-3)
     trainer = make_trainer(callback, pl.callbacks.SpikeDetection())
-    with pytest.raises(ValueError, match="SpikeDetection ends the run by the exact losses of training steps"):
+    with pytest.raises(ValueError, match="SpikeDetection uses exact losses of training steps"):
         trainer.fit(Classifier(), datamodule=Digits(60))
 
 

@@ -273,7 +273,7 @@ def test_no_journal_is_written(tmp_path):
     ("settings", "words"),
     [
         ({"cohort": fedq.FixedSize(20, secret=True)}, "S1, .*size below 20"),
-        ({"privacy": fedq.PrivacyTarget(2.0, 1e-3, "server")}, "S5, .*limits the charges"),
+        ({"privacy": fedq.PrivacyTarget(2.0, 1e-3, "server")}, "S5, .*limits every client"),
         ({"client_metrics": "shared"}, "S8, .*client_metrics='none'"),
     ],
 )
@@ -301,7 +301,7 @@ def test_every_argument_was_looked_at():
 @pytest.mark.parametrize(
     ("mechanism", "words"),
     [
-        (fedq.FedAvg(), "S10, a claim towards outsiders"),
+        (fedq.FedAvg(), "S10, a claim against outsiders"),
         (fedq.CSGM(1.0, 1.0, 0.5), "S10, .*ZERO_OUT"),
         (fedq.SIGM(1.0, 1.0, 0.5), "S10, .*ZERO_OUT"),
         (fedq.CPA(epsilon=1.0), "S4, .*CPA"),
@@ -368,7 +368,7 @@ def test_a_run_is_not_resumed(tmp_path):
     path = tmp_path / "run.ckpt"
     trainer.save_checkpoint(path)
     for cohorts in ({}, {"cohort": 4}):
-        with pytest.raises(ValueError, match=r"is not resumed.*add the epsilons"):
+        with pytest.raises(ValueError, match=r"can't resume.*add both epsilons"):
             trainer_of(secret(**cohorts), rounds=5).fit(Line(), loader(), ckpt_path=path)
 
 

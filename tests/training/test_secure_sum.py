@@ -166,7 +166,7 @@ def test_too_many_dropouts_abort_the_round_and_the_run_goes_on(mode):
 
 
 def test_an_aborted_round_of_a_run_warns_is_charged_and_logged():
-    with pytest.warns(UserWarning, match=r"round \d was aborted, the model stays as it was: \[masked input"):
+    with pytest.warns(UserWarning, match=r"Round \d was aborted, so the model is unchanged: \[masked input"):
         federated, _ = run(fedq.SecAgg(threshold=8))
     aborted = [record for record in federated.records if record.aborted]
     assert aborted and len(federated.records) == 3
@@ -233,8 +233,8 @@ def test_noise_of_too_few_clients_is_not_released(secagg):
         assert bool(record.aborted) == (len(plan.dropped) > 1)
         assert torch.equal(engine.weights, before) == bool(record.aborted)
         if record.aborted and len(plan.survivors) >= 5:
-            assert f"{len(plan.dropped)} clients did not answer, the claims of" in record.aborted
-            assert record.aborted.endswith("allow for 1")
+            assert f"{len(plan.dropped)} clients did not answer, but the claims of" in record.aborted
+            assert record.aborted.endswith("allow 1")
     assert outcomes == {True, False} and engine.ledger.charges.tolist() == [6] * CLIENTS
 
 
@@ -253,7 +253,7 @@ def test_an_abandoned_round_is_a_new_attempt_with_new_masks():
 
 
 def test_weights_are_refused():
-    with pytest.raises(ValueError, match="no client can be weighted"):
+    with pytest.raises(ValueError, match="Client weights are impossible"):
         engine_of(fedq.LDPQ(1.0), fedq.SecAgg(), client_weights=torch.ones(CLIENTS))
 
 

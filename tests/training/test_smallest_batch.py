@@ -46,7 +46,7 @@ def run(module, data, **settings):
 @pytest.mark.parametrize("module", [normed, Pairs, Spread])
 def test_is_refused_by_name_with_the_cure(module):
     """48 samples in batches of 4: clients 3 and 4 hold nine, and the last batch of each is one sample."""
-    told = r"the last batch of clients 3, 4 has 1 of 4 samples, .* use drop_last=True"
+    told = r"The last batch of clients 3, 4 has 1 of 4 samples, .* Use drop_last=True"
     with pytest.raises(ValueError, match=told):
         run(module(), Digits(48, 4))
     assert len(run(module(), Digits(48, 4, drop_last=True))) == 2
@@ -66,7 +66,7 @@ def test_whatever_deals_out():
 
 def test_of_data_sets_of_their_own():
     own = [part(8), part(9, 8), part(8, 17)]
-    with pytest.raises(ValueError, match=r"the last batch of clients 1 has 1 of 4 samples"):
+    with pytest.raises(ValueError, match=r"The last batch of clients 1 has 1 of 4 samples"):
         run(normed(), FederatedDataModule(clients=own, batch_size=4), num_clients=3)
     assert run(normed(), FederatedDataModule(clients=own, batch_size=3), num_clients=3)
 

@@ -196,7 +196,7 @@ class Adds(Idiom):
 
 @pytest.mark.parametrize(
     ("kind", "reason"),
-    [(Computes, r"compute\(\) of MulticlassAccuracy"), (Adds, "the value of MulticlassAccuracy")],
+    [(Computes, r"compute\(\) of MulticlassAccuracy"), (Adds, "The value of MulticlassAccuracy")],
 )
 def test_metrics_whose_value_is_needed_in_the_step_go_one_client_at_a_time(kind, reason):
     alone, module = kind(), kind()

@@ -31,7 +31,7 @@ def said(caplog, federated, *callbacks):
 @pytest.mark.parametrize(
     ("mechanism", "settings", "words"),
     [
-        (fedq.FedAvg(), {}, "no client is protected, because FedAvg claims nothing against anybody"),
+        (fedq.FedAvg(), {}, "no client is protected, because FedAvg has no guarantee against any adversary"),
         (fedq.LDPQ(0.1), {"seed": 1}, "nothing is private, because the keys come from a seed"),
         (
             fedq.LDPQ(4.0),
@@ -53,11 +53,11 @@ def test_a_run_that_protects_nobody_says_so(mechanism, settings, words, caplog):
 def test_a_target_is_met_or_not_and_what_holds_beside_it_is_said(caplog):
     target = fedq.PrivacyTarget(8.0, 1e-5, "secagg_server")
     first, second = said(caplog, fedq.Federated(DDG, 20, secure_aggregation=fedq.SecAgg(), privacy=target))
-    assert first.startswith("privacy: Asked for epsilon 8 at delta 1e-05, towards the server behind")
+    assert first.startswith("privacy: Asked for epsilon 8 at delta 1e-05, against the server behind")
     assert "met, 8 spent over 2 rounds" in first
-    assert "8 towards an outsider" in second
+    assert "8 against an outsider" in second
     assert second.endswith(
-        "; if masks are broken, nothing useful towards the server that sees every message, "
+        "; if masks are broken, nothing useful against the server that sees every message, "
         "an eavesdropper on one uplink, the server with a client's partner"
     )
 
@@ -67,7 +67,7 @@ def test_without_a_target_the_smallest_epsilon_comes_first(caplog):
     first, _ = said(caplog, fedq.Federated(mechanism, 20, secure_aggregation=fedq.SecAgg()))
     assert (
         first.startswith("privacy: No target. The smallest epsilon at delta 1e-05 over ")
-        and "towards" in first
+        and "against" in first
     )
 
 
@@ -79,16 +79,16 @@ def test_no_row_behind_masks_that_did_not_run(caplog):
 def test_masks_that_were_only_counted_meet_no_target(caplog):
     target, secagg = fedq.PrivacyTarget(8.0, 1e-5, "secagg_server"), fedq.SecAgg(run="accounted")
     federated = fedq.Federated(DDG, 20, secure_aggregation=secagg, privacy=target)
-    with pytest.warns(UserWarning, match="masking is accounted for only"):
+    with pytest.warns(UserWarning, match="Masking is accounted for only"):
         first, second = said(caplog, federated)
     assert "NOT met: masks were only counted, so whoever ran this saw every message" in first
     assert (
         "if masks are broken" not in second
-        and "nothing useful towards the server that sees every message, an eavesdropper" in second
+        and "nothing useful against the server that sees every message, an eavesdropper" in second
     )
 
 
-@pytest.mark.filterwarnings("ignore:.*masking is accounted for only")
+@pytest.mark.filterwarnings("ignore:.*Masking is accounted for only")
 def test_a_target_that_is_not_met_is_the_headline_and_masks_that_did_not_run_have_no_epsilon(
     tmp_path, capsys
 ):

@@ -175,7 +175,7 @@ class Counted(Net):
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        (lambda found: found[:3], "let both be the same"),
+        (lambda found: found[:3], "Use the same size in both"),
         (lambda found: found / 0, "not finite"),
         (lambda found: {}["a key"], "a key"),
     ],
@@ -206,7 +206,7 @@ def test_a_run_in_which_no_statistic_is_released_ends_with_words(rounds):
 
     net = Net()
     federated = fedq.Federated(GAUSSIAN, 20, cohort=10, statistics=Statistics(4, 0.3, rounds))
-    with pytest.raises(RuntimeError, match=f"none of {rounds} rounds .* too few for this test; they stay"):
+    with pytest.raises(RuntimeError, match=f"None of {rounds} rounds .* too few for this test"):
         make_trainer(federated, Aborts(), max_epochs=4).fit(net, datamodule=Digits(400))
     assert net.calls == 0 and federated.ledger.rounds == rounds
 

@@ -102,13 +102,13 @@ def test_strings_in_a_batch_say_why():
     def named(samples):
         return {**padded(samples), "names": [str(tokens.tolist()) for tokens, _ in samples]}
 
-    with pytest.warns(UserWarning, match="strings and objects that differ"):
+    with pytest.warns(UserWarning, match="strings or objects"):
         found = fit(8, 4, collate=named)
     assert torch.equal(found[1], fit(1, 4, collate=named)[1])
 
 
 def test_a_recurrent_layer_goes_one_client_at_a_time():
-    with pytest.warns(UserWarning, match=r"one client at a time.*middle \(LSTM\) keeps a list"):
+    with pytest.warns(UserWarning, match=r"one client at a time.*middle \(LSTM\) stores a list"):
         found = fit(8, 4, Text(recurrent=True))
     assert found[0] == 1
     assert torch.equal(found[1], fit(1, 4, Text(recurrent=True))[1])

@@ -79,13 +79,13 @@ def test_what_unfreezes_goes_through_the_mechanism(way, clients_per_step, caplog
     assert fed.engine is not None and fed.engine.segments == (512, 8, 80, 10)
     assert fed.ledger.dim == 610 and fed.ledger.max_charges == 3
     assert [record.uplink_bits for record in fed.records] == [32 * 90 * 4] + [32 * 610 * 4] * 2
-    assert "round 2: backbone.0.weight, backbone.0.bias (520 coordinates) join" in caplog.text
+    assert "Round 2: backbone.0.weight, backbone.0.bias (520 coordinates) join" in caplog.text
 
 
 def test_nothing_unfreezes_where_few_parameters_cost_more():
     """`RotatedAxes`, 20 rounds at 0.5: 9.17 among many axes, 9.86 among those of three parameters."""
     fed, module = federated(RotatedAxes(0.5, 1.0)), TwoLayers()
-    with pytest.raises(ValueError, match=r"round 2: .* \(520 coordinates\) join, and RotatedAxes can't be"):
+    with pytest.raises(ValueError, match=r"Round 2: .* \(520 coordinates\) join, but RotatedAxes can't be"):
         make_trainer(fed, max_epochs=3).fit(module, datamodule=Digits(80))
     assert fed.engine is not None and fed.ledger.dim == 90
     assert torch.equal(weights_of(module.backbone[2]), fed.engine.weights)
@@ -146,7 +146,7 @@ def test_a_budget_that_cannot_pay_for_more_parameters_stops_before_the_round(tmp
     fed = Federated(LDPQ(epsilon=0.5), CLIENTS, clients_per_step=1)
     module = TwoLayers(change_at=2)
     trainer = make_trainer(fed, budget, keep, max_epochs=5, enable_checkpointing=True)
-    with pytest.raises(RuntimeError, match=r"the privacy budget allows .* rounds"):
+    with pytest.raises(RuntimeError, match=r"The privacy budget allows .* rounds"):
         trainer.fit(module, datamodule=Digits(80))
     assert len(fed.records) == 2
     saved = torch.load(tmp_path / "epoch=1.ckpt", weights_only=True)["state_dict"]
@@ -184,6 +184,6 @@ def test_resumed_after_an_unfreezing(tmp_path, way):
 def test_the_best_model_of_a_shorter_vector_is_given_up():
     best = ReloadBest(patience=1)
     module = TwoLayers()
-    with pytest.warns(UserWarning, match="joined or left since the best model"):
+    with pytest.warns(UserWarning, match="were added or removed since the best model"):
         make_trainer(federated(Silent()), best, max_epochs=3).fit(module, datamodule=Digits(80))
     assert best.num_reloads == 0

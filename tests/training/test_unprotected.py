@@ -35,12 +35,12 @@ def test_a_private_run_says_what_stayed_and_what_only_a_simulation_knows(tmp_pat
     run(tmp_path)
     stayed, exact, seconds, *more, rest = section(tmp_path)
     (holdings,) = [line for line in more if "holdings" in line]
-    assert any(line.startswith("Isolation of the clients was tried") for line in more)
-    assert stayed.startswith("Not out: `train_secret`, `train_other`, `hook_secret`, `epoch_secret`")
-    assert "`clients/` of this folder only" in stayed and "do not hand it on" in stayed
+    assert any(line.startswith("Isolation of the clients was tested") for line in more)
+    assert stayed.startswith("Not released: `train_secret`, `train_other`, `hook_secret`, `epoch_secret`")
+    assert "`clients/` of this folder only" in stayed and "Do not share `clients/`" in stayed
     assert "`fed/sim_mse`" in exact and "CSVLogger" in exact and exact.endswith("and in no checkpoint.")
     assert "clients/holdings.csv" in holdings
-    assert "`seconds`" in seconds and "is not seen here" in rest
+    assert "`seconds`" in seconds and "Not seen: values" in rest
 
 
 def test_shared_metrics_are_named_with_their_places(tmp_path):
@@ -57,11 +57,11 @@ def test_dropped_metrics_are_named(tmp_path):
 
 
 def test_clients_that_are_not_finite_lengths_and_numbers_of_samples(tmp_path):
-    with pytest.warns(UserWarning, match="held a NaN"):
+    with pytest.warns(UserWarning, match="contain a NaN"):
         _, fed = run(tmp_path, module=SendsNothingUseful(), mechanism=FedAvg(), weighting="samples")
     bad = list(fed.records[0].non_finite_clients)
     assert any(
-        f"by name on the screen and in no checkpoint: {in_short(bad)};" in line for line in section(tmp_path)
+        f"named on the screen and in no checkpoint: {in_short(bad)}." in line for line in section(tmp_path)
     )
     assert any("its weight in the mean" in line for line in section(tmp_path))
     run(tmp_path / "codes", mechanism=LayeredGaussian(1.0, 1.0))
@@ -95,7 +95,10 @@ def test_a_checkpoint_refers_to_the_folder_of_its_run(tmp_path):
 
 @pytest.mark.parametrize(
     ("seed", "words"),
-    [(None, "keys from the operating system: secret, and not reproducible"), (0, "keys from a seed")],
+    [
+        (None, "Keys come from the operating system: they are secret, and the run is not reproducible"),
+        (0, "Keys come from a seed"),
+    ],
 )
 def test_the_start_says_once_where_keys_come_from(seed, words, caplog):
     fed = Federated(LDPQ(0.1), 4, seed=seed, clients_per_step=1)
@@ -124,7 +127,7 @@ def test_the_clients_own_files_are_no_part_of_what_is_sent(tmp_path, monkeypatch
     assert (tmp_path / "run" / "clients" / "0.jsonl").is_file() and not any(".jsonl" in path for path in sent)
     logged = {item.key or "/".join(item.nested_key) for r in records for item in r.history.item}
     assert "fed/round" in logged and not any("secret" in name or "train_other" in name for name in logged)
-    assert any("W&B: how many samples" in line for line in section(tmp_path))
+    assert any("W&B gets each client's number of samples" in line for line in section(tmp_path))
     assert torch.isfinite(fed.engine.weights).all()
 
 
@@ -151,7 +154,8 @@ def test_a_loss_scale_and_steps_by_hand_are_listed(tmp_path):
     run(tmp_path / "scaled", plugins=[pl.plugins.MixedPrecision("16-mixed", "cpu", scaler)])
     assert any(line.startswith("The loss scale of 16-mixed") for line in section(tmp_path / "scaled"))
     run(tmp_path / "by hand", module=ByHand())
-    assert any("How many steps clients took: `global_step`" in line for line in section(tmp_path / "by hand"))
+    told = "The number of steps that clients took: `global_step`"
+    assert any(told in line for line in section(tmp_path / "by hand"))
 
 
 # ---- A run whose noise swamps its updates is warned about before its first round, with what would do ----

@@ -41,7 +41,7 @@ def test_most_significant_bit_first_and_padded_with_zeros():
     [(FixedLength(3), 8), (FixedLength(3), -1), (FixedLength(3, True), 4), (FixedLength(3, True), -5)],
 )
 def test_a_symbol_that_does_not_fit_is_refused(code, value):
-    with pytest.raises(ValueError, match="symbols must lie in"):
+    with pytest.raises(ValueError, match="Symbols must be in"):
         code.pack(torch.tensor([0, value]))
 
 
@@ -121,7 +121,7 @@ def test_any_bytes_are_read_or_refused_by_one_error(code):
 @every_code
 def test_what_is_too_long_for_its_symbols_is_not_read(code):
     longest = code.max_bytes(COUNT)
-    with pytest.raises(UndecodableError, match=TOO_LONG.get(type(code), "symbols take .* bytes at most")):
+    with pytest.raises(UndecodableError, match=TOO_LONG.get(type(code), "symbols take at most .* bytes")):
         code.unpack(bytes(longest + 1), COUNT)
 
 

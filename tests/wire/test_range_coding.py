@@ -65,20 +65,20 @@ def test_every_flipped_bit_and_every_other_length_is_noticed():
         for bit in range(8)
     ]
     for wrong in bad:
-        with pytest.raises(ValueError, match="checksum of the message is wrong; it is truncated"):
+        with pytest.raises(ValueError, match=r"checksum of the message is wrong\. The message is truncated"):
             code.unpack(wrong, 60)
 
 
 def test_range_coding_refuses_bad_streams():
     code = ConditionalRange(np.zeros(100), np.ones(100), (100,))
     stream = code.pack(torch.arange(100))
-    with pytest.raises(ValueError, match="messages of 100 symbols, asked for 7"):
+    with pytest.raises(ValueError, match="for 100 symbols, got count=7"):
         code.unpack(stream, 7)
-    with pytest.raises(ValueError, match="starts with mode 0 or 1"):
+    with pytest.raises(ValueError, match="must start with mode 0 or 1"):
         code.unpack(summed(b"\x07" + stream[1:-4]), 100)
-    with pytest.raises(ValueError, match="hold more than 100 symbols of these steps; wrong dither"):
+    with pytest.raises(ValueError, match=r"hold more than 100 symbols of these steps\. Check the dither"):
         code.unpack(summed(stream[:-4] + bytes(range(64))), 100)
-    with pytest.raises(ValueError, match="do not hold 100 symbols of these steps; wrong dither"):
+    with pytest.raises(ValueError, match=r"do not hold 100 symbols of these steps\. Check the dither"):
         code.unpack(summed(stream[:-5]), 100)
     with pytest.raises(ValueError, match="one value per coordinate, 100"):
         ConditionalRange(np.zeros(3), np.ones(3), (100,))

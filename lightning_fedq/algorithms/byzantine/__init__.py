@@ -1,1 +1,1 @@
-"""Clients that lie: attacks, robust rules, and how many a report counts."""
+"""Byzantine clients: attacks, robust rules, and the number that a report counts."""

@@ -14,20 +14,20 @@ from lightning_fedq.mechanisms.interface import Mechanism, RoundContext
 from lightning_fedq.rounds import RoundPlan
 
 Weighting = Literal["uniform", "samples", "inverse_variance"]
-"""How much each client counts: alike, by its data, or by one over its noise."""
+"""Weight of each client: equal, by its number of samples, or by one over its noise variance."""
 
 
 def inverse_variance_weights(mechanism: Mechanism, segments: Sequence[int], num_clients: int) -> Tensor:
-    """Weights of a mean over clients whose messages are differently noisy, `(num_clients,)`. They sum to one.
+    """Return weights `(num_clients,)` of sum one, for a mean over clients with different noise.
 
-    One over each client's noise bound: proportional to tanh^2(epsilon / 2) where only the coins of a one-bit
-    mechanism make noise. The mean is then one of clients that count differently, which is a choice: it is no
-    longer the mean of all clients' updates unless these agree.
+    A weight is one over the client's noise bound. It is proportional to tanh^2(epsilon / 2) if only the
+    randomised response of a one-bit mechanism makes noise. The weighted mean estimates the mean of all
+    clients' updates only if these agree, so the weights are a choice.
 
     Args:
-        mechanism: Says how noisy each client is.
+        mechanism: Mechanism with the noise bound of each client.
         segments: Length of each segment of the model.
-        num_clients: Clients 0 to num_clients - 1.
+        num_clients: Number of clients, which are 0 to num_clients - 1.
 
     Raises:
         ValueError: If the mechanism has no noise bound, or no noise.
@@ -39,8 +39,8 @@ def inverse_variance_weights(mechanism: Mechanism, segments: Sequence[int], num_
         variance = mechanism.noise_variance(context, (client,))
         if variance is None or not bool((variance > 0).all()):
             raise ValueError(
-                f"{type(mechanism).__name__} has no noise bound > 0, so there is nothing to weight by; "
-                "use weighting='uniform'"
+                f"{type(mechanism).__name__} has no noise bound > 0, which weights need. "
+                "Use weighting='uniform'."
             )
         weights[client] = 1.0 / variance.mean()
     return weights / weights.sum()
@@ -50,18 +50,19 @@ def inverse_variance_weights(mechanism: Mechanism, segments: Sequence[int], num_
 class RobustAggregation:
     """Byzantine-robust aggregation of the decoded messages, with or without bucketing.
 
-    It needs to see every client's message: behind secure aggregation the server sees the sum only, and
-    per-client filters are impossible. On one-bit messages use buckets: the median of single signs is a
-    majority vote. A range rule that follows the decoded size (`AdaptiveRange`) then feeds on the noise of
-    single rows; take `FixedRange`.
+    Take it if some clients may be Byzantine and the server sees every client's message. Behind secure
+    aggregation the server sees the sum only, so filters per client are impossible. Use buckets for one-bit
+    messages, because the median of single signs is a majority vote. Use `FixedRange` in place of
+    `AdaptiveRange`, which would follow the noise of single messages.
 
     Args:
-        rule: A rule of `byzantine.robust`.
-        num_byzantine: How many rows (buckets, if there are any) the rule has to withstand, >= 0; for
-            trimmed_mean, krum and multi_krum.
-        bucket_size: Clients per bucket, >= 1; 1 is without buckets. Who shares one is drawn every round.
+        rule: Rule of `byzantine.robust`.
+        num_byzantine: Number of rows (or of buckets) that the rule has to tolerate, >= 0, for trimmed_mean,
+            krum and multi_krum.
+        bucket_size: Number of clients per bucket, >= 1. 1 is without buckets. The members are drawn every
+            round.
 
-    Example:
+    Examples:
         >>> RobustAggregation("trimmed_mean", num_byzantine=2)  # Federated(..., aggregator=this)
         RobustAggregation(rule='trimmed_mean', num_byzantine=2, bucket_size=1)
     """
@@ -79,10 +80,10 @@ class RobustAggregation:
 
     @property
     def min_clients(self) -> int:
-        """Fewest clients that the rule can work with."""
-        most = self.num_byzantine
-        told = {"trimmed_mean": 2 * most + 1, "krum": most + 3, "multi_krum": most + 3}
-        return (told.get(self.rule, 1) - 1) * self.bucket_size + 1
+        """Fewest clients with which the rule works."""
+        count = self.num_byzantine
+        min_rows = {"trimmed_mean": 2 * count + 1, "krum": count + 3, "multi_krum": count + 3}
+        return (min_rows.get(self.rule, 1) - 1) * self.bucket_size + 1
 
     def __call__(self, rows: Tensor, plan: RoundPlan) -> Tensor:
         """Aggregate `(n, dim)` rows to `(dim,)`. The plan's seed draws the buckets."""
@@ -90,8 +91,12 @@ class RobustAggregation:
             generator = torch.Generator().manual_seed(plan.stream_seed("buckets"))
             rows = robust.bucketing(rows, torch.randperm(len(rows), generator=generator), self.bucket_size)
         if self.rule in ("trimmed_mean", "krum", "multi_krum"):
-            told = {"trimmed_mean": robust.trimmed_mean, "krum": robust.krum, "multi_krum": robust.multi_krum}
-            return told[self.rule](rows, self.num_byzantine)
+            rules = {
+                "trimmed_mean": robust.trimmed_mean,
+                "krum": robust.krum,
+                "multi_krum": robust.multi_krum,
+            }
+            return rules[self.rule](rows, self.num_byzantine)
         plain = {
             "mean": robust.mean,
             "median": robust.median,
@@ -101,7 +106,7 @@ class RobustAggregation:
         return plain[self.rule](rows)
 
     def warn_if_broken(self, num_clients: int, fraction: float) -> None:
-        """Warn if that share of Byzantine clients exceeds the breakdown point. One spoils a whole bucket."""
+        """Warn if the share of Byzantine clients exceeds the breakdown point. One client spoils a bucket."""
         buckets = -(-num_clients // self.bucket_size)
         spoilt = min(fraction * num_clients / buckets, 1.0 - 1e-9)
         robust.check_breakdown(self.rule, buckets, spoilt, self.num_byzantine)

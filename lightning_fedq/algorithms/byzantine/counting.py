@@ -1,4 +1,4 @@
-"""Number of clients of a cohort that lie in a simulation."""
+"""Number of Byzantine clients in a cohort of a simulation."""
 
 from typing import Protocol, runtime_checkable
 
@@ -8,14 +8,14 @@ from lightning_fedq.rounds import RoundPlanner
 
 @runtime_checkable
 class ByzantineCallback(Protocol):
-    """A callback that makes clients of a simulation lie."""
+    """Callback that makes clients of a simulation Byzantine."""
 
     def num_byzantine(self, num_clients: int) -> int:
-        """Number of Byzantine clients among so many."""
+        """Return the number of Byzantine clients among `num_clients`."""
 
 
 def count_byzantine(trainer: pl.Trainer, planner: RoundPlanner) -> int:
-    """Clients of a cohort, at most, that the trainer's callbacks make lie."""
+    """Return the largest number of clients of a cohort that the trainer's callbacks make Byzantine."""
     callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
     numbers = [c.num_byzantine(planner.num_clients) for c in callbacks if isinstance(c, ByzantineCallback)]
     return min(sum(numbers), planner.cohort_size)

@@ -1,15 +1,15 @@
-"""Robust means of a stack of vectors, some of which lie: any may be arbitrary, NaN and infinity included.
+"""Robust means of several vectors, some of which are Byzantine: arbitrary, NaN and infinity included.
 
-Every rule first replaces a row that is not finite by a row of zeros, so that no such row ever reaches
-arithmetic, and it still counts as one of the `num_byzantine` rows that the rule has to withstand. What a rule
-withstands is its breakdown point; `check_breakdown` warns where the Byzantine clients exceed it.
+Every rule first replaces a row that is not finite by a row of zeros. Such a row never enters arithmetic, and
+still counts as one of the `num_byzantine` rows that the rule has to tolerate. The number of Byzantine rows
+that a rule tolerates is its breakdown point. `check_breakdown` warns if the Byzantine clients exceed it.
 
 References:
     Yin et al., Byzantine-Robust Distributed Learning, ICML 2018 (median, trimmed mean).
     Blanchard et al., Machine Learning with Adversaries, NeurIPS 2017 (Krum, multi-Krum).
     Pillutla et al., Robust Aggregation for Federated Learning, 2019 (geometric median, smoothed Weiszfeld).
-    Karimireddy et al., Learning from History, ICML 2021 (centred clipping); and Byzantine-Robust
-    Learning on Heterogeneous Datasets via Bucketing, ICLR 2022.
+    Karimireddy et al., Learning from History, ICML 2021 (centred clipping).
+    Karimireddy et al., Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing, ICLR 2022.
 """
 
 import math
@@ -37,47 +37,47 @@ def finite_rows(rows: Tensor) -> Tensor:
 
 
 def mean(rows: Tensor) -> Tensor:
-    """Plain mean of the rows that are finite after `finite_rows`. Withstands nobody who is finite."""
+    """Return the plain mean of the rows after `finite_rows`. It tolerates no finite Byzantine row."""
     return finite_rows(rows).mean(0)
 
 
 def median(rows: Tensor) -> Tensor:
-    """Coordinate-wise median, the mean of the middle two for an even number of rows.
+    """Return the coordinate-wise median, the mean of the middle two for an even number of rows.
 
     Args:
         rows: `(n, dim)` floats.
     """
     ordered = finite_rows(rows).sort(0).values
-    # torch.median takes the lower of the two
+    # torch.median would take the lower of the two
     return (ordered[(len(rows) - 1) // 2] + ordered[len(rows) // 2]) / 2
 
 
 def trimmed_mean(rows: Tensor, num_byzantine: int) -> Tensor:
-    """Coordinate-wise mean without the `num_byzantine` smallest and the `num_byzantine` largest values.
+    """Return the coordinate-wise mean without the `num_byzantine` smallest and largest values.
 
     Args:
         rows: `(n, dim)` floats, n > 2 num_byzantine.
-        num_byzantine: How many rows to withstand, >= 0.
+        num_byzantine: Number of rows to tolerate, >= 0.
 
     Raises:
-        ValueError: If nothing would be left.
+        ValueError: If no value would be left.
     """
     _check_tolerated(rows, num_byzantine, 2 * num_byzantine < len(rows), "n > 2 num_byzantine")
     return finite_rows(rows).sort(0).values[num_byzantine : len(rows) - num_byzantine].mean(0)
 
 
 def krum(rows: Tensor, num_byzantine: int) -> Tensor:
-    """The row whose n - num_byzantine - 2 nearest others are nearest. See `multi_krum`."""
+    """Return the row that is closest to its n - num_byzantine - 2 nearest neighbours. See `multi_krum`."""
     return multi_krum(rows, num_byzantine, 1)
 
 
 def multi_krum(rows: Tensor, num_byzantine: int, count: int | None = None) -> Tensor:
-    """Mean of the rows that lie closest to their n - num_byzantine - 2 nearest neighbours.
+    """Return the mean of the rows that are closest to their n - num_byzantine - 2 nearest neighbours.
 
     Args:
         rows: `(n, dim)` floats, n >= num_byzantine + 3 (robustness is proven for n >= 2 num_byzantine + 3).
-        num_byzantine: How many rows to withstand, >= 0.
-        count: How many rows to average, 1 to n; n - num_byzantine if None.
+        num_byzantine: Number of rows to tolerate, >= 0.
+        count: Number of rows to average, 1 to n. None takes n - num_byzantine.
 
     Raises:
         ValueError: If n or count does not fit.
@@ -87,37 +87,37 @@ def multi_krum(rows: Tensor, num_byzantine: int, count: int | None = None) -> Te
     count = size - num_byzantine if count is None else count
     if not 1 <= count <= size:
         raise ValueError(f"count must be in [1, n = {size}], got {count}")
-    kept = finite_rows(rows)
-    # Distances in float64 after scaling, so that huge rows can't overflow into infinities or NaN.
-    scaled = kept.double() / kept.abs().max().clamp(min=1e-300).double()
-    # by matrix products, distances of near rows cancel
+    finite = finite_rows(rows)
+    # distances in float64 after scaling, so that huge rows can't overflow into infinities or NaN
+    scaled = finite.double() / finite.abs().max().clamp(min=1e-300).double()
+    # without matrix products, because distances of close rows would cancel
     distances = torch.cdist(scaled, scaled, compute_mode="donot_use_mm_for_euclid_dist").square()
-    distances.fill_diagonal_(math.inf)  # a row is no neighbour of its own
+    distances.fill_diagonal_(math.inf)  # a row is not its own neighbour
     scores = distances.sort(1).values[:, : size - num_byzantine - 2].sum(1)
-    chosen: Tensor = kept[scores.argsort(stable=True)[:count]].mean(0)
+    chosen: Tensor = finite[scores.argsort(stable=True)[:count]].mean(0)
     return chosen
 
 
 def geometric_median(rows: Tensor, iterations: int = 100, smoothing: float = 1e-6) -> Tensor:
-    """The point with the least sum of distances to all rows, by Weiszfeld's iteration from the median.
+    """Return the point with the smallest sum of distances to all rows (Weiszfeld's iteration).
 
     Args:
         rows: `(n, dim)` floats.
         iterations: Largest number of steps, >= 1.
-        smoothing: Distances below this fraction of the median distance count as that, > 0.
+        smoothing: Distances below this fraction of the median distance count as that fraction, > 0.
     """
-    kept = finite_rows(rows)
-    values = kept.double()
+    finite = finite_rows(rows)
+    values = finite.double()
     point = median(values)
     for _ in range(iterations):
         distances = (values - point).norm(dim=1)
         floor = smoothing * float(distances.median())
-        weights = 1.0 / distances.clamp(min=max(floor, 1e-300))  # the median may lie on a row
+        weights = 1.0 / distances.clamp(min=max(floor, 1e-300))  # the median may equal a row
         moved: Tensor = (weights / weights.sum()) @ values
         if bool((moved - point).norm() <= 1e-9 * distances.median().clamp(min=1e-300)):
             break
         point = moved
-    return point.to(kept.dtype)
+    return point.to(finite.dtype)
 
 
 def centered_clipping(rows: Tensor, radius: float | None = None, iterations: int = 3) -> Tensor:
@@ -125,8 +125,9 @@ def centered_clipping(rows: Tensor, radius: float | None = None, iterations: int
 
     Args:
         rows: `(n, dim)` floats.
-        radius: Longest offset of one row in one step, > 0; None takes the median distance to the centre.
-        iterations: Steps, >= 1.
+        radius: Largest norm of one row's offset in one step, > 0. None takes the median distance to the
+            centre.
+        iterations: Number of steps, >= 1.
 
     Raises:
         ValueError: If radius or iterations is out of range.
@@ -135,32 +136,32 @@ def centered_clipping(rows: Tensor, radius: float | None = None, iterations: int
         raise ValueError(f"radius must be > 0 or None, got {radius}")
     if iterations < 1:
         raise ValueError(f"iterations must be >= 1, got {iterations}")
-    kept = finite_rows(rows)
-    values = kept.double()
+    finite = finite_rows(rows)
+    values = finite.double()
     center = median(values)
     for _ in range(iterations):
         offsets = values - center
         lengths = offsets.norm(dim=1).clamp(min=1e-300)
         longest = float(lengths.median()) if radius is None else radius
         center = center + (offsets * (longest / lengths).clamp(max=1.0)[:, None]).mean(0)
-    return center.to(kept.dtype)
+    return center.to(finite.dtype)
 
 
 def bucketing(rows: Tensor, order: Tensor, size: int) -> Tensor:
-    """Means of buckets of `size` rows, for any rule to follow. A Byzantine client spoils one bucket.
+    """Return means of buckets of `size` rows, as rows for any rule. A Byzantine client spoils one bucket.
 
-    For one-bit messages it is what makes a rule more than a majority vote: single signs have no outliers.
+    One-bit messages need buckets: single signs have no outliers, so a rule on them is a majority vote.
 
     Args:
         rows: `(n, dim)` floats.
-        order: `(n,)` int64, a random permutation that the Byzantine clients could not foresee.
-        size: Rows per bucket, >= 1; the last bucket may hold fewer.
+        order: `(n,)` int64, a random permutation that the Byzantine clients could not predict.
+        size: Number of rows per bucket, >= 1. The last bucket may have fewer.
 
     Returns:
         `(ceil(n / size), dim)`.
 
     Raises:
-        ValueError: If size < 1 or order is no permutation.
+        ValueError: If size < 1 or order is not a permutation.
     """
     if size < 1:
         raise ValueError(f"size must be >= 1, got {size}")
@@ -170,11 +171,12 @@ def bucketing(rows: Tensor, order: Tensor, size: int) -> Tensor:
 
 
 def breakdown_point(rule: Rule, num_rows: int, num_byzantine: int = 0) -> int:
-    """Most rows that may lie arbitrarily without the result leaving the honest rows' reach.
+    """Return the largest number of arbitrary rows that can't move the result beyond the honest rows.
 
     Args:
-        num_rows: n.
-        num_byzantine: What the rule was told to withstand, for trimmed mean and Krum.
+        rule: Rule of this module.
+        num_rows: Number of rows n.
+        num_byzantine: Number of rows that the rule was set to tolerate, for trimmed mean and Krum.
     """
     if rule in ("mean", "trimmed_mean"):
         return 0 if rule == "mean" else num_byzantine
@@ -184,29 +186,31 @@ def breakdown_point(rule: Rule, num_rows: int, num_byzantine: int = 0) -> int:
 
 
 def check_breakdown(rule: Rule, num_rows: int, fraction: float, num_byzantine: int = 0) -> None:
-    """Warn if the share of Byzantine clients exceeds what the rule withstands.
+    """Warn if the share of Byzantine clients exceeds the rule's breakdown point.
 
     Args:
-        num_rows: n, the rows that the rule will see.
+        rule: Rule of this module.
+        num_rows: Number of rows n that the rule will see.
         fraction: Share of Byzantine clients, in [0, 1).
-        num_byzantine: What the rule was told to withstand.
+        num_byzantine: Number of rows that the rule was set to tolerate.
 
     Raises:
         ValueError: If fraction is not in [0, 1).
     """
     if not 0.0 <= fraction < 1.0:
         raise ValueError(f"fraction must be in [0, 1), got {fraction}")
-    # a product that rounds up is no client more
-    expected, most = math.ceil(fraction * num_rows - 1e-9), breakdown_point(rule, num_rows, num_byzantine)
-    if expected > most:
+    # 1e-9, so that rounding of the product adds no client
+    expected, limit = math.ceil(fraction * num_rows - 1e-9), breakdown_point(rule, num_rows, num_byzantine)
+    if expected > limit:
         warnings.warn(
-            f"{rule} of {num_rows} rows withstands {most} Byzantine clients, {expected} are expected; "
-            "use a rule with a higher breakdown point, or more clients",
+            f"{rule} of {num_rows} rows tolerates {limit} Byzantine clients, but {expected} are expected. "
+            "Use a rule with a higher breakdown point, or more clients.",
             stacklevel=2,
         )
 
 
 def _check_tolerated(rows: Tensor, num_byzantine: int, enough: bool, wanted: str) -> None:
+    """Refuse a number of Byzantine rows that is negative, or for which there are not enough rows."""
     if num_byzantine < 0:
         raise ValueError(f"num_byzantine must be >= 0, got {num_byzantine}")
     if not enough:

@@ -1,4 +1,4 @@
-"""`fedq audit`: try to refute what mechanisms claim, by simulation and with all held streams fixed."""
+"""`fedq audit`: try to refute the claims of mechanisms, by simulation and with all held streams fixed."""
 
 import math
 import time
@@ -30,28 +30,28 @@ from lightning_fedq.privacy.verdict import format_epsilon
 
 ALPHA, _DRAWS = 1e-3, 1e6
 KNOWLEDGE_SHARE = 0.1
-"""Part of `ALPHA` that goes to the audit of knowledge."""
+"""Part of `ALPHA` that goes to the audit with fixed streams (`audit.knowledge`)."""
 CONCENTRATED_SHARE = 500
-"""One draw in so many is an encoding of a whole vector whose difference lies in one coordinate."""
+"""Divisor of the draws in concentrated cases, in which one draw is an encoding of a whole vector."""
 EVERYBODY_SHARE = 100
-"""One draw in so many is a message of one symbol."""
+"""Divisor of the draws in cases in which every client is a victim and one draw is a message."""
 FEWEST_DRAWS = FEWEST_ROUNDS * sum(bench.SEGMENTS)
-"""Of a case in which every coordinate is a draw."""
+"""Minimum number of draws of a case in which every coordinate is a draw."""
 _DIM = 1024
 _MOST_TIMES = 4
 _FEWEST_LONG = 200
-"""Rounds that there are at least where layers are repeated: each shows a fault of one place only once."""
+"""Minimum number of rounds with repeated layers. A fault of one place shows only once per round."""
 
 
 def count_repetitions(draws: int) -> int:
-    """Number of times that both layers stand in a round, for so many draws of a coordinate."""
+    """Return the number of repetitions of both layers in a round, for a number of draws per coordinate."""
     return min(max(draws // (_FEWEST_LONG * sum(bench.SEGMENTS)), 1), _MOST_TIMES)
 
 
 def audit_case(
     case: AuditCase, draws: int, alpha: float, seed: int = 0, times: int = 1
 ) -> tuple[Finding, ...]:
-    """Audit one case. `times` is what it is a case of, see `cases`."""
+    """Audit one case, which was made for `times` repetitions of both layers, see `cases`."""
     if case.concentrated:
         draws = max(draws // CONCENTRATED_SHARE, 64)
     if case.everybody:
@@ -60,7 +60,7 @@ def audit_case(
 
 
 def claimed_losses(mechanism: Mechanism) -> dict[Adversary, Loss]:
-    """Losses, of three clients or four and `_DIM` coordinates."""
+    """Return the claimed losses by adversary, for 3 or 4 clients and `_DIM` coordinates."""
     sizes = mechanism.group_sizes(3 if mechanism.fixed_cohort else 4)
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
     groups = tuple(tuple(range(end - size, end)) for size, end in zip(sizes, ends, strict=True))
@@ -70,21 +70,22 @@ def claimed_losses(mechanism: Mechanism) -> dict[Adversary, Loss]:
 
 
 def cases(kind: type[Mechanism], times: int = 1) -> tuple[AuditCase, ...]:
-    """Cases in which a mechanism is audited. None if it claims nothing.
+    """Return the audit cases of a mechanism, without cases that claim nothing.
 
     Args:
-        times: How often both layers stand in a round.
+        kind: Class of the mechanism.
+        times: Number of repetitions of both layers in a round.
     """
-    found = example(kind).audit_cases(times * _DIM)
+    every = example(kind).audit_cases(times * _DIM)
     return tuple(
         case
-        for case in found
+        for case in every
         if not all(isinstance(loss, NonPrivate) for loss in claimed_losses(case.mechanism).values())
     )
 
 
 def rows(name: str, draws: int, alpha: float) -> Iterator[tuple[str, ...]]:
-    """Lines of the table for one mechanism: name, view, claim, lower bound, draws, CPU seconds, verdict."""
+    """Yield the table's lines of a mechanism: name, view, claim, lower bound, draws, CPU s, verdict."""
     kind = mechanism_class(name)
     times = count_repetitions(draws)
     found = cases(kind, times)
@@ -103,12 +104,20 @@ def rows(name: str, draws: int, alpha: float) -> Iterator[tuple[str, ...]]:
 
 
 def _verdict(finding: Finding) -> str:
+    """Return the verdict of a finding with its alarm, if any."""
     return f"{finding.verdict}: {finding.alarm}" if finding.alarm else finding.verdict
 
 
 def knowledge(names: Sequence[str], alpha: float) -> list[Finding]:
-    """Findings with all streams fixed that each adversary holds, of all cases that are not concentrated."""
-    found = [
+    """Audit mechanisms with all streams fixed that each adversary holds.
+
+    Concentrated cases and cases with dropout are left out.
+
+    Args:
+        names: Names or class paths of mechanisms.
+        alpha: Probability of an alarm if all claims hold.
+    """
+    chosen = [
         case
         for name in names
         for case in example(mechanism_class(name)).audit_cases(sum(SEGMENTS))
@@ -116,12 +125,13 @@ def knowledge(names: Sequence[str], alpha: float) -> list[Finding]:
     ]
     return [
         replace(finding, view=f"{type(case.mechanism).__name__}, {finding.view}")
-        for case in found
-        for finding in audit_knowledge(case, 16, alpha=alpha / len(found))
+        for case in chosen
+        for finding in audit_knowledge(case, 16, alpha=alpha / len(chosen))
     ]
 
 
 def _cells(finding: Finding) -> tuple[str, str, str, str]:
+    """Return view, claim, lower bound and draws of a finding as text."""
     draws = f"{finding.draws:.2g}"
     if finding.epsilon is not None:
         at = f"δ({finding.epsilon:.2f})"
@@ -135,24 +145,24 @@ def _cells(finding: Finding) -> tuple[str, str, str, str]:
 
 
 def main(mechanisms: Annotated[Sequence[str], "MECHANISM"] = (), *, draws: float = _DRAWS) -> int:
-    """Try to refute the privacy claims of mechanisms: their encoders and decoders are run on
+    """Try to refute the privacy claims of mechanisms. The audit runs their encoders and decoders on
     worst neighbours, also with all streams fixed that an adversary holds. If all claims are true,
-    the whole table raises an alarm with probability 0.1% at most.
+    the whole table raises an alarm with probability at most 0.1%.
 
     Args:
         mechanisms: Mechanisms by row, class or class path (default: all).
-        draws: Draws per neighbour: 1e6 (default) is fast, 1e8 long.
+        draws: Draws per neighbour: 1e6 (default) is fast, 1e8 is slow.
 
     Examples:
-        fast:   fedq audit               10^6 draws; minutes for all
-        long:   fedq audit --draws 1e8   a hundred times that, by hand
+        fast:   fedq audit               10^6 draws, minutes for all mechanisms
+        slow:   fedq audit --draws 1e8   100 times longer
         quick:  fedq audit LDPQ --draws 1e5
 
-    A claim is a pure epsilon, or a delta at some epsilon where the claim is a curve. The lower
-    bound is what the draws prove, at 99.9% for the whole table. 'One coordinate': the claim is
-    about a whole vector, and the whole difference lies in its first coordinate; one encoding is
-    one draw then, and there are 500 times fewer. Verdicts: 'holds' where a fault
-    that doubles the loss would have been proven, 'refuted', and 'saw nothing' elsewhere.
+    A claim is a pure epsilon, or a delta at some epsilon if the claim is a curve. The draws prove
+    the lower bound with 99.9% confidence for the whole table. 'One coordinate' is a case of a claim
+    about a whole vector, in which the first coordinate has the whole difference. One encoding is
+    then one draw, and there are 500 times fewer draws. The verdict is 'holds' if a fault that
+    doubles the loss would be refuted, 'refuted' after an alarm, and 'saw nothing' otherwise.
     """
     if not draws >= FEWEST_DRAWS:
         raise ValueError(f"draws must be >= {FEWEST_DRAWS}, got {draws:g}")
@@ -160,10 +170,10 @@ def main(mechanisms: Annotated[Sequence[str], "MECHANISM"] = (), *, draws: float
     console.width = max(console.width, 110)
     asked = resolved(mechanisms, _DIM, target=False).some()
     names = list(dict.fromkeys(find_name(type(mechanism)) for mechanism in asked.rows.values()))
-    held = knowledge(names, KNOWLEDGE_SHARE * ALPHA)
-    alarms = [_verdict(finding) for finding in held if finding.alarm]
+    findings = knowledge(names, KNOWLEDGE_SHARE * ALPHA)
+    alarms = [_verdict(finding) for finding in findings if finding.alarm]
     console.print(
-        f"all that an adversary holds fixed: {alarms or 'no claim refuted'}, {len(held)} claims "
+        f"all keys of an adversary fixed: {alarms or 'no claim refuted'}, {len(findings)} claims "
         f"({time.process_time() - start:.1f} s)",
         highlight=False,
     )
@@ -174,10 +184,10 @@ def main(mechanisms: Annotated[Sequence[str], "MECHANISM"] = (), *, draws: float
             table.add_row(*row)
             if row[6].startswith("refuted"):
                 alarms.append(row[6])
-        left = (time.process_time() - began) * sum(of_each[place:]) / sum(of_each[:place])
+        remaining = (time.process_time() - began) * sum(of_each[place:]) / sum(of_each[:place])
         console.print(
             f"{name} ({place} of {len(names)}): {time.process_time() - start:.0f} s of CPU so far, about "
-            f"{left:.0f} s left",
+            f"{remaining:.0f} s left",
             highlight=False,
         )
     console.print(table)

@@ -1,1 +1,1 @@
-"""Subcommands of `fedq` about many runs. `lightning_fedq.cli` finds them by name."""
+"""Subcommand of `fedq` about many runs. `lightning_fedq.cli` finds it by name."""

@@ -1,4 +1,4 @@
-"""`fedq compare`: mechanisms at equal epsilon, or finished runs, in one table and one picture."""
+"""`fedq compare`: compare mechanisms at equal epsilon, or finished runs, in a table and a picture."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DELTA = 1e-5
 
 
 class _RunProgress:
-    """A bar of the runs in a terminal, and lines alone in a file."""
+    """Progress of the runs: a bar on a terminal, and only lines in a file."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -32,43 +32,49 @@ class _RunProgress:
         self._task: Any = None
 
     def start(self, runs: int, searches: int) -> None:
-        """Say how many runs are to come."""
-        search = f", {searches} of them to find ranges and rates" if searches else ""
-        self.print_line(f"{runs} runs{search}" if runs else "every run is there")
+        """Print the number of runs, and start the bar."""
+        search = f", {searches} of them to find ranges and learning rates" if searches else ""
+        self.print_line(f"{runs} runs{search}" if runs else "all runs have finished")
         self._task = self.bar.add_task("runs", total=runs)
 
     def print_line(self, words: str) -> None:
-        """Print a line."""
+        """Print a line above the bar."""
         self._console.print(words, highlight=False)
 
     def advance(self, cell: Cell) -> None:
-        """Move the bar."""
-        said = f"{cell.row}, ε {cell.epsilon:g}, seed {cell.seed}"
-        self.bar.update(self._task, advance=1, description=said)
+        """Advance the bar by one finished run."""
+        description = f"{cell.row}, ε {cell.epsilon:g}, seed {cell.seed}"
+        self.bar.update(self._task, advance=1, description=description)
 
 
 def _compared(asked: Comparison, out: Path, jobs: int, logger: Any) -> int:
-    """Run mechanisms at equal epsilon, and write table and picture. 1 where something is left out."""
+    """Run mechanisms at equal epsilon, and write table and picture. Return 1 if a row lacks runs."""
     console = Console(soft_wrap=True)
-    told = _RunProgress(console)
-    with told.bar:
+    progress = _RunProgress(console)
+    with progress.bar:
         lines = asked.run(
-            out, jobs=jobs, logger=logger, begins=told.start, told=told.print_line, ran=told.advance
+            out,
+            jobs=jobs,
+            logger=logger,
+            begins=progress.start,
+            told=progress.print_line,
+            ran=progress.advance,
         )
     heads, table = asked.table(lines)
     sizes, monitor = asked.sizes, next(line["monitor"] for line in lines if "monitor" in line)
     print_cells(
         heads,
         table,
-        f"{asked.name}: {monitor}, towards {asked.adversary.value}; {sizes['clients']:,} clients, "
+        f"{asked.name}: {monitor}, against {asked.adversary.value}, {sizes['clients']:,} clients, "
         f"{sizes['params']:,} parameters, rounds: {sizes['rounds']}, seeds: {len(asked.seeds)}",
     )
-    note = "Keys come from a seed, so nothing here is private: ε is what secret keys would spend."
+    note = "Keys come from a seed, so the runs are not private. With secret keys they would spend this ε."
     if asked.secret:
-        note = "Keys are secret, and all runs add up for the same clients: all_runs.md."
+        note = "Keys are secret, and all runs compose for the same clients (all_runs.md)."
     console.print(
-        "A cell: mean ± deviation over seeds; bits a parameter up, message + keys and shares; R, noise over "
-        f"signal. down: bits a parameter down. ε: of a client over the run, at delta {asked.delta:g}. {note}",
+        "A cell has the mean ± standard deviation over seeds, the uplink bits per parameter (message + keys "
+        "and shares), and the noise-to-signal ratio R. down: downlink bits per parameter. "
+        f"ε: epsilon of a client over the run, at delta {asked.delta:g}. {note}",
         highlight=False,
     )
     write_rows(out / "table.csv", lines)
@@ -102,37 +108,38 @@ def main(
     rounds: int | None = None,
     out: Path | None = None,
 ) -> int:
-    """Compare mechanisms at equal epsilon: several epsilons and seeds, FedAvg above them, Gaussian
-    and Laplace noise as Opacus calibrates it beside them; score against epsilon and bits. Or put
-    finished runs, and configurations, into one table and one picture.
+    """Compare mechanisms at equal epsilon over several epsilons and seeds, with FedAvg and with
+    Gaussian and Laplace noise that Opacus calibrates. The score is shown against epsilon and bits.
+    Or put finished runs and configurations into one table and one picture.
 
     Args:
         runs: Folder of a run, or configuration (a file or a name), in place of --mechanisms.
-        mechanisms: Mechanisms by row, class or class path (default: all, where --epsilon is given).
-        epsilon: Targets over the run, for a client (default: 1 2 8).
-        seeds: Runs of a cell.
-        on: Task or configuration to train (default: digits). A wrong one lists the tasks.
-        adversary: Adversary that targets are against, and towards whom epsilons are shown: eavesdropper,
-            server, server_and_partner, client, secagg_server or outsider (default: secagg_server, or
-            whom each run was asked about).
+        mechanisms: Mechanisms by row, class or class path (default: all, if --epsilon is given).
+        epsilon: Target epsilons of a client over the run (default: 1 2 8).
+        seeds: Number of runs per mechanism and epsilon.
+        on: Task or configuration to train (default: digits). An unknown name lists the tasks.
+        adversary: Adversary of the targets and of the shown epsilons: eavesdropper, server,
+            server_and_partner, client, secagg_server or outsider (default: secagg_server, or the adversary
+            of each run's target).
         delta: Delta of the targets.
-        bare: Leave the two baselines of Opacus out.
-        tune: Search for range and rate of a task also where they are known.
-        logger: Logger that gets a run for every cell; wandb is offline unless WANDB_MODE says otherwise.
-        jobs: Runs at a time, in a process of one thread each (default: one a core; 1 with a GPU).
+        bare: Omit the two baselines of Opacus.
+        tune: Search for range and learning rate of a task even if they are known.
+        logger: Logger that records every run. wandb is offline unless WANDB_MODE is set.
+        jobs: Number of runs at a time, in processes of one thread (default: one per core, or 1 with a GPU).
         data: Folder with MNIST, for the tasks on images.
-        monitor: Metric to compare (default: of a configuration's cells the test's; of runs val_acc, or the
-            first val_* there is).
-        mode: Direction in which the metric is better (default: by name).
-        rounds: Rounds to train (default: the task's or configuration's own).
-        out: Folder of table and picture, with --mechanisms one that goes on (default: runs/compare).
+        monitor: Metric to compare (default: a test metric for mechanisms, val_acc or the first val_* metric
+            for runs).
+        mode: Direction in which the metric is better (default: by its name).
+        rounds: Number of rounds to train (default: that of the task or configuration).
+        out: Folder of table and picture. With --mechanisms, a comparison there continues (default:
+            runs/compare).
 
     Examples:
         fedq compare --mechanisms RotatedCoins GaussianNoise --epsilon 1 8 --seeds 3 --logger wandb
         fedq compare --mechanisms "RotatedCoins, share 1/8" --on mine.yaml --out runs/mine
         fedq compare runs/first runs/second
     """
-    # both import torch, which whoever lists commands need not wait for
+    # both import torch, which takes seconds
     from lightning_fedq.comparison.comparison import EPSILONS, Comparison
     from lightning_fedq.privacy.target import adversary_named
 
@@ -140,8 +147,8 @@ def main(
     who = None if adversary is None else adversary_named(adversary)
     if bool(runs) == bool(mechanisms or epsilon):
         raise ValueError(
-            "name finished runs, or mechanisms: --mechanisms CorBin GaussianNoise --epsilon 1 8, and "
-            "--on CONFIG for a configuration of your own"
+            "Give either finished runs or mechanisms (--mechanisms CorBin GaussianNoise --epsilon 1 8). Your "
+            "own configuration needs --on CONFIG."
         )
     if not runs:
         if jobs is not None and jobs < 1:
@@ -164,10 +171,10 @@ def main(
     idle = {"--on": on, "--data": data, "--logger": logger, "--jobs": jobs, "--bare": bare, "--tune": tune}
     idle |= {"--seeds": seeds != 3, "--delta": delta != _DELTA}
     idle["--rounds"] = rounds is not None and all(Path(run).is_dir() for run in runs)
-    if given := [name for name, value in idle.items() if value]:
+    if unused := [name for name, value in idle.items() if value]:
         raise ValueError(
-            f"{', '.join(given)}: runs that have ended, and configurations, are compared as they are; leave "
-            "it out, or name --mechanisms"
+            f"{', '.join(unused)} can't be used with finished runs or configurations. Omit it, or give "
+            "--mechanisms."
         )
     folder = fresh_folder(out or OUT)
     folders: dict[str, Path] = {}
@@ -180,20 +187,20 @@ def main(
 
 
 def _cores() -> int:
-    """Cores that this process may use, and 1 with a GPU."""
-    import torch  # seconds, and only needed here
+    """Return the number of cores that this process may use, or 1 with a GPU."""
+    import torch  # takes seconds and is needed only here
 
     return 1 if torch.cuda.is_available() else len(os.sched_getaffinity(0))
 
 
 def _run(config: str, name: str, rounds: int | None, out: Path) -> Path:
     """Train one configuration, and return its run folder."""
-    from lightning_fedq.commands.run import resolve, run_config  # imports Lightning, and only needed here
+    from lightning_fedq.commands.run import resolve, run_config  # imports Lightning, needed only here
 
     try:
         settings = resolve([str(find(config))])
     except ValueError as error:
-        raise ValueError(f"{config} is not the folder of a run; {error}") from error
+        raise ValueError(f"{config} is not the folder of a run. {error}") from error
     if rounds is not None:
         change_setting(settings, "trainer.max_epochs", rounds)
     return run_config(settings, name, out)

@@ -1,4 +1,4 @@
-"""Data of the papers' experiments as data modules, in memory as tensors."""
+"""Data sets of the papers' experiments, as data modules with tensors in memory."""
 
 from lightning_fedq.data.datasets.digits import DigitsDataModule
 from lightning_fedq.data.datasets.tensors import TensorDataModule, split_indices

@@ -1,4 +1,4 @@
-"""The 1,797 handwritten digits of 8 x 8 pixels that ship with scikit-learn: nothing to download."""
+"""The 1,797 handwritten digits of 8 x 8 pixels that are part of scikit-learn, without a download."""
 
 import torch
 from torch import Tensor
@@ -7,19 +7,21 @@ from lightning_fedq.data.datasets.tensors import TensorDataModule
 
 
 class DigitsDataModule(TensorDataModule):
-    """Digits as `(1, 8, 8)` float images in [-1, 1]. 1,150 for training, 288 for validation, 359 for testing.
+    """Handwritten digits as float images `(1, 8, 8)` in [-1, 1].
+
+    There are 1,150 images for training, 288 for validation and 359 for testing.
 
     Args:
-        batch_size: Samples per training batch.
-        num_train: Use only so many training samples; None is all.
-        seed: Seed of the split.
+        batch_size: Number of samples per training batch, >= 1.
+        num_train: Number of training samples to use, >= 1. None uses all.
+        seed: Seed of the random split.
     """
 
     def __init__(self, batch_size: int = 16, num_train: int | None = None, seed: int = 0) -> None:
         super().__init__(batch_size, pooled=True, num_train=num_train, num_val=None, seed=seed)
 
     def load(self) -> tuple[Tensor, Tensor, int]:
-        from sklearn.datasets import load_digits  # a second to import, with all that it brings
+        from sklearn.datasets import load_digits  # importing scikit-learn takes a second
 
         digits = load_digits()
         images = torch.tensor(digits.data, dtype=torch.float32).div(8).sub(1).view(-1, 1, 8, 8)

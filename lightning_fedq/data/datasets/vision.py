@@ -1,7 +1,7 @@
-"""MNIST and CIFAR-10 through torchvision, normalised and in memory.
+"""MNIST and CIFAR-10 from torchvision's files, normalised and in memory.
 
-Departure: CIFAR-10 may also be read from a folder of images, for copies re-encoded as JPEG, or from an
-archive of one, as it is. JPEG loses a little accuracy; say so beside a figure made with it.
+CIFAR-10 can also be read from a folder of images, such as a copy re-encoded as JPEG, or from an archive of
+such a folder. JPEG loses a little accuracy, so mention it next to results.
 """
 
 import os
@@ -17,15 +17,16 @@ from lightning_fedq.imports import extra
 
 
 def _torchvision_datasets() -> Any:
+    """Import `torchvision.datasets`, which is an optional dependency."""
     with extra("vision", "MNIST or CIFAR-10"):
         from torchvision import datasets  # slow to import, and only needed here
     return datasets
 
 
 def data_root(root: str | None) -> Path:
-    """Folder of data sets: what is named, else that of `FEDQ_DATA` in the environment, else `data`.
+    """Return the folder of data sets: `root`, or else the environment variable `FEDQ_DATA`, or else `data`.
 
-    Example:
+    Examples:
         >>> data_root("mine")
         PosixPath('mine')
     """
@@ -33,31 +34,38 @@ def data_root(root: str | None) -> Path:
 
 
 def _parts(kind: Any, what: str, root: Path, download: bool) -> list[Any]:
-    """Training and official test set of torchvision's."""
+    """Return the training set and the official test set of a data set of torchvision.
+
+    Raises:
+        FileNotFoundError: If the files do not exist and `download` is off.
+    """
     try:
         return [kind(str(root), train=train, download=download) for train in (True, False)]
     except RuntimeError as error:
         raise FileNotFoundError(
-            f"no {what} in {root.resolve()}; set data.root, or FEDQ_DATA in the environment, to the folder "
-            "that holds it, or data.download: true"
+            f"Found no {what} in {root.resolve()}. Set data.root, or FEDQ_DATA in the environment, to its "
+            "folder, or set data.download: true."
         ) from error
 
 
 class MNISTDataModule(TensorDataModule):
-    """MNIST as `(1, 28, 28)` float images with mean 0 and standard deviation 1.
+    """MNIST as float images `(1, 28, 28)` with mean 0 and standard deviation 1.
 
     Args:
-        root: Folder that holds `MNIST/raw`, torchvision's own layout; None is `FEDQ_DATA`, else `data`.
-        download: Fetch what is missing.
-        batch_size: Samples per training batch.
-        pooled: Split all 70,000 images 80/20 at random, as CorBin-FL does; False keeps the official test set.
-        num_train: Use only so many training samples; None is all.
-        num_val: Use only so many validation samples; None is all.
-        seed: Seed of the split.
-        keep_features: Serve what the `FixedFeatures` of the Trainer's model make of the images, made once.
+        root: Folder that contains `MNIST/raw` (the layout of torchvision). None uses the environment variable
+            `FEDQ_DATA`, or else `data`.
+        download: Whether to download missing files.
+        batch_size: Number of samples per training batch, >= 1.
+        pooled: Whether to split all 70,000 images at random, 80/20 into train and test, as CorBin-FL does.
+            False keeps the official test set.
+        num_train: Number of training samples to use, >= 1. None uses all.
+        num_val: Number of validation samples to use, >= 1. None uses all.
+        seed: Seed of the random split.
+        keep_features: Whether to serve features in place of images, computed once by the `FixedFeatures` of
+            the Trainer's model.
 
     Raises:
-        FileNotFoundError: On set-up, if the files are not there and `download` is off.
+        FileNotFoundError: On set-up, if the files do not exist and `download` is off.
     """
 
     def __init__(
@@ -82,25 +90,27 @@ class MNISTDataModule(TensorDataModule):
 
 
 class CIFAR10DataModule(TensorDataModule):
-    """CIFAR-10 as `(3, 32, 32)` float images, each channel with mean 0 and standard deviation 1.
+    """CIFAR-10 as float images `(3, 32, 32)`, each channel with mean 0 and standard deviation 1.
 
     Args:
-        root: Folder that holds `cifar-10-batches-py` (torchvision's layout) or its archive, or class folders
-            `train/<class>/*` and `test/<class>/*`, or an archive of them, `*.tar.gz` or `cifar10/*.tar.gz`.
-            None is `FEDQ_DATA`, else `data`.
-        download: Fetch what is missing; not with `image_folder`.
-        image_folder: Read images from class folders or their archive; None does so where they are all that
-            `root` holds.
-        batch_size: Samples per training batch.
-        pooled: Split all images 80/20 at random, as CorBin-FL does; False keeps the official test set.
-        num_train: Use only so many training samples; None is all.
-        num_val: Use only so many validation samples; None is all.
-        seed: Seed of the split.
-        keep_features: Serve what the `FixedFeatures` of the Trainer's model make of the images, made once.
+        root: Folder that contains `cifar-10-batches-py` (the layout of torchvision) or its archive, or class
+            folders `train/<class>/*` and `test/<class>/*`, or an archive of these (`*.tar.gz` or
+            `cifar10/*.tar.gz`). None uses the environment variable `FEDQ_DATA`, or else `data`.
+        download: Whether to download missing files. It can't be combined with `image_folder`.
+        image_folder: Whether to read images from class folders or their archive. None does so if `root` has
+            these and no `cifar-10-batches-py`.
+        batch_size: Number of samples per training batch, >= 1.
+        pooled: Whether to split all images at random, 80/20 into train and test, as CorBin-FL does. False
+            keeps the official test set.
+        num_train: Number of training samples to use, >= 1. None uses all.
+        num_val: Number of validation samples to use, >= 1. None uses all.
+        seed: Seed of the random split.
+        keep_features: Whether to serve features in place of images, computed once by the `FixedFeatures` of
+            the Trainer's model.
 
     Raises:
         ValueError: If `download` and `image_folder` are both set.
-        FileNotFoundError: On set-up, if the files are not there and `download` is off.
+        FileNotFoundError: On set-up, if the files do not exist and `download` is off.
     """
 
     def __init__(
@@ -117,40 +127,43 @@ class CIFAR10DataModule(TensorDataModule):
     ) -> None:
         super().__init__(batch_size, pooled, num_train, num_val, seed, keep_features)
         if download and image_folder:
-            raise ValueError("download fetches no image folder; set only one of download and image_folder")
+            raise ValueError("Image folders can't be downloaded. Set only one of download and image_folder.")
         self.root, self.download, self.image_folder = data_root(root), download, image_folder
 
     def load(self) -> tuple[Tensor, Tensor, int]:
-        found = self.image_folder
-        if found is None:
-            found = not (self.root / "cifar-10-batches-py").is_dir() and (
+        use_images = self.image_folder
+        if use_images is None:
+            use_images = not (self.root / "cifar-10-batches-py").is_dir() and (
                 (self.root / "train").is_dir() or _image_archive(self.root) is not None
             )
-        parts = self._folders() if found else self._batches()
+        parts = self._folders() if use_images else self._batches()
         images = torch.cat([part[0] for part in parts]).float().div_(255)
         mean = torch.tensor([0.4914, 0.4822, 0.4465]).view(3, 1, 1)
         std = torch.tensor([0.2470, 0.2435, 0.2616]).view(3, 1, 1)
         return images.sub_(mean).div_(std), torch.cat([part[1] for part in parts]), len(parts[1][1])
 
     def _batches(self) -> list[tuple[Tensor, Tensor]]:
+        """Return images and labels of train and test from torchvision's files."""
         datasets = _torchvision_datasets()
-        # torchvision unpacks an archive that is there and whole only where it may download
+        # torchvision unpacks an intact archive only if it may download
         archive = self.root / datasets.CIFAR10.filename
-        whole = datasets.utils.check_integrity(str(archive), datasets.CIFAR10.tgz_md5)
-        parts = _parts(datasets.CIFAR10, "cifar-10-batches-py", self.root, self.download or whole)
+        is_intact = datasets.utils.check_integrity(str(archive), datasets.CIFAR10.tgz_md5)
+        parts = _parts(datasets.CIFAR10, "cifar-10-batches-py", self.root, self.download or is_intact)
         return [(torch.from_numpy(p.data).permute(0, 3, 1, 2), torch.tensor(p.targets)) for p in parts]
 
     def _folders(self) -> list[tuple[Tensor, Tensor]]:
+        """Return images and labels of train and test from class folders or their archive."""
         archive = None if (self.root / "train").is_dir() else _image_archive(self.root)
         if archive is not None:
             return _from_archive(archive)
         return [self._folder("train"), self._folder("test")]
 
     def _folder(self, part: str) -> tuple[Tensor, Tensor]:
+        """Return images and labels of the class folders of one part, "train" or "test"."""
         folder = self.root / part
         if not folder.is_dir():
             raise FileNotFoundError(
-                f"no folder {folder.resolve()}; data.root must hold train/<class>/* and test/<class>/*"
+                f"Found no folder {folder.resolve()}. Put train/<class>/* and test/<class>/* into data.root."
             )
         with extra("vision", "CIFAR10DataModule"):
             from torchvision.datasets import ImageFolder
@@ -161,10 +174,10 @@ class CIFAR10DataModule(TensorDataModule):
 
 
 def _image_archive(root: Path) -> Path | None:
-    """The first archive, by name, of which some member is `train/<class>/<image>`."""
+    """Return the first archive, by name, that has images `train/<class>/<image>`, or None."""
     for path in sorted([*root.glob("*.tar.gz"), *root.glob("cifar10/*.tar.gz")]):
         with tarfile.open(path) as archive:
-            # members come by folders: what is not of the two stands in front
+            # read members until the first image, since other files come before the two folders
             first = (member.name for member in archive if member.isfile())
             if next((name for name in first if _place(name)), None):
                 return path
@@ -172,31 +185,34 @@ def _image_archive(root: Path) -> Path | None:
 
 
 def _place(name: str) -> tuple[str, str, str] | None:
-    """Part, class and file of an archive's member, or None."""
+    """Return part, class and file name of an image in an archive, or None for other members."""
     words = PurePosixPath(name).parts[-3:]
     return (words[0], words[1], words[2]) if len(words) == 3 and words[0] in ("train", "test") else None
 
 
 def _from_archive(path: Path) -> list[tuple[Tensor, Tensor]]:
-    """Images and labels of both parts, in the order of class folders. Nothing is written to disk."""
+    """Return images and labels of train and test from an archive, in the order of class folders.
+
+    Nothing is written to disk.
+    """
     with extra("vision", "CIFAR10DataModule"):
         from PIL import Image
         from torchvision.transforms.functional import pil_to_tensor
-    found: dict[tuple[str, str, str], Tensor] = {}
+    images: dict[tuple[str, str, str], Tensor] = {}
     with tarfile.open(path) as archive:
         for member in archive:
             place, content = _place(member.name), archive.extractfile(member) if member.isfile() else None
             if place is not None and content is not None:
-                found[place] = pil_to_tensor(Image.open(content).convert("RGB"))
-    classes = sorted({label for _, label, _ in found})
+                images[place] = pil_to_tensor(Image.open(content).convert("RGB"))
+    classes = sorted({label for _, label, _ in images})
     parts = []
     for part in ("train", "test"):
-        places = sorted(place for place in found if place[0] == part)
+        places = sorted(place for place in images if place[0] == part)
         if not places:
             raise FileNotFoundError(
-                f"{path.resolve()} has no {part}/<class>/*; data.root must hold train/<class>/* and "
-                "test/<class>/*"
+                f"{path.resolve()} has no {part}/<class>/*. Put train/<class>/* and test/<class>/* into "
+                "data.root."
             )
         labels = torch.tensor([classes.index(label) for _, label, _ in places])
-        parts.append((torch.stack([found[place] for place in places]), labels))
+        parts.append((torch.stack([images[place] for place in places]), labels))
     return parts

@@ -1,4 +1,4 @@
-"""Small reference models: backbones, and a LightningModule around any."""
+"""Small reference models: backbones, and a LightningModule for any backbone."""
 
 from lightning_fedq.data.models.backbones import CNN2, MLP, Linear
 from lightning_fedq.data.models.classifier import Classifier

@@ -1,4 +1,4 @@
-"""Backbones: images in, class scores out, small enough for two CPU cores. None has buffers of its own."""
+"""Small backbones that map images to class scores on two CPU cores. They have no buffers."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -15,12 +15,17 @@ def _check_positive(**values: int) -> None:
 
 
 class Linear(nn.Sequential):
-    """Multinomial logistic regression. 650 parameters on digits, 7,850 on MNIST.
+    """Multinomial logistic regression with 650 parameters on digits and 7,850 on MNIST.
 
     Args:
-        in_features: Numbers per sample; images are flattened.
-        bias: Without one, all of a clipped update is about the weights.
-        features: In front, as `FixedFeatures`; in_features numbers a sample come out.
+        in_features: Number of inputs per sample, >= 1. Images are flattened.
+        num_classes: Number of classes, >= 1.
+        bias: Whether the layer has a bias. Without one, a clipped update is spent on the weights alone.
+        features: Module in front of the layer, such as `FixedFeatures`, with `in_features` outputs per
+            sample. None uses the inputs themselves.
+
+    Raises:
+        ValueError: If a number is not positive.
     """
 
     def __init__(
@@ -36,15 +41,17 @@ class Linear(nn.Sequential):
 
 
 class MLP(nn.Sequential):
-    """Fully connected layers with an activation between them. 4,810 parameters on digits as they are.
+    """Fully connected network with 4,810 parameters on digits by default (`in_features=64`).
 
     Args:
-        in_features: Numbers per sample; images are flattened.
+        in_features: Number of inputs per sample, >= 1. Images are flattened.
         hidden: Width of each hidden layer.
-        activation: "relu", or "tanh", whose bounded outputs bear noisy weights better.
+        num_classes: Number of classes, >= 1.
+        activation: Activation between layers: "relu", or "tanh", whose bounded outputs tolerate noisy
+            weights better.
 
     Raises:
-        ValueError: If a number is not positive, or the activation is another.
+        ValueError: If a number is not positive, or if the activation is unknown.
     """
 
     def __init__(
@@ -66,14 +73,18 @@ class MLP(nn.Sequential):
 
 
 class CNN2(nn.Sequential):
-    """Two 3x3 convolutions, each followed by ReLU and a 2x2 maximum, then a linear layer.
+    """Two 3x3 convolutions, each followed by ReLU and 2x2 max pooling, then a linear layer.
 
-    20,490 parameters on MNIST (of which 15,690 in the linear layer), 6,090 on digits.
+    It has 20,490 parameters on MNIST (15,690 of them in the linear layer) and 6,090 on digits.
 
     Args:
-        in_channels: 1 for grey, 3 for colour.
-        image_size: Side of the square image.
-        widths: Channels of the two convolutions.
+        in_channels: Number of colour channels: 1 for grey, 3 for colour.
+        image_size: Height and width of an image, >= 4.
+        num_classes: Number of classes, >= 1.
+        widths: Number of output channels of each convolution.
+
+    Raises:
+        ValueError: If a number is not positive, or if the image is too small.
     """
 
     def __init__(
@@ -87,7 +98,7 @@ class CNN2(nn.Sequential):
         side = image_size // 4
         if side < 1:
             raise ValueError(
-                f"an image of {image_size} x {image_size} can't be halved twice; use an image_size >= 4"
+                f"An image of {image_size} x {image_size} can't be halved twice. Use an image_size >= 4."
             )
         layers: list[nn.Module] = []
         for width in widths:

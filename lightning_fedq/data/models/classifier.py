@@ -1,4 +1,4 @@
-"""An ordinary LightningModule for classification. It knows nothing of federated learning."""
+"""An ordinary LightningModule for classification, without any federated learning."""
 
 import torch
 from torch import Tensor, nn
@@ -8,16 +8,17 @@ from lightning_fedq._lightning import pl
 
 
 class Classifier(pl.LightningModule):
-    """Cross entropy, accuracy and SGD around any backbone.
+    """Classifier with cross entropy, accuracy and SGD for any backbone.
 
-    Logs `train_loss`, `train_acc`, `val_loss`, `val_acc`, `test_loss`, `test_acc`. Accuracy is a
-    function, not a metric object, so that a stack of clients can train under `torch.func.vmap`.
+    It logs `train_loss`, `train_acc`, `val_loss`, `val_acc`, `test_loss` and `test_acc`. Accuracy is a
+    function, not a metric object, so that several clients can train in one step under `torch.func.vmap`.
 
     Args:
-        backbone: Maps `(batch, ...)` inputs to `(batch, num_classes)` scores.
+        backbone: Module that maps inputs `(batch, ...)` to class scores `(batch, num_classes)`.
         lr: Learning rate of the clients' SGD, > 0.
-        momentum: Momentum of the clients' SGD, in [0, 1); it starts at zero in every round.
-        weight_decay: L2 penalty, >= 0.
+        momentum: Momentum of the clients' SGD, in [0, 1). The momentum buffer is zero at the start of every
+            round.
+        weight_decay: L2 penalty of the clients' SGD, >= 0.
 
     Raises:
         ValueError: If a hyperparameter is out of its range.
@@ -59,6 +60,7 @@ class Classifier(pl.LightningModule):
         return labels
 
     def _step(self, batch: tuple[Tensor, Tensor], stage: str) -> Tensor:
+        """Return the mean cross entropy of a batch, and log loss and accuracy of the stage."""
         inputs, labels = batch
         scores = self(inputs)
         loss = nn.functional.cross_entropy(scores, labels)
@@ -70,7 +72,7 @@ class Classifier(pl.LightningModule):
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Plain SGD."""
+        """Return plain SGD."""
         return torch.optim.SGD(
             self.parameters(), lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay
         )

@@ -1,4 +1,4 @@
-"""He's uniform initial law, drawn from a generator of its own."""
+"""Initial weights from He's uniform distribution, drawn from a separate generator."""
 
 import math
 
@@ -7,10 +7,18 @@ from torch import nn
 
 
 def seeded(model: nn.Module, seed: int) -> nn.Module:
-    """Draw all weights anew (He's uniform law, biases zero) from a generator of their own.
+    """Draw all weights of linear and convolutional layers from He's uniform distribution. Set biases to zero.
 
-    Every run of a comparison so starts from the same model, and no global generator is touched. torch's
-    default law, 2.4 times narrower, leaves a small VGG on a plateau for its first rounds.
+    A separate generator makes every run of a comparison start from the same model, without using a global
+    generator. torch's default distribution is 2.4 times narrower, and leaves a small VGG on a plateau for its
+    first rounds.
+
+    Args:
+        model: Model, whose weights are changed in place.
+        seed: Seed of the generator.
+
+    Returns:
+        The same model.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

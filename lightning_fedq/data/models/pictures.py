@@ -1,4 +1,4 @@
-"""Pictures of nothing, by which `FixedFeatures` is whitened: drawn from a seed, no data are seen."""
+"""Synthetic images that whiten `FixedFeatures`, drawn from a seed without any data."""
 
 import math
 from collections.abc import Sequence
@@ -8,24 +8,31 @@ import torch
 from torch import Tensor
 
 Pictures = Literal["strokes", "leaves"]
-"""Pen strokes on black, which is a guess that the task is writing; or dead leaves, which is none."""
+"""Kind of synthetic images: pen strokes on black (for handwriting), or dead leaves (for any task)."""
 
 
 def drawn(kind: Pictures, number: int, shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    """`(number, *shape)` pictures in [0, 1], of `shape` (channels, side, side)."""
+    """Draw synthetic images in [0, 1], `(number, channels, side, side)`.
+
+    Args:
+        kind: Kind of the images.
+        number: Number of images.
+        shape: Shape of an image, (channels, side, side).
+        generator: CPU generator.
+    """
     parts = torch.split(torch.arange(number), 250)
     draw = _strokes if kind == "strokes" else _leaves
     return torch.cat([draw(len(part), shape[0], shape[1], generator) for part in parts])
 
 
 def _strokes(number: int, channels: int, side: int, generator: torch.Generator) -> Tensor:
-    """One or two cubic curves, the second often from the end of the first."""
+    """Draw images of one or two cubic Bezier curves. The second often starts at the end of the first."""
     t = torch.linspace(0, 1, 24)
     weights = torch.stack([(1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t**2 * (1 - t), t**3])
     ends = (torch.rand(number, 2, 4, 2, generator=generator) * 20 + 4) * side / 28
-    goes_on, alone = (torch.rand(number, generator=generator) < chance for chance in (0.6, 0.3))
-    ends[goes_on, 1, 0] = ends[goes_on, 0, 3]
-    ends[alone, 1] = ends[alone, 0]
+    is_connected, is_single = (torch.rand(number, generator=generator) < chance for chance in (0.6, 0.3))
+    ends[is_connected, 1, 0] = ends[is_connected, 0, 3]
+    ends[is_single, 1] = ends[is_single, 0]
     points = torch.einsum("mcki,kt->mcti", ends, weights).flatten(1, 2)
     width = (torch.rand(number, 1, generator=generator) + 1) * 0.9 * side / 28
     pixels = torch.cartesian_prod(*[torch.arange(float(side))] * 2).expand(number, -1, -1)
@@ -34,7 +41,11 @@ def _strokes(number: int, channels: int, side: int, generator: torch.Generator) 
 
 
 def _leaves(number: int, channels: int, side: int, generator: torch.Generator) -> Tensor:
-    """Sixty ellipses over each other, few of them large (Lee, Mumford and Huang, IJCV 2001)."""
+    """Draw dead-leaves images of sixty overlapping ellipses, few of them large.
+
+    References:
+        Lee, Mumford, Huang, Occlusion Models for Natural Images, IJCV 2001.
+    """
     line = torch.arange(float(side))
     pictures = torch.rand(number, channels, 1, 1, generator=generator).expand(-1, -1, side, side)
     for _ in range(60):

@@ -1,7 +1,7 @@
-"""From stacks of updates to bits and back to a sum of blocks.
+"""Encoding of updates as bits, and decoding of bits to a sum of blocks.
 
-Keys and coins are arguments, so nothing here is random; which blocks a message holds is the caller's
-business, too.
+Keys and random words are arguments, so the functions are deterministic. The caller also chooses the blocks of
+a message.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from lightning_fedq.functional.blocks.scalar_loops import (
 )
 
 Fill = Callable[[NDArray[np.uint32]], None]
-"""Overwrites an array with the next words of a message's private stream."""
+"""Function that overwrites an array with the next words of a message's private stream."""
 
 _CHUNK = 1 << 13
-"""Blocks of a message that are worked on at once; coins are drawn chunk by chunk, stage by stage."""
+"""Blocks of a message per chunk. Private words are drawn chunk by chunk and stage by stage."""
 _BATCH = 1 << 15
-"""Coins of several messages that wait for the compiled loops."""
+"""Private words of several messages per call of the compiled loops."""
 
 
 def encode_updates(
@@ -93,7 +93,10 @@ def encode_updates(
 def decode_messages(
     design: BlockDesign, bits: Tensor, keys: Keys, dithered: bool, keep: Floats, decoder: Decoder
 ) -> Tensor:
-    """Decoded blocks of every message, `(messages, blocks, L)`. Arguments as in `sum_messages`."""
+    """Return the decoded blocks of every message, `(messages, blocks, L)`.
+
+    Arguments are those of `sum_messages`.
+    """
     totals = np.zeros((len(bits), bits.shape[2] * design.block_dim))
     if dithered:
         subtract_dithers_per_message(design.name, keys[-1], design.step, totals)
@@ -112,15 +115,16 @@ def sum_messages(
     decoder: Decoder,
     threshold: bool,
 ) -> Tensor:
-    """Sum of the decoded blocks of some messages.
+    """Return the sum of the decoded blocks of some messages.
 
     Args:
         design: The code.
         bits: `(messages, stages, blocks)` uint8, contiguous.
         keys: `(stages + 1, messages)`: of the words of every stage, and of the dithers.
-        dithered: Is a dither to be subtracted?
-        keep: `(messages,)`, tanh(epsilon / 2) of each.
-        threshold: Set negative frequencies of the histogram of all messages to zero.
+        dithered: Whether to subtract the dithers.
+        keep: tanh(epsilon / 2) of each message, `(messages,)`.
+        decoder: Decoder, see `error.lift`.
+        threshold: Whether to set negative frequencies of the histogram of all messages to zero.
 
     Returns:
         `(blocks, L)` float64, in units of the radius.
@@ -142,6 +146,6 @@ def sum_messages(
 
 
 def _from_histogram(votes: Tensor, table: WordTable) -> Tensor:
-    """Mean point of every block, `(blocks, L)`, from the thresholded histogram."""
-    kept = threshold_frequencies(frequencies(votes, table))
-    return kept @ torch.from_numpy(table.points).to(kept)
+    """Return the mean point of every block, `(blocks, L)`, from the thresholded histogram."""
+    shares = threshold_frequencies(frequencies(votes, table))
+    return shares @ torch.from_numpy(table.points).to(shares)

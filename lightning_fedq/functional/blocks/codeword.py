@@ -1,17 +1,19 @@
-"""One bit for one of N points: random sign words, their public generator and the unbiased decoder.
+"""Coding of one of N points as one bit: random sign words, their public generator and the unbiased decoder.
 
-A word v in {-1, +1}^N is drawn from randomness that sender and receiver share; the sender reports v at
-its point's index, the receiver adds b <v, q> = b W. Source: Lang et al., CPA, section 3. Departures:
+A word v in {-1, +1}^N is drawn from randomness that sender and receiver share. The sender sends the bit b,
+the entry of v at its point's index. The receiver adds b <v, q> = b W, where q are the points. The source is
+Lang et al., CPA, section 3. Departures from it are:
 
 * Balanced words make the paper's decoder biased by N / (N - 1). With c2 = E[v_l v_m] for l != m,
-  E[b W | l] = (1 - c2) q_l + c2 S, S the sum of all points; `WordTable` solves that for q_l.
-* "hadamard" words, v_l = (-1)^popcount(row AND l) for row = 1 .. N' - 1, are exactly balanced, have the same
-  second-order law as all balanced words, and cost O(1) a bit; N is padded to a power of two N' with
-  indices that no input uses. Nothing of size blocks x N is ever made.
-* Histograms are the frequencies (h - c2) / (1 - c2), which sum to one; the paper's own sums to zero.
+  E[b W | l] = (1 - c2) q_l + c2 S, where S is the sum of all points. `WordTable` solves this for q_l.
+* "hadamard" words are v_l = (-1)^popcount(row AND l) for row = 1 .. N' - 1. They are exactly balanced, have
+  the same second-order law as all balanced words, and cost O(1) per bit. N is padded to a power of two N'
+  with indices that no input uses. No array of size blocks x N is made.
+* Histograms are the frequencies (h - c2) / (1 - c2), which sum to 1. The paper's histogram sums to 0.
 
-The generator is a counter-based SplitMix64: any word of any block directly, the same in Python, torch and
-compiled code. It needs no secrecy; the coin that makes a bit private never comes from it.
+The generator is a counter-based SplitMix64. It computes any word of any block directly, with identical
+results in Python, torch and compiled code. It needs no secrecy, because the randomised response that makes a
+bit private takes its randomness from another stream.
 """
 
 from __future__ import annotations
@@ -40,14 +42,17 @@ _MASK = (1 << 64) - 1
 
 
 def prf_mix(z: int) -> int:
-    """The SplitMix64 finaliser on 64-bit integers. 0 stays 0."""
+    """Apply the SplitMix64 finaliser to a 64-bit integer. 0 stays 0."""
     z = (z ^ (z >> 30)) * MIX1 & _MASK
     z = (z ^ (z >> 27)) * MIX2 & _MASK
     return z ^ (z >> 31)
 
 
 def prf_bases(seed: int, round: int, users: Sequence[int], stage: int, tag: int) -> NDArray[np.uint64]:
-    """`prf_base` of several users at once, `(len(users),)` uint64."""
+    """Return the keys of the public generator for several users, `(len(users),)` uint64.
+
+    A key depends on seed, round, user, stage and tag (code words, dither or block choice).
+    """
     first = np.array(prf_mix(seed + GOLD * (round + 1) & _MASK), np.uint64)
     z = np.broadcast_to(first, len(users))
     for word in (users, [stage], [tag]):  # arrays of unsigned integers wrap around
@@ -62,7 +67,10 @@ def prf_bases(seed: int, round: int, users: Sequence[int], stage: int, tag: int)
 
 
 def hadamard_signs(rows: Tensor, index: Tensor) -> Tensor:
-    """(-1)^popcount(row AND index), int64, broadcasting. Every row but 0 is balanced over a power of two."""
+    """Return (-1)^popcount(row AND index) as int64, with broadcasting.
+
+    Every row except 0 is balanced over a power of two.
+    """
     parity = rows & index
     for shift in (32, 16, 8, 4, 2, 1):
         parity = parity ^ (parity >> shift)
@@ -82,12 +90,13 @@ def walsh_hadamard(x: Tensor) -> Tensor:
 
 @lru_cache(maxsize=16)
 def sign_words(size: int, words: Words) -> NDArray[np.int8]:
-    """All words of a family, `(rows, size)`. One is drawn uniformly for every bit.
+    """Return all words of a family, `(rows, size)`. One of them is drawn uniformly for every bit.
 
     Args:
-        size: N, the number of points.
-        words: "hadamard"; "balanced", all words with as many +1 as -1; "near_balanced", all words with one
-            +1 more, as in the authors' code; "iid", all 2^N words.
+        size: Number N of points.
+        words: Family of words. "hadamard" are the rows of a Hadamard matrix. "balanced" are all words with as
+            many +1 as -1. "near_balanced" are all words with one more +1, as in the authors' code. "iid" are
+            all 2^N words.
 
     Raises:
         ValueError: If the family is not known, N has the wrong parity for it, or its table would have
@@ -99,8 +108,8 @@ def sign_words(size: int, words: Words) -> NDArray[np.int8]:
     count = {"hadamard": padded - 1, "balanced": choices, "near_balanced": choices, "iid": 2**size}[words]
     if count * size > MAX_SIGNS:
         raise ValueError(
-            f"{words} words of {size} points need a table of {count * size} signs, at most {MAX_SIGNS}; "
-            "choose fewer points, or words='hadamard' in `word_table`, which can do without"
+            f"{words} words of {size} points need a table of {count * size} signs, at most {MAX_SIGNS}. "
+            "Choose fewer points, or words='hadamard' in `word_table`, which needs no table."
         )
     if words == "hadamard":
         rows = torch.arange(1, padded)[:, None]
@@ -118,15 +127,15 @@ def _check_words(size: int, words: Words) -> None:
         raise ValueError(f"words must be one of {', '.join(get_args(Words))}, got {words!r}")
     if words == "balanced" and size % 2:
         raise ValueError(
-            f"balanced words need an even number of points, got {size}; "
-            "choose words='hadamard', which pads, or 'near_balanced'"
+            f"balanced words need an even number of points, got {size}. "
+            "Choose words='hadamard', which pads, or 'near_balanced'."
         )
     if words == "near_balanced" and size % 2 == 0:
-        raise ValueError(f"near_balanced words need an odd number of points, got {size}; choose 'balanced'")
+        raise ValueError(f"near_balanced words need an odd number of points, got {size}. Choose 'balanced'.")
 
 
 def word_correlation(size: int, words: Words) -> float:
-    """c2 = E[v_l v_m] for l != m. (s^2 - N) / (N (N - 1)) for words with sum s."""
+    """Return c2 = E[v_l v_m] for l != m, which is (s^2 - N) / (N (N - 1)) for words with sum s."""
     padded = 1 << (size - 1).bit_length()
     return {
         "hadamard": -1.0 / (padded - 1),
@@ -138,19 +147,19 @@ def word_correlation(size: int, words: Words) -> float:
 
 @dataclass(frozen=True, eq=False)
 class WordTable:
-    """Everything that coding one index of one codebook in one bit needs.
+    """Words and decoder constants for coding one index of a codebook as one bit.
 
-    The unbiased decoder of a bit b in {-1, +1}, whose coin keeps it with probability (1 + c) / 2, is
+    Let a bit b in {-1, +1} survive randomised response with probability (1 + c) / 2. Its unbiased decoder is
     offset + gain b weights[row] / c.
 
     Args:
         num_rows: Number of words in the family.
-        signs: `(num_rows, N)` int8 words; `(0, N)` for Hadamard words, which need no table (the i-th of
-            them is that of row i + 1).
-        weights: `(num_rows, L)` float64, W = sum_l v_l q_l.
+        signs: Words, `(num_rows, N)` int8. Hadamard words need no table, and signs are `(0, N)`. Their word i
+            is row i + 1 of the Hadamard matrix.
+        weights: W = sum_l v_l q_l of every word, `(num_rows, L)` float64.
         gain: 1 / (1 - c2).
-        offset: `(L,)` float64, -c2 S gain.
-        points: `(N, L)` float64.
+        offset: -c2 S gain, `(L,)` float64.
+        points: Points of the codebook, `(N, L)` float64.
     """
 
     num_rows: int
@@ -162,7 +171,10 @@ class WordTable:
 
     @property
     def second_moment(self) -> NDArray[np.float64]:
-        """E (gain W_j)^2 for every coordinate j, `(L,)`. Over c^2 it is that of the decoder's random part."""
+        """E (gain W_j)^2 for every coordinate j, `(L,)`.
+
+        Divided by c^2, it is the second moment of the decoder's random part.
+        """
         moments: NDArray[np.float64] = self.gain**2 * np.square(self.weights).mean(0)
         return moments
 
@@ -171,11 +183,11 @@ def word_table(points: NDArray[np.float64], words: Words) -> WordTable:
     """Tabulate a family of words over a codebook.
 
     Args:
-        points: `(N, L)` float64.
-        words: The family; see `sign_words`.
+        points: Points of the codebook, `(N, L)` float64.
+        words: Family of words, as in `sign_words`.
 
     Raises:
-        ValueError: If there are fewer than two points, or the family does not fit them; see `sign_words`.
+        ValueError: If there are fewer than two points, or the family does not fit them (`sign_words`).
     """
     size = len(points)
     if size < 2:
@@ -194,13 +206,17 @@ def word_table(points: NDArray[np.float64], words: Words) -> WordTable:
 
 
 def frequencies(votes: Tensor, table: WordTable) -> Tensor:
-    """Turn debiased votes per row into unbiased frequencies of the points. Balanced words' sum to one.
+    """Turn debiased votes per word into unbiased frequencies of the points.
+
+    With balanced words the frequencies sum to 1.
 
     Args:
-        votes: `(blocks, num_rows)` float64, the mean over senders of b / c scattered to the row of its word.
+        votes: Mean over senders of b / c, added at the row of each sender's word, `(blocks, num_rows)`
+            float64.
+        table: Words of the codebook.
 
     Returns:
-        `(blocks, N)` float64; single ones may be negative.
+        `(blocks, N)` float64. Single frequencies may be negative.
     """
     if len(table.signs):
         counts = votes @ torch.from_numpy(table.signs).to(votes)
@@ -210,21 +226,24 @@ def frequencies(votes: Tensor, table: WordTable) -> Tensor:
 
 
 def threshold_frequencies(values: Tensor) -> Tensor:
-    """Set negative frequencies to zero and rescale every row to sum one. Less noise, but biased.
+    """Set negative frequencies to zero and rescale every row to sum 1. This reduces noise and adds bias.
 
     A row in which no frequency is positive becomes uniform.
     """
-    kept = values.clamp(min=0.0)
-    total = kept.sum(-1, keepdim=True)
-    return torch.where(total > 0, kept / total.clamp(min=1e-300), 1.0 / values.shape[-1])
+    positive = values.clamp(min=0.0)
+    total = positive.sum(-1, keepdim=True)
+    return torch.where(total > 0, positive / total.clamp(min=1e-300), 1.0 / values.shape[-1])
 
 
 def smallest_half(table: WordTable) -> int:
-    """Fewest points of one sign of a word, of those it has: what a bit without a coin leaves possible."""
+    """Return the smallest number of points to which a bit without randomised response narrows the input.
+
+    It is the smallest nonzero number of +1 or of -1 in any word.
+    """
     size = len(table.points)
     if len(table.signs):
         ones = (table.signs > 0).sum(1)
-    else:  # the words' sums are a transform of the points that are not padding
+    else:  # the sums of the words are the transform of the indicator of points that are not padding
         padding = np.zeros(table.num_rows + 1)
         padding[:size] = 1.0
         sums = walsh_hadamard(torch.from_numpy(padding))[1:].numpy()

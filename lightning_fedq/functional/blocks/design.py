@@ -1,11 +1,11 @@
-"""The geometry of block coding: which points a block can become, in how many stages, and how it gets there.
+"""Geometry of block coding: the lattice points of a block, the nested stages and the quantiser.
 
-A block x of L numbers, in units of the radius, becomes one of finitely many points of a lattice, after a
-dither that is uniform on the lattice's cell; nested stages are the digits of that point. The range that can't
-be overloaded is |x| <= 1 for Z, where N levels are spread over [-1, 1], and ||x|| <= sqrt(L), which holds the
-square, for A2; a block beyond it is shrunk to it.
+A block x of L numbers, in units of the radius, is quantised to one of finitely many lattice points. Before, a
+dither that is uniform on the lattice's cell may be added. Nested stages are the digits of the point. A block
+can't be overloaded within |x| <= 1 for Z, where N levels are spread over [-1, 1]. For A2 the range is
+||x|| <= sqrt(L), which contains the square. A block beyond the range is shrunk to it.
 
-Source: Lang et al., CPA, definitions 2.2 to 2.6; the departures are those of `lattice`.
+The source is Lang et al., CPA, definitions 2.2 to 2.6, with the departures of `lattice`.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from lightning_fedq.functional.blocks.lattice_loops import quantize_lattice
 from lightning_fedq.functional.blocks.scalar_loops import Floats, Indices, Keys, quantize_scalar
 
 _MOST_LEVELS = 1 << 40
-"""Levels of all stages together that float64 places exactly, with bits to spare."""
+"""Largest number of levels of all stages together. Float64 places so many exactly, with bits to spare."""
 _RADIUS = 1.0
-"""Of codebooks for which nobody gave one."""
+"""Default radius of codebooks."""
 
 
 @dataclass(frozen=True, eq=False)
 class BlockDesign:
-    """Points and words of every stage, in units of the radius, and the quantiser that goes with them.
+    """Points and words of every stage, in units of the radius, with their quantiser.
 
     Args:
-        name: The lattice.
+        name: Lattice, "Z" or "A2".
         tables: Words of every stage, coarsest first.
         step: Scale of the finest lattice.
         limit: Largest norm of a block in range.
-        dithered: Is a dither added before quantisation?
-        ratio: Nesting ratio; unused with one stage.
-        books: For lattices but Z: codebook of the coarsest stage and of the finer ones.
+        dithered: Whether a dither is added before quantisation.
+        ratio: Nesting ratio, not used with one stage.
+        books: Codebooks of the coarsest stage and of the finer stages, or None for Z.
     """
 
     name: LatticeName
@@ -60,19 +60,19 @@ class BlockDesign:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Points of every stage."""
+        """Number of points of every stage."""
         return tuple(len(table.points) for table in self.tables)
 
     @property
     def block_dim(self) -> int:
-        """L."""
+        """Length L of a block."""
         return lattice(self.name).dim
 
     def quantize(self, values: NDArray[Any], ranges: Floats, keys: Keys, first: int, out: Indices) -> int:
-        """Indices of some blocks of some rows. Arguments as in `quantize_lattice`.
+        """Write the indices of some blocks of some rows. Arguments are those of `quantize_lattice`.
 
         Returns:
-            How many blocks were out of range.
+            Number of blocks that were out of range.
         """
         if self.books is None:
             counts = np.array(self.counts)
@@ -94,19 +94,22 @@ def block_design(
     words: Words,
     dithered: bool,
 ) -> BlockDesign:
-    """Design a code.
+    """Design a block code.
 
     Args:
-        levels: Levels of the coarsest stage, for Z only; 2 if None.
-        codebook_radius: Norm of the outermost points of the coarsest stage at unit scale, for A2 only; 1 if
-            None, which are 7 points.
-        stages: Bits per block, >= 1.
-        nesting: Every further stage splits a cell into nesting^L; 2 if None. Only with stages > 1.
+        name: Lattice, "Z" or "A2".
+        levels: Levels of the coarsest stage, for Z only. None is 2.
+        codebook_radius: Norm of the outermost points of the coarsest stage at unit scale, for A2 only. None
+            is 1, which gives 7 points.
+        stages: Number of stages >= 1, which is the number of bits per block.
+        nesting: Nesting ratio, only for stages > 1. Each further stage splits a cell into nesting^L. None
+            is 2.
         words: Family of random words.
-        dithered: Is there a dither?
+        dithered: Whether a dither is added before quantisation.
 
     Raises:
-        ValueError: If there is no such code.
+        ValueError: If an argument does not suit the lattice or the number of stages, or there are too many
+            levels or points.
     """
     cell = lattice(name)
     if stages < 1:
@@ -116,15 +119,15 @@ def block_design(
     if name != "Z" and levels is not None:
         raise ValueError(f"{name} takes codebook_radius, not levels, got {levels}")
     if stages == 1 and nesting is not None:
-        raise ValueError(f"nesting = {nesting} does nothing with one stage; choose stages >= 2")
+        raise ValueError(f"nesting = {nesting} has no effect with one stage. Choose stages >= 2.")
     ratio = 2 if nesting is None else nesting
     if name == "Z":
         counts = (2 if levels is None else levels,) + (ratio,) * (stages - 1)
         total = math.prod(counts)
         if max(counts) > MAX_CODEBOOK or total > _MOST_LEVELS:
             raise ValueError(
-                f"{stages} stage(s) of {counts[0]} and then {ratio} levels are too fine; "
-                f"choose at most {MAX_CODEBOOK} levels a stage and {_MOST_LEVELS} in all"
+                f"{stages} stage(s) of {counts[0]} and then {ratio} levels are too fine. "
+                f"Choose at most {MAX_CODEBOOK} levels a stage and {_MOST_LEVELS} in all."
             )
         step, points = 2.0 / (total - 1) if total > 1 else 1.0, []
         for stage, count in enumerate(counts):

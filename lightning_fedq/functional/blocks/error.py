@@ -1,7 +1,7 @@
-"""Worst-case error of a decoded block: closed forms for every code, in units of the radius.
+"""Worst-case error of a decoded block in closed form, in units of the radius.
 
 A bit b of a word with weights W decodes to offset + scale b W. The second moment of its random part does not
-depend on the point; its variance is that less the square of the point, seen from the offset.
+depend on the point. Its variance is this moment minus the square of (point - offset).
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ Decoder = Literal["unbiased", "paper", "authors_code"]
 
 
 def lift(table: WordTable, keep: Floats, decoder: Decoder) -> tuple[Floats, Floats]:
-    """Scales of b W, one for each `keep` = tanh(epsilon / 2), and the constant that goes with it.
+    """Return the scales of b W, one for each `keep` = tanh(epsilon / 2), and the offset of the decoder.
 
-    "paper" leaves the correction for correlated words out, "authors_code" the one for the coin, too.
+    The decoder "paper" leaves out the correction for correlated words. "authors_code" also leaves out the
+    correction for randomised response.
     """
     if decoder == "unbiased":
         return table.gain / keep, table.offset
@@ -30,14 +31,14 @@ def lift(table: WordTable, keep: Floats, decoder: Decoder) -> tuple[Floats, Floa
 
 
 def _moments(table: WordTable, keep: float, decoder: Decoder) -> tuple[Floats, Floats]:
-    """Second moment of the random part in every coordinate, and the offset."""
+    """Return the second moment of the random part in every coordinate, and the offset."""
     scales, offset = lift(table, np.array([keep]), decoder)
     moments: Floats = scales[0] ** 2 * np.square(table.weights).mean(0)
     return moments, offset
 
 
 def worst_variance(design: BlockDesign, dither: Dither, decoder: Decoder, keep: float) -> float:
-    """Upper bound on the variance of one decoded coordinate over all inputs in range."""
+    """Return an upper bound on the variance of one decoded coordinate over all inputs in range."""
     cell = lattice(design.name)
     total = {
         "subtractive": cell.second_moment / cell.dim,
@@ -53,10 +54,11 @@ def worst_variance(design: BlockDesign, dither: Dither, decoder: Decoder, keep: 
 
 
 def worst_second_moment(design: BlockDesign, dither: Dither, keep: float) -> float:
-    """Upper bound on the second moment of one unbiased decoded coordinate over all inputs in range.
+    """Return an upper bound on the second moment of one unbiased decoded coordinate over all inputs in range.
 
-    With point q = sum of the stages' q_s it is sum_s (moment_s - (q_s - offset_s)^2) + q^2, and one cell
-    more where a dither is subtracted. For one stage q^2 cancels and nothing is lost.
+    Let the point q be the sum of the stages' q_s. The moment is sum_s (moment_s - (q_s - offset_s)^2) + q^2,
+    plus the second moment of a cell if a dither is subtracted. For one stage, q^2 cancels and the bound is
+    attained.
     """
     cell = lattice(design.name)
     total = cell.second_moment / cell.dim * design.step**2 * (dither == "subtractive")
@@ -69,7 +71,7 @@ def worst_second_moment(design: BlockDesign, dither: Dither, keep: float) -> flo
 
 
 def longest_pull(design: BlockDesign, decoder: Decoder, keep: float) -> float:
-    """Largest norm of what the bits of one block can add to the decoded sum, however they are chosen."""
+    """Return the largest norm that any bits of one block can add to the decoded sum."""
     pull = 0.0
     for table in design.tables:
         scales, offset = lift(table, np.array([keep]), decoder)

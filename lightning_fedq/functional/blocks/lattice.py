@@ -1,9 +1,9 @@
 """Lattices Z and A2: nearest points, dither over the Voronoi cell, nesting.
 
-Source: Lang et al., CPA, definitions 2.2 to 2.6. Departures, each because the printed form is wrong: the
-scalar quantiser has exactly N levels; a nested quantiser decomposes the *fine* point
-(`Q_f = Q_c + Q_n(x - Q_c)` is false in general); second moments are those of the Voronoi cell, not of the
-parallelogram that coordinate-wise rounding of G^-1 x has.
+The source is Lang et al., CPA, definitions 2.2 to 2.6. There are three departures, because the printed forms
+are wrong. The scalar quantiser has exactly N levels. A nested quantiser decomposes the *fine* point, because
+`Q_f = Q_c + Q_n(x - Q_c)` is false in general. Second moments are those of the Voronoi cell, not those of the
+parallelogram of coordinate-wise rounding of G^-1 x.
 
 All lattices are at unit scale (generators below). A block is the last axis of a tensor.
 """
@@ -21,7 +21,7 @@ from torch import Tensor
 LatticeName = Literal["Z", "A2"]
 _ROOT3 = math.sqrt(3.0)
 TIE_SHIFT = 1e-7 * np.sqrt(np.array([2.0, 3.0]))
-"""Fixed and generic: ties between coarse points break the same way after any lattice translation."""
+"""Fixed generic shift, with which ties between coarse points break equally after any lattice translation."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,13 @@ class Lattice:
     """Constants of one lattice at unit scale.
 
     Args:
-        name: Its name.
-        units: Every point's coordinate j is an integer multiple of `units[j]`.
+        name: Name of the lattice.
+        units: Coordinate j of every point is an integer multiple of `units[j]`.
         generator: Basis vectors, one per *row* (the columns of the usual G), lower triangular.
         volume: Volume of a cell, |det G|.
-        second_moment: E ||u||^2 of u uniform on the Voronoi cell.
+        second_moment: E ||u||^2 for u uniform on the Voronoi cell.
         covering_radius: Largest norm in the Voronoi cell.
-        shortest: Smallest nonzero norm; the Voronoi cell's facets belong to the vectors of this norm.
+        shortest: Smallest nonzero norm. The Voronoi cell's facets belong to the vectors of this norm.
     """
 
     name: LatticeName
@@ -48,7 +48,7 @@ class Lattice:
 
     @property
     def dim(self) -> int:
-        """L, the length of a block."""
+        """Length L of a block."""
         return len(self.units)
 
     @property
@@ -87,7 +87,7 @@ def nearest_point(x: Tensor, name: str) -> Tensor:
     """Return the nearest lattice point of every block.
 
     Args:
-        x: `(..., L)` floats; float64 keeps ties where exact arithmetic has them.
+        x: Blocks of floats, `(..., L)`. In float64, ties are where exact arithmetic has them.
         name: Lattice.
 
     Returns:
@@ -96,7 +96,7 @@ def nearest_point(x: Tensor, name: str) -> Tensor:
     Raises:
         ValueError: If the lattice is not known or the last axis is not L.
 
-    Example:
+    Examples:
         >>> nearest_point(torch.tensor([1.3, 0.8]), "A2")
         tensor([1.5000, 0.8660])
     """
@@ -111,10 +111,10 @@ def nearest_point(x: Tensor, name: str) -> Tensor:
 
 
 def nested_split(fine: Tensor, name: str, ratio: int) -> tuple[Tensor, Tensor]:
-    """Split lattice points into a point of `ratio` times the lattice and the rest. The two add up exactly.
+    """Split lattice points into a point of `ratio` times the lattice and a remainder. They add up exactly.
 
-    Fine first: the rest depends on the coset of the fine point alone, so it is always one of the
-    ratio^L points of `lattice_codebook.voronoi_codebook`.
+    The remainder depends only on the coset of the fine point. So it is always one of the ratio^L points of
+    `lattice_codebook.voronoi_codebook`.
 
     Args:
         fine: `(..., L)` lattice points, float64.
@@ -133,12 +133,12 @@ def nested_split(fine: Tensor, name: str, ratio: int) -> tuple[Tensor, Tensor]:
 
 
 def scalar_levels(count: int, gamma: float) -> Tensor:
-    """The `count` levels (l - (count - 1)/2) step, step = 2 gamma / count, whose cells tile [-gamma, gamma].
+    """Return the levels (l - (count - 1)/2) step, step = 2 gamma / count, whose cells tile [-gamma, gamma].
 
     Raises:
         ValueError: If count < 2 or gamma is not > 0.
 
-    Example:
+    Examples:
         >>> scalar_levels(3, 1.0)
         tensor([-0.6667,  0.0000,  0.6667], dtype=torch.float64)
     """

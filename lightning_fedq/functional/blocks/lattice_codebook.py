@@ -1,8 +1,8 @@
-"""Finite lattice codebooks: which points, in which order, how to look one up, and how far they reach.
+"""Finite lattice codebooks: their points in a fixed order, a look-up table, and the radius without overload.
 
-Source: Lang et al., CPA, definitions 2.3 to 2.6. Points are at unit scale and in a fixed order, so that
-indices are the same everywhere: all in a ball (`finite_codebook`), or all in a cell of a coarser lattice
-(`voronoi_codebook`).
+Points are at unit scale and in a fixed order, so that indices are the same everywhere. A codebook has all
+points in a ball (`finite_codebook`) or in a cell of a coarser lattice (`voronoi_codebook`). The source is
+Lang et al., CPA, definitions 2.3 to 2.6.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Codebook:
 
 
 def point_keys(points: Tensor, name: str) -> Tensor:
-    """One int64 per lattice point: its integer coordinates (in `units`), 62 // L bits each."""
+    """Return one int64 key per lattice point: its integer coordinates in `units`, 62 // L bits each."""
     units = points.new_tensor(lattice(name).units)
     bits = 62 // len(units)
     places = torch.arange(len(units)) * bits
@@ -57,7 +57,7 @@ def _make_codebook(name: LatticeName, points: NDArray[np.float64]) -> Codebook:
 
 
 def _hash_table(keys: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Insert key i with index i at the top bits of key * golden ratio, or the next free slot."""
+    """Build an open hash table. A key's slot is the top bits of key * golden ratio, or the next free slot."""
     size = 1 << (4 * len(keys) - 1).bit_length()
     slots = np.full((size, 2), -1, np.int64)
     starts = (keys.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(40)
@@ -88,7 +88,7 @@ def _points_within(name: LatticeName, radius: float) -> NDArray[np.float64]:
 
 @lru_cache(maxsize=64)
 def finite_codebook(name: LatticeName, radius: float) -> Codebook:
-    """All lattice points of norm <= radius, sorted by norm, then by coordinates.
+    """Return all lattice points of norm <= radius, sorted by norm, then by coordinates.
 
     Raises:
         ValueError: If the lattice is not known, or the ball holds no point but zero, or more than 65,536.
@@ -102,15 +102,15 @@ def finite_codebook(name: LatticeName, radius: float) -> Codebook:
     size = math.pi**half / math.gamma(half + 1) * radius**cell.dim / cell.volume
     if not size <= MAX_CODEBOOK:
         raise ValueError(
-            f"radius {radius} gives about {size:.3g} points of {name}; "
-            f"choose a smaller radius, at most {MAX_CODEBOOK} points"
+            f"radius {radius} gives about {size:.3g} points of {name}, at most {MAX_CODEBOOK} are allowed. "
+            "Choose a smaller radius."
         )
     return _make_codebook(name, _points_within(name, radius))
 
 
 @lru_cache(maxsize=64)
 def voronoi_codebook(name: LatticeName, ratio: int) -> Codebook:
-    """The ratio^L points of the lattice in the (half-open) Voronoi cell of `ratio` times the lattice.
+    """Return the ratio^L lattice points in the (half-open) Voronoi cell of `ratio` times the lattice.
 
     Raises:
         ValueError: If ratio < 2, or there would be more than 65,536 points.
@@ -119,20 +119,23 @@ def voronoi_codebook(name: LatticeName, ratio: int) -> Codebook:
     if ratio < 2:
         raise ValueError(f"the nesting ratio must be >= 2, got {ratio}")
     if ratio**cell.dim > MAX_CODEBOOK:
-        raise ValueError(f"ratio {ratio} gives {ratio}^{cell.dim} points; choose a smaller ratio")
+        raise ValueError(f"ratio {ratio} gives {ratio}^{cell.dim} points. Choose a smaller ratio.")
     digits = np.stack(np.unravel_index(np.arange(ratio**cell.dim), (ratio,) * cell.dim), axis=1)
     cosets = torch.from_numpy(digits.astype(np.float64) @ np.array(cell.generator))
     return _make_codebook(name, nested_split(cosets, name, ratio)[1].numpy())
 
 
-# ---- how far the range without overload goes --------------------------------------------------------------
+# ---- radius without overload ------------------------------------------------------------------------------
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _squared_distance_to_cell(
     point: NDArray[np.float64], normals: NDArray[np.float64], bounds: NDArray[np.float64], sweeps: int
 ) -> float:
-    """Squared distance from a point to {x: normals x <= bounds} by Hildreth's dual ascent, from below."""
+    """Return a lower bound on the squared distance from a point to {x: normals x <= bounds}.
+
+    The bound is the dual objective after `sweeps` rounds of Hildreth's dual ascent.
+    """
     weights, rest = np.zeros(len(bounds)), point.copy()
     for _ in range(sweeps):
         for i in range(len(bounds)):
@@ -146,19 +149,20 @@ def _squared_distance_to_cell(
 
 @lru_cache(maxsize=64)
 def safe_radius(name: LatticeName, radius: float, cells: float) -> float:
-    """Largest norm at which a block can't be overloaded.
+    """Return the largest norm at which a block can't be overloaded.
 
-    A quantiser whose output differs from its input by a vector in `cells` times the Voronoi cell V
-    (1 without dither, 2 with a dither that is not seen, more when nested) reaches a point p only from
-    p - cells V. So the safe ball is as large as the distance from the nearest point outside the
-    codebook to cells V. The distance comes from a dual bound: it can only be too small.
+    Let the quantiser's output differ from its input by a vector in `cells` times the Voronoi cell V. `cells`
+    is 1 without dither, 2 with a dither that the receiver does not subtract, and more with nesting. The
+    quantiser reaches a point p only from p - cells V. So the radius is the distance from cells V to the
+    nearest point outside the codebook. A dual bound gives this distance, so it can only be too small.
 
     Args:
+        name: Lattice.
         radius: Radius of `finite_codebook`.
         cells: Size of the uncertainty, in Voronoi cells.
 
     Returns:
-        The radius, >= 0; zero if even the zero block can be overloaded.
+        Radius >= 0. It is 0 if even the zero block can be overloaded.
     """
     cell = lattice(name)
     reach = cells * cell.covering_radius

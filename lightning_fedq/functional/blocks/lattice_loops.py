@@ -1,7 +1,7 @@
-"""The compiled loops of block coding on A2: nearest points, dither over the cell, look-ups.
+"""Compiled loops of block coding on A2: nearest points, dither over the cell, look-ups.
 
-They equal the tensor code in `lattice` and `lattice_codebook`, to which the tests hold them, and take a stack
-of messages at once. Nothing larger than one stretch of blocks is ever made.
+They process several messages at once and make no array larger than one stretch of blocks. Tests check that
+they equal the tensor code in `lattice` and `lattice_codebook`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ def _nearest(x: Floats, out: Floats) -> None:
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _dither(base: np.uint64, block: int, out: Floats, box: Floats, sides: tuple[float, ...]) -> None:
-    """Point uniform on the Voronoi cell: uniform on a box that tiles space, less its nearest point."""
+    """Draw a point that is uniform on the Voronoi cell.
+
+    A point that is uniform on a box that tiles space, minus its nearest lattice point, has this law.
+    """
     for j in range(len(sides)):
         box[j] = uniform_word(base, block * len(sides) + j) * sides[j]
     _nearest(box, out)
@@ -52,7 +55,7 @@ def _dither(base: np.uint64, block: int, out: Floats, box: Floats, sides: tuple[
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _find(point: Floats, inverse_units: tuple[float, ...], slots: NDArray[np.int64]) -> int:
-    """Index of a lattice point: a look-up of its key in an open hash table of (key, index) rows."""
+    """Look up the index of a lattice point by its key, in an open hash table of (key, index) rows."""
     bits, key = 62 // len(inverse_units), np.int64(0)
     for j in range(len(inverse_units)):
         whole = np.int64(np.floor(point[j] * inverse_units[j] + 0.5)) + (np.int64(1) << np.int64(bits - 1))
@@ -174,26 +177,26 @@ def quantize_lattice(
     first: int,
     out: Indices,
 ) -> int:
-    """Indices of every block's nested lattice points, coarsest stage first.
+    """Write the indices of every block's nested lattice points, coarsest stage first.
 
-    A block whose norm exceeds `limit` is shrunk to it along its ray; the last one is padded with zeros.
+    A block whose norm exceeds `limit` is scaled down to it. The last block is padded with zeros.
 
     Args:
         values: `(rows, dim)` float32 or float64, C-contiguous.
         ranges: `(3, segments)`: where each segment ends, its centre, one over its radius.
-        books: Codebook of the coarsest stage, at unit scale, and that of the finer ones (the same, if there
-            are none).
+        books: Codebooks of the coarsest stage, at unit scale, and of the finer stages. They are the same with
+            one stage.
         ratio: Nesting ratio between neighbouring stages.
         limit: Largest norm of a block that can't be overloaded, in units of the radius.
-        scale: What takes units of the radius to units of the finest lattice.
+        scale: Factor from units of the radius to units of the finest lattice.
         dithered: Whether a dither is added.
         keys: `(rows,)` keys of the dither words.
         first: Number of the first block in the message.
-        out: `(stages, rows, n)` int32, overwritten; -1 for a block outside the codebook, which `limit`
-            excludes.
+        out: Indices, `(stages, rows, n)` int32, overwritten. A block outside the codebook would give -1,
+            which `limit` excludes.
 
     Returns:
-        How many blocks were shrunk.
+        Number of blocks that were scaled down.
     """
     top, inner = books
     cell = lattice(top.name)
@@ -236,7 +239,7 @@ def _subtract_lattice_dithers_per_message(
 
 
 def subtract_dithers_per_message(name: str, keys: Keys, step: float, totals: Floats) -> None:
-    """totals[k, block] -= step u_block under key k: as `subtract_dithers`, but every message its own.
+    """Subtract step u_block from totals[k, block], where u is the dither under key k.
 
     Args:
         name: Lattice.
@@ -251,7 +254,7 @@ def subtract_dithers_per_message(name: str, keys: Keys, step: float, totals: Flo
 
 
 def subtract_dithers(name: str, keys: Keys, step: float, total: Floats) -> None:
-    """total[block] -= step u_block, the dither of block 0, 1, ... under every key.
+    """Subtract step u_block from total[block] for the dithers u under every key.
 
     Args:
         name: Lattice.

@@ -1,8 +1,8 @@
-"""The compiled loops of block coding: scalar indices, one bit per index, and the sums on the other side.
+"""Compiled loops of block coding: scalar indices, one bit per index, and the decoded sums.
 
-Each loop equals a few lines of tensor code in `lattice` and `codeword`, which the tests hold it to, and takes
-a stack of messages at once. The generator's word for any block is computed on the spot: no array of codewords
-exists. Lattices of more than one dimension are in `lattice_loops`.
+Each loop processes several messages at once. Tests check that it equals a few lines of tensor code in
+`lattice` and `codeword`. The generator's word for a block is computed when it is needed, so there is no array
+of code words. Lattices of more than one dimension are in `lattice_loops`.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def _row(base: np.uint64, at: int, num_rows: int) -> np.int64:
 
 @numba.njit(inline="always")  # type: ignore[untyped-decorator]
 def uniform_word(base: np.uint64, at: int) -> float:
-    """`codeword.prf_uniforms` of one word."""
+    """Return word number `at` of a key as a uniform in [0, 1)."""
     return float(np.int64(_word(base, at) >> np.uint64(11))) * 2.0**-53
 
 
 @numba.njit(inline="always")  # type: ignore[untyped-decorator]
 def _dither_word(base: np.uint64, at: int) -> float:
-    """u - floor(u + 1/2) for that uniform u: its upper half wraps around, as a signed integer does."""
+    """Return u - floor(u + 1/2), where u is the uniform of `uniform_word`, by reading the word as signed."""
     return float(np.int64(_word(base, at)) >> np.int64(11)) * 2.0**-53
 
 
@@ -56,12 +56,12 @@ def _dither_word(base: np.uint64, at: int) -> float:
 def choose_blocks(key: np.uint64, num_blocks: int, out: NDArray[np.int64]) -> None:
     """Draw a uniform subset of {0, ..., num_blocks - 1}, in ascending order, by Floyd's algorithm.
 
-    Every subset has its probability to a relative num_blocks 2^-53 per element.
+    The probability of a subset has a relative error of num_blocks 2^-53 per element.
 
     Args:
         key: Key of the words that draw it, uint64.
-        num_blocks: >= out.size.
-        out: Overwritten with the subset.
+        num_blocks: Number of blocks, >= out.size.
+        out: Array that is overwritten with the subset.
     """
     taken = np.zeros(num_blocks, np.uint8)
     for i in range(out.size):
@@ -85,10 +85,10 @@ def quantize_scalar(
     first: int,
     out: Indices,
 ) -> int:
-    """Digits of the fine level of every coordinate, coarsest stage first. What lies out of range is clipped.
+    """Write the digits of the fine level of every coordinate, coarsest stage first.
 
-    In units of the radius the step is 2 / (N - 1), N the product of `counts`: the outermost levels are -1 and
-    1 and no dithered x in [-1, 1] leaves the outermost cells.
+    Values out of range are clipped. In units of the radius the step is 2 / (N - 1), where N is the product of
+    `counts`. So the outermost levels are -1 and 1, and no dithered x in [-1, 1] leaves the outermost cells.
 
     Args:
         values: `(rows, dim)` float32 or float64, C-contiguous.
@@ -100,7 +100,7 @@ def quantize_scalar(
         out: `(stages, rows, n)`, C-contiguous, overwritten.
 
     Returns:
-        How many were clipped.
+        Number of clipped coordinates.
     """
     total = 1
     for count in counts:
@@ -143,7 +143,7 @@ def quantize_scalar(
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def subtract_scalar_dithers(keys: Keys, step: float, total: Floats) -> None:
-    """total[j] -= step u_j for the dither u of every key of `quantize_scalar`."""
+    """Subtract step u_j from total[j] for the dithers u of every key of `quantize_scalar`."""
     for start in range(0, total.size, _TILE):
         part = total[start : min(start + _TILE, total.size)]
         for key in keys:
@@ -153,7 +153,7 @@ def subtract_scalar_dithers(keys: Keys, step: float, total: Floats) -> None:
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def subtract_scalar_dithers_per_message(keys: Keys, step: float, totals: Floats) -> None:
-    """The same with a total, a row of `totals`, for every key."""
+    """Subtract step u_j from totals[k, j], where u is the dither of key k of `quantize_scalar`."""
     for k in range(totals.shape[0]):
         subtract_scalar_dithers(keys[k : k + 1], step, totals[k])
 
@@ -173,10 +173,10 @@ def encode_bits(
     stage: int,
     bits: NDArray[np.uint8],
 ) -> None:
-    """One bit per index: its word's sign there (1 for +1), flipped where the private coin says so.
+    """Encode each index as one bit: the sign of its word at the index (1 for +1), with randomised response.
 
     Args:
-        index: `(messages, n)` points' indices.
+        index: `(messages, n)` indices of points.
         signs: `(num_rows, N)` words, or `(0, N)` for Hadamard words, which are computed on the spot.
         num_rows: Number of words.
         keys: `(messages,)` keys of the words that draw the rows.
@@ -184,7 +184,7 @@ def encode_bits(
         flips_below: `(messages,)`: a bit is flipped where its coin is below this threshold.
         coins: `(messages, n)` private 32-bit words.
         stage: Stage that the index is of.
-        bits: `(messages, stages, blocks)`; the stretch of the stage is overwritten.
+        bits: Encoded bits, `(messages, stages, blocks)`. The stretch of the stage is overwritten.
     """
     packed, width = np.uint64(0), signs.shape[1]
     if 0 < signs.size <= 64:  # all words in one integer: a shift is cheaper than a look-up
@@ -224,15 +224,15 @@ def add_decoded(
     offset: Floats,
     total: Floats,
 ) -> None:
-    """total[block] += offset + scale b weights[row], b = +-1, for every message.
+    """Add offset + scale b weights[row], b = +-1, to total[block] for every message.
 
     Args:
         bits: `(messages, stages, n)`.
         stage: The stage to decode.
         weights: `(num_rows, L)`.
         keys: `(messages,)` keys of the words that drew the rows.
-        scales: `(messages,)`, what the decoder divides and multiplies by.
-        offset: `(L,)`.
+        scales: Scale of each message's decoder, as in `error.lift`, `(messages,)`.
+        offset: Offset of the decoder, `(L,)`.
         total: `(n L,)`, changed in place.
     """
     num_rows, size = weights.shape
@@ -267,14 +267,14 @@ def add_decoded_per_message(
     offset: Floats,
     totals: Floats,
 ) -> None:
-    """As `add_decoded`, with a total, a row of `totals`, for every message."""
+    """Add each message to a separate row of `totals`, as `add_decoded` does."""
     for k in range(totals.shape[0]):
         add_decoded(bits[k : k + 1], stage, weights, keys[k : k + 1], scales[k : k + 1], offset, totals[k])
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def add_votes(bits: NDArray[np.uint8], stage: int, keys: Keys, scales: Floats, votes: Floats) -> None:
-    """votes[i, row] += scale b, b = +-1, for every message: the histogram's way of decoding.
+    """Add scale b, b = +-1, to votes[i, row] for every message, for decoding by a histogram.
 
     Args:
         bits: `(messages, stages, n)`.

@@ -1,19 +1,21 @@
 """Decompose a target law into scaled and shifted Irwin-Hall laws: random (A, B) with A Z + B ~ Q.
 
-Z is the standardised Irwin-Hall law f of n uniforms (the error that dithers leave in a mean), Q the
-target, with density g. Both are mixtures of uniforms on (-r, r): the target with the density -2 r g'(r) of r,
-lambda times Irwin-Hall with -2 r lambda f'(r), which is nowhere larger where lambda = inf g' / f'. So r is
-drawn as for the target's direct layered quantiser, and a coin with probability lambda f'(r) / g'(r) gives
-the coordinate to the core, (A, B) = (1, 0). What is left stays a uniform on (-r, r) ("special"), and is cut
-into scaled copies of f: the largest copy that fits under it, and recursively what sticks out left and right.
+Z has the standardised Irwin-Hall law f of n uniforms, which is the error that dithers leave in a mean. Q is
+the target law, with density g. Both laws are mixtures of uniforms on (-r, r). For the target, r has the
+density -2 r g'(r). For lambda times Irwin-Hall, it has the density -2 r lambda f'(r), which is nowhere larger
+if lambda = inf g' / f'. So r is drawn as for the target's direct layered quantiser. Then a randomised bit
+with probability lambda f'(r) / g'(r) assigns the coordinate to the core, where (A, B) = (1, 0). The other
+coordinates are called special. Their error stays uniform on (-r, r). This uniform is cut into scaled copies
+of f: first the largest copy that fits under it, then, recursively, the remainders on the left and right.
 
-This is the paper's algorithms 2 and 3 in a batch: the same law of (A, B), with tables for the coin and for
-where a uniform is cut instead of bisection.
-Departures: the printed `f(x/L)/L` of algorithm 2 is L f(L x) (the printed form gives an error variance of
-0.80 instead of 1); and A, whose lower tail is so heavy that symbols would leave int64, is kept at or above
-2^-k, k = 50 unless the caller needs a higher cap, which moves an output by less than 2^-k L standard
-deviations, `Decomposition.cap_shift`. What tables and floats do to the law is bounded in
-`functional.exact_error.float_error`.
+These are the paper's algorithms 2 and 3 in a batch. The law of (A, B) is the same, but tables replace
+bisection for the randomised bit and for the places where a uniform is cut.
+
+There are two departures from the paper. The printed `f(x/L)/L` of algorithm 2 is L f(L x) here, because the
+printed form gives an error variance of 0.80 instead of 1. A is kept at or above 2^-k, because its lower tail
+is so heavy that symbols would leave int64 otherwise. k is 50 unless the caller needs a higher cap. The cap
+moves an output by less than 2^-k (1 + L) standard deviations (`Decomposition.cap_shift`).
+`functional.exact_error.float_error` bounds the effect of tables and floats on the law.
 
 References:
     Hegazy et al., Compression with Exact Error Distribution for Federated Learning,
@@ -52,28 +54,30 @@ from lightning_fedq.functional.exact_error.tables import (
 Target = Literal["gaussian", "laplace"]
 
 LEAST_SCALE_BITS = 50
-"""A is never below 2^-50, unless the caller needs it higher."""
+"""k of the default cap A >= 2^-k. A caller may need a higher cap."""
 _MOST_CUTS = 64
 _CUT_CELLS = 1 << 15
 _COIN_CELLS = 1 << 10
 _REACH = 10.0
-"""Radii beyond this many stds, 2^-69 of a Gaussian, are all special."""
+"""Radius in stds beyond which all coordinates are special (probability 2^-69 for a Gaussian)."""
 
 
 def target_pdf(x: Array, target: Target) -> Array:
-    """Density of the target law with mean 0 and variance 1."""
+    """Return the density of the target law with mean 0 and variance 1."""
     if target == "gaussian":
         return np.exp(-0.5 * x * x) / math.sqrt(2.0 * math.pi)
     return math.sqrt(0.5) * np.exp(-math.sqrt(2.0) * np.abs(x))
 
 
 def target_slope(x: Array, target: Target) -> Array:
-    """Derivative of `target_pdf` for x > 0."""
+    """Return the derivative of `target_pdf` for x > 0."""
     return (-x if target == "gaussian" else -math.sqrt(2.0)) * target_pdf(x, target)
 
 
 def core_probability(n: int, target: Target = "gaussian") -> float:
-    """lambda = inf over 0 < x < sqrt(3 n) of g'(x) / f'(x), rounded down by 1e-12. 0 for n <= 2.
+    """Return lambda, the probability that a coordinate belongs to the core. It is 0 for n <= 2.
+
+    lambda = inf over 0 < x < sqrt(3 n) of g'(x) / f'(x), rounded down by 1e-12.
 
     Args:
         n: Number of uniforms, >= 1.
@@ -82,7 +86,7 @@ def core_probability(n: int, target: Target = "gaussian") -> float:
     Raises:
         ValueError: If n < 1.
 
-    Example:
+    Examples:
         >>> round(core_probability(100), 3)
         0.995
     """
@@ -99,12 +103,15 @@ def core_probability(n: int, target: Target = "gaussian") -> float:
     values = ratio(points)
     best = int(values.argmin())
     low, high = points[max(best - 1, 0)], points[min(best + 1, len(points) - 1)]
-    found = optimize.minimize_scalar(ratio, bounds=(low, high), method="bounded", options={"xatol": 1e-10})
-    return max(min(float(found.fun), float(values[best]), 1.0) - 1e-12, 0.0)
+    minimum = optimize.minimize_scalar(ratio, bounds=(low, high), method="bounded", options={"xatol": 1e-10})
+    return max(min(float(minimum.fun), float(values[best]), 1.0) - 1e-12, 0.0)
 
 
 def _cells(n: int, end: float, count: int) -> tuple[float, int]:
-    """Width and number of about `count` cells up to `end`. For n <= 40 the spline's knots are their ends."""
+    """Return width and number of about `count` cells up to `end`.
+
+    For n <= 40 the density is a spline, and its knots must be ends of cells.
+    """
     if n > 40:
         return end / count, count
     knot = 0.5 / math.sqrt(n / 12.0)
@@ -114,16 +121,17 @@ def _cells(n: int, end: float, count: int) -> tuple[float, int]:
 
 @dataclass(frozen=True)
 class Decomposition:
-    """Everything that drawing (A, B) for one n and target needs. Data-independent, built once.
+    """Tables for drawing (A, B) for one n and target. They do not depend on data and are built once.
 
     Args:
         n: Number of uniforms.
         target: Target law, variance 1.
-        core: lambda.
-        coin: lambda f' / g' at r: the chance that a uniform on (-r, r) belongs to the core.
-        cut: Law of y = L c, where a uniform is cut; None for n = 1, which needs no cuts.
-        rounds: m = L f(0), mean number of rounds.
-        cut_thresholds: Decreasing; the number of cuts is how many of them exceed a 64-bit word.
+        core: Probability lambda of the core.
+        coin: Probability lambda f' / g' that a uniform on (-r, r) belongs to the core, as a table in r.
+        cut: Law of y = L c, the place where a uniform is cut. None for n = 1, which needs no cuts.
+        rounds: Mean number m = L f(0) of rounds.
+        cut_thresholds: Thresholds in decreasing order. The number of cuts of a coordinate is the number of
+            thresholds above its 64-bit word.
     """
 
     n: int
@@ -136,37 +144,41 @@ class Decomposition:
 
     @property
     def uniform_error(self) -> float:
-        """Largest distance of the distribution functions of what the pieces of a uniform on (-1, 1) add up
-        to and of that uniform: a cut's own error and its chance's, m rounds of them."""
+        """Bound on the distance between the distribution functions of a uniform on (-1, 1) and of its pieces.
+
+        Each of m rounds adds the error of the cut's law and the error of the cut's probability.
+        """
         return self.rounds * (self.cut.error + 2.0**-50) if self.cut else 0.0
 
     @cached_property
     def coin_variation(self) -> float:
-        """Bound on the total variation of the coin's probability in r, from and to 0 at both ends."""
+        """Bound on the total variation, as a function of r, of the coin's probability, which ends in 0."""
         return float(np.abs(np.diff(self.coin.coefficients[:, 0], prepend=0.0, append=0.0)).sum())
 
     @cached_property
     def special_tail(self) -> float:
-        """sup over z <= 7 of P(special, r > z) / density of the Gaussian target at z."""
+        """Largest ratio, over z <= 7, of P(special, r > z) to the density of the Gaussian target at z."""
         z = np.linspace(0.0, 12.0, 12_001)
         middle = 0.5 * (z[1:] + z[:-1])
-        # 2 r^2 phi(r) is the density of r, chi with 3 degrees of freedom
+        # r is chi-distributed with 3 degrees of freedom, so its density is 2 r^2 phi(r)
         mass = (1.0 - np.clip(self.coin(middle), 0.0, 1.0)) * 2.0 * middle**2 * target_pdf(middle, "gaussian")
         beyond = np.cumsum((mass * np.diff(z))[::-1])[::-1]
         return float((beyond / target_pdf(z[1:], "gaussian"))[middle < 7.1].max())
 
     @cached_property
     def sure(self) -> tuple[int, float]:
-        """Bounds that give a coordinate to the core without a logarithm: see `mixture_loops.special_radii`.
+        """Bounds by which `mixture_loops.special_radii` finds most core coordinates without logarithms.
 
-        Coins below c, the table's least value up to radius r, with tails whose product says that the layer's
-        radius is at most r. Of the r on the table's grid the one with the most such coordinates is taken.
+        Let c be the smallest probability in the table up to a radius r. If a coin is below c, and the product
+        of the two tails shows that the layer's radius is at most r, the coordinate belongs to the core. This
+        property takes the r on the table's grid at which the most coordinates are decided, and returns
+        (floor(2^53 c), the bound on the product in units of 2^-106).
         """
         rows = self.coin.coefficients
         if not len(rows):
             return 0, math.inf
         least = np.minimum.accumulate(rows[:, 0] - np.abs(rows[:, 1:]).sum(1)) - 1e-12
-        radius = self.coin.width * np.arange(len(rows))  # r and one cell more
+        radius = self.coin.width * np.arange(len(rows))  # `least` covers one cell beyond this radius
         depth = 0.5 * radius**2 if self.target == "gaussian" else math.sqrt(2.0) * radius
         # P(Gamma(2, 1) <= depth), the law of -ln of the product of two tails
         chance = np.maximum(least, 0.0) * (1.0 - np.exp(-depth) * (1.0 + depth))
@@ -175,13 +187,13 @@ class Decomposition:
         return math.floor(max(float(least[best]), 0.0) * 2.0**53), product
 
     def cap_shift(self, least_bits: int = LEAST_SCALE_BITS) -> float:
-        """Bound on the distance that the cap moves an output of a capped coordinate, in stds."""
+        """Return a bound, in stds, on the distance by which the cap on A moves an output."""
         return 2.0**-least_bits * (1.0 + half_support(self.n))
 
 
 @lru_cache(maxsize=64)
 def decomposition(n: int, target: Target = "gaussian") -> Decomposition:
-    """Build, once, the tables for n uniforms and a target law.
+    """Build the tables for n uniforms and a target law. They are cached.
 
     Args:
         n: Number of uniforms, >= 1.
@@ -200,7 +212,7 @@ def decomposition(n: int, target: Target = "gaussian") -> Decomposition:
     rounds = 2.0 * end * float(irwin_hall_pdf(np.zeros(1), n)[0])
     cut = None
     if n > 1:
-        # For n = 2 the slope jumps at both ends; 1e-12 inside is inside.
+        # for n = 2 the slope jumps at both ends, so points are moved 1e-12 inside
         width, count = _cells(n, min(end, 9.5), _CUT_CELLS)
         last = min(width * count, end)
 
@@ -223,12 +235,12 @@ def decomposition(n: int, target: Target = "gaussian") -> Decomposition:
 
 
 class Special(NamedTuple):
-    """The coordinates that are not the core's, `(m,)` each. For all others (A, B) = (1, 0).
+    """Coordinates that are not in the core, `(m,)` each. For all others (A, B) = (1, 0).
 
     Args:
-        places: Their numbers, ascending, int64.
-        scale: A, float64.
-        shift: B, float64.
+        places: Numbers of these coordinates, ascending, int64.
+        scale: A of each, float64.
+        shift: B of each, float64.
     """
 
     places: NDArray[np.int64]
@@ -242,23 +254,23 @@ def draw_special(
     words: Callable[[int], NDArray[np.uint64]],
     least_bits: int = LEAST_SCALE_BITS,
 ) -> Special:
-    """Draw (A, B) for `count` coordinates, and list those where they are not (1, 0).
+    """Draw (A, B) for `count` coordinates, and list the coordinates where they are not (1, 0).
 
     Args:
         plan: Tables of n and the target.
         count: Number of coordinates.
         words: Source of uniform 64-bit words, as `Stream.words64`.
-        least_bits: k of the cap on A.
+        least_bits: k of the cap A >= 2^-k.
     """
 
     def find(part: slice, drawn: NDArray[np.uint64]) -> tuple[NDArray[np.int64], Array]:
         size = part.stop - part.start
         places, radii = np.empty(size + 1, np.int64), np.empty(size + 1)
         coin = plan.coin
-        found = special_radii(
+        num_special = special_radii(
             drawn, plan.target == "gaussian", coin.coefficients, coin.width, *plan.sure, places, radii
         )
-        return places[:found] + part.start, radii[:found].copy()
+        return places[:num_special] + part.start, radii[:num_special].copy()
 
     chunks = in_chunks(count, lambda size: words(WORDS_PER_COORDINATE * size), find)
     places, radius = (np.concatenate(parts) for parts in zip(*chunks, strict=True))

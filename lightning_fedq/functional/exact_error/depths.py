@@ -1,8 +1,9 @@
-"""Logarithms, cosines and exponentials of depths, many at a time and the same on every machine.
+"""Vectorised logarithms, cosines and exponentials for depths, identical on every machine.
 
-Only sums, products, quotients and square roots of float64, which IEEE 754 defines to the last bit, in loops
-that the compiler makes vectors of: a library's logarithm takes several times as long and may differ in its
-last digit from one machine to the next. The polynomials are Chebyshev's, of functions less their first terms.
+A library's logarithm takes several times as long, and its last digit may differ between machines. The loops
+here use only sums, products, quotients and square roots of float64. IEEE 754 defines these to the last bit,
+and the compiler vectorises them. The polynomials are Chebyshev approximations of functions without their
+first terms.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ Words = NDArray[np.uint64]
 Flags = NDArray[np.bool_]
 
 LEAST_DEPTH = 2.0**-60
-"""Depths are clamped here; less than 1e-26 of the mass lies below."""
+"""Smallest depth. The mass below is less than 1e-26, and smaller depths are clamped."""
 BLOCK = 512
-"""Depths whose arrays stay in the nearest cache."""
+"""Number of depths whose arrays stay in the nearest cache."""
 _ATANH = (
     0.3333333333333333,
     0.19999999999999762,
@@ -63,27 +64,28 @@ _EXPONENTIAL = (
 """(1 - (1 - e^-r) / r) / r for r in [-0.001, 0.694], to 2^-66."""
 _LN2 = 0.6931471805599453
 _LN2_HIGH, _LN2_LOW = 0.6931471803691238, 1.9082149292705877e-10
-"""The first has 32 bits, so that multiples are exact."""
+"""ln 2 in two parts. The first part has 32 bits, so that small multiples are exact."""
 _MANTISSA, _HALF = (1 << 52) - 1, 1022 << 52
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
 def minus_logs(tails: Floats, low: Flags, out: Floats) -> None:
-    """-ln(tail) where `low`, else -ln(1 - tail), with a relative error below 2^-50.6.
+    """Compute -ln(tail) where `low` is set, else -ln(1 - tail), with a relative error below 2^-50.6.
 
-    With k ln 2 taken off where `low`, both are -ln(1 - t) = 2 atanh(t / (2 - t)) of an exact t up to 1/2.
+    Where `low` is set, a multiple of ln 2 is subtracted first. Both cases are then
+    -ln(1 - t) = 2 atanh(t / (2 - t)) of an exact t up to 1/2.
 
     Args:
-        tails: `(n,)` in (0, 1/2], n up to `BLOCK`.
-        low: `(n,)`.
-        out: `(n,)`, overwritten; not `tails`.
+        tails: Tails in (0, 1/2], `(n,)`, n up to `BLOCK`.
+        low: Which of the two logarithms to compute, `(n,)`.
+        out: Results, `(n,)`, overwritten. It must not be `tails`.
     """
     mantissas = np.empty(BLOCK, np.int64)
     bits, parts = tails.view(np.int64), mantissas.view(np.float64)
     for j in range(tails.size):
         mantissas[j] = (bits[j] & _MANTISSA) | _HALF  # in [1/2, 1)
     for j in range(tails.size):
-        t = 1.0 - parts[j] if low[j] else tails[j]  # exact, as the part is at least 1/2
+        t = 1.0 - parts[j] if low[j] else tails[j]  # exact, because the part is at least 1/2
         octaves = np.float64(1022 - (bits[j] >> 52)) if low[j] else 0.0  # tail = part 2^-octaves
         s = t / (2.0 - t)
         z = s * s
@@ -95,7 +97,7 @@ def minus_logs(tails: Floats, low: Flags, out: Floats) -> None:
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def draw_depths(words: Words, gaussian: bool, depths: Floats) -> None:
-    """Turn the four words of each coordinate into its depth l. The top 53 bits of the first are not used.
+    """Turn the four words of each coordinate into its depth l. The top 53 bits of word 0 are not used.
 
     Args:
         words: `(4 n,)` uniform 64-bit words, n up to `BLOCK`.
@@ -134,11 +136,11 @@ def draw_depths(words: Words, gaussian: bool, depths: Floats) -> None:
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def complementary_depths(depths: Floats, out: Floats) -> None:
-    """-ln(1 - e^-l) of depths l.
+    """Compute -ln(1 - e^-l) for depths l.
 
     Args:
-        depths: `(n,)` in [2^-60, 200], n up to `BLOCK`.
-        out: `(n,)`, overwritten; not `depths`.
+        depths: Depths in [2^-60, 200], `(n,)`, n up to `BLOCK`.
+        out: Results, `(n,)`, overwritten. It must not be `depths`.
     """
     tails, low, scales = np.empty(BLOCK), np.empty(BLOCK, np.bool_), np.empty(BLOCK, np.int64)
     powers = scales.view(np.float64)
@@ -146,7 +148,7 @@ def complementary_depths(depths: Floats, out: Floats) -> None:
         scales[j] = (1023 - np.int64(depths[j] * (1.0 / _LN2))) << 52  # 2^-octaves, as bits
     for j in range(depths.size):
         octaves = np.floor(depths[j] * (1.0 / _LN2))
-        # octaves have 9 bits: the first product is exact
+        # the first product is exact, because octaves have 9 bits
         r = (depths[j] - octaves * _LN2_HIGH) - octaves * _LN2_LOW
         p = _EXPONENTIAL[11] * r + _EXPONENTIAL[10]
         p = (((p * r + _EXPONENTIAL[9]) * r + _EXPONENTIAL[8]) * r + _EXPONENTIAL[7]) * r + _EXPONENTIAL[6]

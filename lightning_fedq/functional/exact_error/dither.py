@@ -1,12 +1,11 @@
-"""Subtractive dithering: round to a random lattice, subtract its offset, and the error forgets the input.
+"""Subtractive dithering: rounding to a randomly shifted grid, with an error that is independent of the input.
 
-With step w and a dither U uniform on an interval of length 1, M = floor(x / w + U + 1/2) and
-Y = (M - U) w give an error Y - x that is exactly uniform on (-w/2, w/2], whatever x is. The dither here
-is centred, U in (-1/2, 1/2): then M = 0 is the message of x = 0, and |M| is as small as it can be.
+Let w be the step and U a dither that is uniform on an interval of length 1. With M = floor(x / w + U + 1/2)
+and Y = (M - U) w, the error Y - x is exactly uniform on (-w/2, w/2] for every x. The dither here is centred,
+U in (-1/2, 1/2). Then M = 0 is the message of x = 0, and |M| is as small as possible.
 
-Two rules for floats: encode and decode run in float64 (in float32 the law is already wrong at
-|x| / sigma = 6e4), and rounding is floor(. + 1/2) on both sides, never half-to-even. Where even float64
-is not exact enough there is the integer form, in which no float is compared at all.
+There are two rules for floats. Encoding and decoding run in float64, because in float32 the law is already
+wrong at |x| / sigma = 6e4. Rounding is floor(. + 1/2) on both sides, never half-to-even.
 
 References:
     Hegazy et al., Compression with Exact Error Distribution for Federated Learning, AISTATS 2024, section 2.
@@ -23,16 +22,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 LARGEST = float(2**62)
-"""Symbols beyond this are refused: their sum could leave int64."""
+"""Limit on the size of symbols. A sum of larger symbols could exceed int64."""
 
 
 def centred_dither(words: NDArray[np.uint64]) -> NDArray[np.float64]:
     """Map 64-bit words to dithers on the open interval (-1/2, 1/2): the midpoints of 2^53 equal cells.
 
     Args:
-        words: Uniform 64-bit words; their top 53 bits are used.
+        words: Uniform 64-bit words, of which the top 53 bits are used.
     """
-    cells = (words >> np.uint64(11)).astype(np.int64) - 2**52  # at most 2^52 in size, so that + 0.5 is exact
+    cells = (words >> np.uint64(11)).astype(np.int64) - 2**52  # at most 2^52 in size, so + 0.5 is exact
     centred: NDArray[np.float64] = (cells.astype(np.float64) + 0.5) * 2.0**-53
     return centred
 
@@ -41,9 +40,9 @@ def dither_quantize(values: Tensor, dither: Tensor, step: Tensor | float) -> Ten
     """Quantise to M = floor(x / w + U + 1/2).
 
     Args:
-        values: `(..., dim)` floats.
-        dither: Same shape, uniform on (-1/2, 1/2).
-        step: w > 0, broadcastable, in units of `values`.
+        values: Floats, `(..., dim)`.
+        dither: Dithers that are uniform on (-1/2, 1/2), in the shape of `values`.
+        step: Step w > 0, broadcastable, in units of `values`.
 
     Returns:
         int64 tensor of `values`' shape.
@@ -61,7 +60,7 @@ def add_centred_dither(words: NDArray[np.uint64], total: NDArray[np.float64]) ->
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def add_uniforms(words: NDArray[np.uint64], total: NDArray[np.float64]) -> None:
-    """Add `Stream.uniforms` less 1/2 to a running sum, in one pass."""
+    """Add `Stream.uniforms` minus 1/2 to a running sum, in one pass."""
     for j in range(words.size):
         total[j] += np.float64(np.int64(words[j] >> np.uint64(12))) * 2.0**-52 + 2.0**-53 - 0.5
 
@@ -70,7 +69,9 @@ def add_uniforms(words: NDArray[np.uint64], total: NDArray[np.float64]) -> None:
 def dither_levels(
     units: NDArray[np.float64], words: NDArray[np.uint64], levels: int, out: NDArray[np.int32]
 ) -> None:
-    """Quantise to 2 levels + 1 integers, `dither_quantize(levels * units, centred_dither(words), 1)` cut off.
+    """Quantise to integers from -levels to levels.
+
+    It equals `dither_quantize(levels * units, centred_dither(words), 1)`, clamped.
 
     Args:
         units: `(n,)` in [-1, 1].
@@ -99,16 +100,16 @@ def dither_quantize_row(
         scale: Factor on the values (clipping), in [0, 1].
         dither: `(n,)`.
         step: `(n,)`, > 0.
-        symbols: `(n,)` signed integers, overwritten; a symbol that is too large is left at 0.
+        symbols: Signed integers, `(n,)`, overwritten. A symbol that is too large is set to 0.
 
     Returns:
-        The largest |M|, which the caller must compare with what `symbols` can hold.
+        The largest |M|, which the caller must compare with the range of the type of `symbols`.
     """
     largest = 0.0
     for j in range(values.size):
         symbol = np.floor(np.float64(values[j]) * scale / step[j] + dither[j] + 0.5)
         largest = max(largest, abs(symbol))
-        # a cast of more, or of a NaN, is undefined
+        # casting a larger float or a NaN is undefined
         symbols[j] = np.int64(symbol) if abs(symbol) < LARGEST else 0
     return largest
 
@@ -127,19 +128,19 @@ def add_dequantized_row(
 
 
 def round_to_grid(values: Tensor, grid: float) -> Tensor:
-    """Round to the multiples of a public power of two, so that an output's low bits say nothing of its input.
+    """Round to multiples of a public power of two, so that an output's low bits carry no information.
 
     Args:
-        values: Any floats; float64 where they are to be much finer than the grid.
+        values: Floats. Use float64 if values must be much finer than the grid.
         grid: A power of two, much larger than the values' rounding errors.
     """
-    return torch.floor(values / grid + 0.5) * grid  # by a power of two: quotient and product are exact
+    return torch.floor(values / grid + 0.5) * grid  # quotient and product are exact for a power of two
 
 
 def release_grid(std: float, bits: int) -> float:
-    """Largest power of two that is at most 2^-bits of a noise's std.
+    """Return the largest power of two that is at most 2^-bits times the std of the noise.
 
-    Example:
+    Examples:
         >>> release_grid(1.0, 5)
         0.03125
     """

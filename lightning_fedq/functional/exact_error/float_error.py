@@ -1,19 +1,20 @@
-"""Error bound of the exact laws under float64, finitely many random bits and tables, to charge to a budget.
+"""Bound on the error of exact laws due to float64, finite random bits and tables, to charge to a budget.
 
-Two numbers a coordinate, as in `mechanism.Slack`: a log-ratio r and a distance t, so that for every set S of
-points of the release grid P'(S) <= e^r P(S) + t and P(S) <= e^r P'(S) + t, with P the exact law and P' that
-of what the code returns, for every input. The steps, each worked out in docs/float_error.md:
+The bound has two numbers per coordinate, as in `mechanism.Slack`: a log-ratio r and a distance t. Let P be
+the exact law and P' the law of the output of the code. For every input and every set S of points of the
+release grid, P'(S) <= e^r P(S) + t and P(S) <= e^r P'(S) + t. docs/float_error.md derives each step:
 
-1. *A dither moves, it does not break.* Float64 and 53-bit dithers leave an error that can be coupled to a
-   uniform one on (-w/2, w/2] at a distance of a few 2^-53 (|x| + w), whatever x is. A displacement d of a
-   value that is then rounded to a grid g costs a log-ratio of 2.5 d / g within 7 standard deviations.
-2. *Layers.* The depth is drawn from 75- and 74-bit tails, so that P(l' > x) is within e^(+-2^-43.9) of the
-   exact tail for all x up to 25 (7 standard deviations), within e^(+-2^-42) beyond, up to 2^-74 absolutely;
-   a layer spreads what is left over its whole width.
-3. *Tables* (aggregate mechanism): the coin between core and special, by the distance of its probability; the
-   pieces of a uniform, by the distance of their distribution function, `Decomposition.uniform_error`.
+1. Dithers. With float64 and 53-bit dithers, the error can be coupled to a uniform error on (-w/2, w/2] at a
+   distance of a few 2^-53 (|x| + w), for every x. If a value is displaced by d and then rounded to a grid g,
+   the log-ratio is at most 2.5 d / g within 7 standard deviations.
+2. Layers. The depth is drawn from 75- and 74-bit tails. So P(l' > x) is within e^(+-2^-43.9) of the exact
+   tail for all x up to 25 (7 standard deviations), and within e^(+-2^-42) beyond, up to an absolute error of
+   2^-74. A layer spreads the remaining error over its whole width.
+3. Tables, in the aggregate mechanism. The randomised bit between core and special adds the error of its
+   probability. The pieces of a uniform add the error of their distribution function
+   (`Decomposition.uniform_error`).
 
-Beyond 7 standard deviations, which have a probability below 2^-38, a log-ratio is charged as a distance.
+Beyond 7 standard deviations, where the probability is below 2^-38, a log-ratio is charged as a distance.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ _LAYER_DISTANCE = 2.0**-69
 _LAYER_LOG_RATIO = 2.0**-41
 _ABSOLUTE_LOG_RATIO = 2.0**-47
 _EDGES = 2.5
-"""Log-ratio of a displacement d against a grid g, over d / g: 2 e^(7 / 32), rounded up."""
+"""Log-ratio of a displacement d on a grid g, divided by d / g: 2 e^(7 / 32), rounded up."""
 
 
 class LawError(NamedTuple):
-    """Of one coordinate: a distance and, once it is set aside, a log-ratio."""
+    """Error of one coordinate's law: the distance t and the log-ratio r of the module's docstring."""
 
     distance: float
     log_ratio: float
@@ -51,8 +52,10 @@ class Inputs(NamedTuple):
 
 
 def _displaced(error: LawError, per_input: float, inputs: Inputs, rest: float, grid: float) -> LawError:
-    """Add what a displacement of 2^-53 (per_input |x| + rest) costs. One that may not be far below the grid
-    leaves nothing that can be said."""
+    """Add the error of a displacement of 2^-53 (per_input |x| + rest) to the error of a law.
+
+    If the displacement may be above grid / 1024, no bound holds, and the distance is 1.
+    """
     if not 2.0**-53 * (per_input * inputs.largest + rest) <= grid / 1024.0:
         return LawError(1.0, 0.0)
     displacement = 2.0**-53 * (per_input * inputs.mean + rest)
@@ -60,32 +63,32 @@ def _displaced(error: LawError, per_input: float, inputs: Inputs, rest: float, g
 
 
 def layered_law_error(n: int, grid: float, inputs: Inputs) -> LawError:
-    """Bound for the decoded sum of n messages of layered Gaussian quantisers, of std 1, on its release grid.
+    """Return the bound for the decoded sum of n messages of layered Gaussian quantisers on its release grid.
 
     Args:
-        n: Clients, all with errors of the same std.
+        n: Number of clients, whose errors all have the same std.
         grid: Step of the grid, in (0, 2^-5], in stds of the sum's error.
-        inputs: How large they may be.
+        inputs: Bounds on the size of the inputs.
     """
     own = grid * math.sqrt(n)  # the grid in stds of one client's error
     layers = n * max(_LAYER_LOG_RATIO, _ABSOLUTE_LOG_RATIO / own)
-    overflow = inputs.largest**3 / math.sqrt(n) * 2.0**-94  # of int32, by a layer that is very narrow
+    overflow = inputs.largest**3 / math.sqrt(n) * 2.0**-94  # probability that a narrow layer exceeds int32
     widths = 4.1 * math.sqrt(n) + 14.2
     error = LawError(n * _LAYER_DISTANCE + overflow, layers)
     return _displaced(error, 14.0 + 2.0 * n, inputs, 14.0 * widths + 10.0 * (2.0 * n + 6.0), grid)
 
 
 def aggregate_law_error(plan: Decomposition, grid: float, inputs: Inputs, least_bits: int) -> LawError:
-    """Bound for the decoded sum of the aggregate Gaussian, of std 1, on its release grid.
+    """Return the bound for the decoded sum of the aggregate Gaussian on its release grid.
 
     Args:
-        plan: What (A, B) are drawn from.
+        plan: Tables from which (A, B) are drawn.
         grid: Step of the grid, in (0, 2^-5], in stds of the sum's error.
-        inputs: How large they may be.
+        inputs: Bounds on the size of the inputs.
         least_bits: k of the cap A >= 2^-k.
 
     Raises:
-        ValueError: If the target is not Gaussian, for which nothing of this is worked out.
+        ValueError: If the target is not Gaussian. There is no bound for other targets.
     """
     if plan.target != "gaussian":
         raise ValueError(f"the bound is for a Gaussian target, got {plan.target!r}")

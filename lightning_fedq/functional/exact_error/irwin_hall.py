@@ -1,25 +1,25 @@
-"""The Irwin-Hall law, standardised: the mean of n independent uniforms, scaled to variance 1.
+"""Standardised Irwin-Hall law: the mean of n independent uniforms, scaled to variance 1.
 
-X = S / sqrt(n / 12), S the sum of n uniforms on (-1/2, 1/2); its support is (-sqrt(3 n), sqrt(3 n)).
-Density and slope keep their relative accuracy in the tails, `PDF_ERROR` and `SLOPE_ERROR`. Three
-evaluations, each where it is accurate:
+X = S / sqrt(n / 12), where S is the sum of n uniforms on (-1/2, 1/2). The support of X is
+(-sqrt(3 n), sqrt(3 n)). Density and slope keep their relative accuracy in the tails (`PDF_ERROR`,
+`SLOPE_ERROR`). Each of three evaluations is used where it is accurate:
 
-* n <= 40: the B-spline recursion, whose terms are all positive, in the distance to the nearer end of the
-  support; density, slope and distribution function, up to the edge.
-* n > 40, density and slope, |x| <= 10 (beyond, both are taken to be 0; f(10) < 1e-22): exponential tilting.
-  S tilted by theta has the density exp(theta s) f(s) / M(theta) with M(theta) = (sinh(theta / 2) /
-  (theta / 2))^n, which near its own mean is nearly that of a Gaussian. For 22 to 36 values of theta its
-  Taylor polynomial about the mean is summed, once for each n, from its characteristic function; a point is
-  evaluated by the polynomial of the nearest mean, times M(theta) exp(-theta s).
-* n > 40, distribution function: a cosine series of period 20 with at most 28 terms; absolute error below
-  1e-14 for |x| <= 10; it is taken to be 0 or 1 beyond.
+* n <= 40: the B-spline recursion in the distance to the nearer end of the support. All its terms are
+  positive. It gives density, slope and distribution function up to the edge.
+* n > 40, density and slope for |x| <= 10: exponential tilting. S tilted by theta has the density
+  exp(theta s) f(s) / M(theta) with M(theta) = (sinh(theta / 2) / (theta / 2))^n. Near its mean this density
+  is close to a Gaussian one. For 22 to 36 values of theta, its Taylor polynomial about the mean is computed
+  once for each n from the characteristic function. A point is evaluated by the polynomial of the nearest
+  mean, times M(theta) exp(-theta s). Density and slope are taken to be 0 for |x| > 10, as f(10) < 1e-22.
+* n > 40, distribution function: a cosine series of period 20 with at most 28 terms. Its absolute error is
+  below 1e-14 for |x| <= 10. Beyond, it is taken to be 0 or 1.
 
-The textbook's alternating sum is useless beyond n = 20.
+The alternating sum of the textbooks is useless beyond n = 20, because its terms cancel.
 
 References:
-    Hegazy et al., Compression with Exact Error Distribution for Federated Learning,
-    AISTATS 2024, section 4.2, for its use; the evaluation is ours. Tilting: Daniels, Saddlepoint
-    Approximations in Statistics, Ann. Math. Statist. 25, 1954.
+    Hegazy et al., Compression with Exact Error Distribution for Federated Learning, AISTATS 2024,
+    section 4.2, for the use of the law. This evaluation is not from the paper.
+    Daniels, Saddlepoint Approximations in Statistics, Ann. Math. Statist. 25, 1954, for tilting.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ Array = NDArray[np.float64]
 PDF_ERROR = 2.0**-45
 """Bound on |computed f - f| / f, for |x| <= 10 inside the support, where f > 1e-290.
 
-n <= 40: to first order in 2^-53 it is proved, by 4 (n - 1) roundings of the recursion, 2 (n - 1) for the
-distance and 3 of the factor, as u f'(u) <= (n - 1) f(u); the largest seen was 2^-47.20, against 50 digits at
-53,629 points for every n from 2. n > 40: measured only, 2^-49.94 against 40 digits and more at 10,610 points
-for 38 n up to 1,000,000.
+For n <= 40 it is proved to first order in 2^-53. The recursion has 4 (n - 1) roundings, the distance
+2 (n - 1) and the factor 3, because u f'(u) <= (n - 1) f(u). The largest measured error was 2^-47.20, against
+50 digits at 53,629 points for every n from 2. For n > 40 it is only measured: 2^-49.94 against at least 40
+digits, at 10,610 points for 38 values of n up to 1,000,000.
 """
 SLOPE_ERROR = 2.0**-45
-"""Bound on |computed f' - f'| / (|f'| + f), there.
+"""Bound on |computed f' - f'| / (|f'| + f), for the x of `PDF_ERROR`.
 
-Measured only, at the same points: the largest for n <= 40 was 2^-47.57, for n > 40 2^-50.12; the larger
-doubled, and more than doubled again for the points not tried.
+It is only measured, at the same points. The largest error was 2^-47.57 for n <= 40 and 2^-50.12 for n > 40.
+The bound is more than four times the larger one, as a margin for other points.
 """
 
 _SPLINES = 40
@@ -63,12 +63,12 @@ _DEGREE = 20
 
 
 def half_support(n: int) -> float:
-    """sqrt(3 n), the end of the support of the standardised law.
+    """Return sqrt(3 n), the end of the support of the standardised law.
 
     Raises:
         ValueError: If n < 1.
 
-    Example:
+    Examples:
         >>> half_support(3)
         3.0
     """
@@ -85,34 +85,35 @@ def _halves(a: Array | float) -> tuple[Array | float, Array | float]:
 
 
 def _distance(x: Array, n: int) -> Array:
-    """n / 2 - sqrt(n / 12) |x|, the distance to the nearer end of the sum's support, or 0 outside.
+    """Return n / 2 - sqrt(n / 12) |x|, the distance to the nearer end of the sum's support, or 0 outside.
 
-    Within two roundings of itself (one where |x| > sqrt(3 n) / 2), as it is raised to the power n - 1:
-    the rounding of the square root and of its product with |x| (Dekker) are taken off.
+    The caller raises it to the power n - 1, so it must be accurate to two roundings (one for
+    |x| > sqrt(3 n) / 2). The rounding errors of the square root and of its product with |x| (Dekker) are
+    therefore subtracted.
     """
     kappa, size = math.sqrt(n / 12.0), np.minimum(np.abs(x), 2.0 * half_support(n))
-    # sqrt(n / 12) - kappa, to first order
+    # the rounding error of kappa, sqrt(n / 12) - kappa, to first order
     rest = float(Fraction(n, 12) - Fraction(kappa) ** 2) / (2.0 * kappa)
     (a, b), (c, d) = _halves(kappa), _halves(size)
     product = kappa * size
-    below = ((a * c - product) + a * d + b * c) + b * d + rest * size  # what the product's rounding has lost
-    # rounding may carry it past n / 2, where the slope at the peak of n = 2 would be the other one
+    below = ((a * c - product) + a * d + b * c) + b * d + rest * size  # rounding error of the product
+    # rounding may lead past n / 2, and the slope at the peak of n = 2 would then have the wrong sign
     return np.clip((0.5 * n - product) - below, 0.0, 0.5 * n)
 
 
 def _splines(order: int, x: Array, n: int) -> Array:
-    """B-splines of an order at u, u - 1, ..., u the distance of x to the nearer end of the support of n.
+    """Return the B-splines of an order at u, u - 1, ..., where u is `_distance(x, n)`.
 
     M_m(v), the density at v of a sum of m uniforms on (0, 1), obeys
-    (m - 1) M_m(v) = v M_{m-1}(v) + (m - v) M_{m-1}(v - 1). Subtracting an integer from u is exact, so that
-    every order adds at most four roundings.
+    (m - 1) M_m(v) = v M_{m-1}(v) + (m - v) M_{m-1}(v - 1). Subtracting an integer from u is exact, so every
+    order adds at most four roundings.
 
     Returns:
-        `(n // 2 + 1, *x.shape)`; later shifts are 0, and the first is M_order(u).
+        `(n // 2 + 1, *x.shape)`. Row k is M_order(u - k), and further rows would be 0.
     """
     u = _distance(x, n)
     shifted = u - np.arange(n // 2 + 1).reshape(-1, *[1] * u.ndim)
-    values = ((shifted > 0.0) & (shifted <= 1.0)) + 0.0 * shifted  # which keeps a NaN
+    values = ((shifted > 0.0) & (shifted <= 1.0)) + 0.0 * shifted  # the second term preserves NaN
     for m in range(2, order + 1):
         before = values
         values = shifted * before
@@ -126,13 +127,13 @@ class _Tilts:
     """Polynomials p of f and f' about the means of tilted laws: f(x) = scale exp(-rate h) p(h / width).
 
     Args:
-        middles: Points at which the nearest mean changes.
-        means: The tilted laws' means, ascending from 0; h = x - mean. `(t,)`, as all that follow.
-        widths: Their stds.
-        rates: theta of x.
-        scales: M(theta) exp(-rate mean).
-        density: Coefficients `(degree + 1, t)`, constant first.
-        slope: The same for f'.
+        middles: Points at which the nearest mean changes, `(t - 1,)`.
+        means: Means of the tilted laws, ascending from 0, `(t,)`. h is x - mean.
+        widths: Stds of the tilted laws, `(t,)`.
+        rates: theta in units of x, `(t,)`.
+        scales: M(theta) exp(-rate mean), `(t,)`.
+        density: Coefficients of the polynomials of f, `(degree + 1, t)`, constant first.
+        slope: Coefficients of the polynomials of f', `(degree + 1, t)`, constant first.
     """
 
     middles: Array
@@ -144,7 +145,7 @@ class _Tilts:
     slope: Array
 
     def evaluate(self, x: Array, coefficients: Array) -> Array:
-        """The density or the slope at 0 <= x <= 10."""
+        """Evaluate the density or the slope at 0 <= x <= 10."""
         nearest = np.searchsorted(self.middles, x)
         h = x - self.means[nearest]
         z = h / self.widths[nearest]
@@ -156,6 +157,8 @@ class _Tilts:
 
 
 class _Tilt(NamedTuple):
+    """Constants of one tilted law, as `_tilt` computes them."""
+
     mean: float
     rest: float
     width: float
@@ -164,10 +167,10 @@ class _Tilt(NamedTuple):
 
 
 def _tilt(theta: float, n: int) -> _Tilt:
-    """Mean, its rounding, std and rate of the tilted law in units of x, and M(theta) exp(-rate mean).
+    """Compute mean, rounding error of the mean, std, rate and M(theta) exp(-rate mean) of a tilted law.
 
-    In 60 digits: log M and the product that is taken from it cancel, and the absolute error of what is left,
-    about -x^2 / 2, would be the density's relative error.
+    The computation uses 60 digits, because log M and rate mean nearly cancel. Their difference is about
+    -x^2 / 2, and its absolute error would be the density's relative error.
     """
     if not theta:
         return _Tilt(0.0, 0.0, 1.0, 0.0, 1.0)
@@ -183,11 +186,11 @@ def _tilt(theta: float, n: int) -> _Tilt:
 
 
 def _log_characteristic(theta: float, t: Array) -> NDArray[np.complex128]:
-    """Logarithm of E exp(i t (V - E V)), V with density exp(theta v) on (-1/2, 1/2). Relatively accurate.
+    """Return log E exp(i t (V - E V)) to high relative accuracy, V with density exp(theta v) on (-1/2, 1/2).
 
-    E exp(i a) - 1 = -2 E sin(a / 2)^2 + i E (sin a - a), as E a = 0.
+    With a = t (V - E V), E exp(i a) - 1 = -2 E sin(a / 2)^2 + i E (sin a - a), because E a = 0.
     """
-    # panels, as the nodes of one rule of high order err by more than a rounding
+    # panels of a low-order rule, because the nodes of one high-order rule err by more than a rounding
     nodes, weights = np.polynomial.legendre.leggauss(12)
     v = ((np.arange(_PANELS)[:, None] + 0.5 * (nodes + 1.0)) / _PANELS - 0.5).ravel()
     weights = np.tile(weights, _PANELS) * np.exp(theta * (v - 0.5))
@@ -199,7 +202,7 @@ def _log_characteristic(theta: float, t: Array) -> NDArray[np.complex128]:
         series = 1.0 - square / (k * (k - 1.0)) * series
     odd = np.where(square < 1.0, -angles * square / 6.0 * series, np.sin(angles) - angles)
     real, imaginary = -2.0 * np.sin(0.5 * angles) ** 2 @ weights, odd @ weights
-    # may be 0, as for n = 48 at t = 2 pi; a modulus of 1e-8 instead has an n-th power of 0 all the same
+    # The modulus may be 0, as for n = 48 at t = 2 pi. With 1e-8 instead, its n-th power is still 0.
     log_modulus = 0.5 * np.log1p(np.maximum(real * (2.0 + real) + imaginary**2, 2.0**-53 - 1.0))
     values: NDArray[np.complex128] = log_modulus + 1j * np.arctan2(imaginary, 1.0 + real)
     return values
@@ -207,7 +210,7 @@ def _log_characteristic(theta: float, t: Array) -> NDArray[np.complex128]:
 
 @lru_cache(maxsize=64)
 def _tilts(n: int) -> _Tilts:
-    """Sum the polynomials for one n > 40, at means half a std apart from 0 to past 10."""
+    """Compute the polynomials for one n > 40, at means half a std apart from 0 to beyond 10."""
     kappa, theta = math.sqrt(n / 12.0), 0.0
     tilts: list[_Tilt] = []
     rows: list[Array] = []
@@ -218,12 +221,13 @@ def _tilts(n: int) -> _Tilts:
         logs = (
             n * _log_characteristic(theta, turns / (kappa * tilt.width)) + 1j * turns * tilt.rest / tilt.width
         )
-        # theta = 0 is symmetric: its rounding errors must not move the peak
+        # the law of theta = 0 is symmetric, so rounding errors must not move its peak
         sums = (factors @ np.exp(logs if theta else logs.real)).real
         sums[0] += 0.5
         rows.append(2.0 / (_TILT_PERIOD * tilt.width) * sums)
         tilts.append(tilt)
-        theta += _TILT_STEP / (kappa * tilt.width)  # d mean / d theta = kappa width^2: half a std
+        # d mean / d theta = kappa width^2, so the mean moves by half a std
+        theta += _TILT_STEP / (kappa * tilt.width)
     means, _, widths, rates, scales = np.array(tilts).T
     density = np.array(rows).T
     slope = np.arange(1.0, _DEGREE + 2)[:, None] * density[1:] / widths - rates * density[:-1]
@@ -231,11 +235,11 @@ def _tilts(n: int) -> _Tilts:
 
 
 def _frequencies(n: int) -> tuple[Array, Array]:
-    """Angular frequencies t_k and coefficients (sin z / z)^n, z = t sqrt(3 / n), through their logs."""
+    """Return frequencies t and coefficients (sin z / z)^n of the cosine series, where z = t sqrt(3 / n)."""
     t: Array = 2.0 * math.pi / _PERIOD * np.arange(1, _TERMS + 1, dtype=np.float64)
     z = t * math.sqrt(3.0 / n)
     square = z * z
-    # Taylor's of ln(sin z / z)
+    # Taylor series of ln(sin z / z)
     series = -square / 6.0 - square**2 / 180.0 - square**3 / 2835.0 - square**4 / 37800.0
     small = z < 0.05
     safe = np.where(small, 1.0, z)
@@ -245,7 +249,7 @@ def _frequencies(n: int) -> tuple[Array, Array]:
 
 
 def irwin_hall_pdf(x: Array | float, n: int) -> Array:
-    """Density of the standardised law. Its relative error is below `PDF_ERROR`.
+    """Return the density of the standardised law. Its relative error is below `PDF_ERROR`.
 
     Args:
         x: Points. For n > 40 the density is taken to be 0 where |x| > 10.
@@ -254,7 +258,7 @@ def irwin_hall_pdf(x: Array | float, n: int) -> Array:
     Raises:
         ValueError: If n < 1.
 
-    Example:
+    Examples:
         >>> round(float(irwin_hall_pdf(0.0, 2)), 4)
         0.4082
     """
@@ -268,9 +272,9 @@ def irwin_hall_pdf(x: Array | float, n: int) -> Array:
 
 
 def irwin_hall_slope(x: Array | float, n: int) -> Array:
-    """Derivative f' of the density f, for n >= 2 (at the peak of n = 2, the slope to its right).
+    """Return the derivative f' of the density f, for n >= 2.
 
-    Its error is below `SLOPE_ERROR` times (|f'| + f).
+    Its error is below `SLOPE_ERROR` times (|f'| + f). At the peak of n = 2 it is the slope on the right.
 
     Args:
         x: Points. For n > 40 the slope is taken to be 0 where |x| > 10.
@@ -280,7 +284,7 @@ def irwin_hall_slope(x: Array | float, n: int) -> Array:
         ValueError: If n < 2.
     """
     if n < 2:
-        raise ValueError(f"the density of n = {n} uniforms has no slope; n must be >= 2")
+        raise ValueError(f"n must be >= 2, because one uniform has no slope, got {n}")
     points = np.asarray(x, np.float64)
     size = np.abs(points)
     if n <= _SPLINES:
@@ -294,12 +298,12 @@ def irwin_hall_slope(x: Array | float, n: int) -> Array:
 
 
 def irwin_hall_cdf(x: Array | float, n: int) -> Array:
-    """Distribution function of the standardised law.
+    """Return the distribution function of the standardised law.
 
     Raises:
         ValueError: If n < 1.
 
-    Example:
+    Examples:
         >>> float(irwin_hall_cdf(0.0, 3))
         0.5
     """

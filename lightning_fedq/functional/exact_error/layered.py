@@ -1,16 +1,16 @@
-"""Layered quantisers: dithering with a random step, so that the error has any unimodal law exactly.
+"""Layered quantisers: dithering with a random step, which gives the error any unimodal law exactly.
 
-A unimodal density is a mixture of uniform densities on intervals, one for every height under its graph.
-Draw a height, dither with that interval's length, and the error has the density. *Direct* takes the
-level set {f >= v} whole; its steps can be arbitrarily short. *Shifted* pairs the right end at height v
-with the left end at height Z* - v (Z* the peak); its steps are never shorter than `minimal_step`, so
-that bounded inputs need a fixed number of bits.
+A unimodal density is a mixture of uniform densities on intervals, one for every height under its graph. If a
+height is drawn and the dither has the length of its interval, the error has this density. *Direct* layering
+takes the whole level set {f >= v} at height v, so steps can be arbitrarily short. *Shifted* layering pairs
+the right end at height v with the left end at height Z* - v, where Z* is the peak. Its steps are never
+shorter than `minimal_step`, so bounded inputs need a fixed number of bits.
 
-A height enters through its depth l = -ln(v / Z*), which is chi-square with 3 degrees of freedom over 2
-for the Gaussian and Gamma(2, 1) for the Laplace law. One coordinate takes four 64-bit words, always: the
-top 53 bits of word 0 are the dither, those of word 3 the angle; words 1 and 2 are tails, which the low bits
-of words 0 and 3 refine to 75 and 74 bits; bit 0 of word 3 is the side. What floats and finitely many bits do
-to the law is bounded in `functional.exact_error.float_error`.
+The code uses the depth l = -ln(v / Z*) of a height. For the Gaussian law, 2 l is chi-square with 3 degrees of
+freedom. For the Laplace law, l is Gamma(2, 1). Every coordinate takes four 64-bit words. The top 53 bits of
+word 0 are the dither, and the top 53 bits of word 3 are the angle. Words 1 and 2 are tails. The low bits of
+words 0 and 3 refine them to 75 and 74 bits. Bit 0 of word 3 is the side.
+`functional.exact_error.float_error` bounds the effect of floats and finitely many bits on the law.
 
 References:
     Hegazy et al., Compression with Exact Error Distribution for Federated Learning, AISTATS 2024,
@@ -38,7 +38,7 @@ WORDS_PER_COORDINATE = 4
 
 
 def check_law(law: str, layering: str, sigma: float) -> None:
-    """Refuse what no layered quantiser can do.
+    """Check the settings of a layered quantiser.
 
     Raises:
         ValueError: If the law or the layering is unknown, or sigma is not > 0 and finite.
@@ -51,37 +51,37 @@ def check_law(law: str, layering: str, sigma: float) -> None:
 
 
 def half_width(depth: Tensor, law: Law, sigma: float) -> Tensor:
-    """Half-width of the level set at depth l: s sqrt(2 l) (Gaussian) or s l / sqrt 2 (Laplace), std s."""
+    """Return half the width of the level set at depth l: s sqrt(2 l) (Gaussian) or s l / sqrt 2 (Laplace)."""
     return sigma * (2.0 * depth).sqrt() if law == "gaussian" else sigma / math.sqrt(2.0) * depth
 
 
 def complementary_depth(depth: Tensor) -> Tensor:
-    """-ln(1 - e^-l), without ever forming e^-l near 0 or 1.
+    """Return -ln(1 - e^-l), computed without e^-l near 0 or 1.
 
-    Example:
+    Examples:
         >>> complementary_depth(torch.tensor([0.25]))
         tensor([1.5087])
     """
     near = -torch.log(-torch.expm1(-depth))
     far = -torch.log1p(-torch.exp(-depth))
-    return torch.where(depth < math.log(2.0), near, far)  # either loses its digits on the other's side
+    return torch.where(depth < math.log(2.0), near, far)  # each form loses digits on the other side
 
 
 def layer(depth: Tensor, side: Tensor, law: Law, layering: Layering, sigma: float) -> tuple[Tensor, Tensor]:
     """Return the step and the offset of the layer at a depth.
 
     Args:
-        depth: float64, > 0.
-        side: +1 or -1, independent of the depth; read by the shifted layering only.
-        law: The error's law, mean 0.
+        depth: Depths > 0, float64.
+        side: +1 or -1, independent of the depth. Only the shifted layering uses it.
+        law: Law of the error, with mean 0.
         layering: Direct or shifted.
-        sigma: Its standard deviation, > 0.
+        sigma: Standard deviation of the error, > 0.
 
     Returns:
-        `(step, offset)` of `depth`'s shape, in units of sigma's.
+        `(step, offset)`, each of `depth`'s shape, in the units of sigma.
 
     Raises:
-        ValueError: As `check_law`.
+        ValueError: If the law or the layering is unknown, or sigma is not > 0 and finite.
     """
     check_law(law, layering, sigma)
     half = half_width(depth.clamp(min=LEAST_DEPTH), law, sigma)
@@ -92,9 +92,11 @@ def layer(depth: Tensor, side: Tensor, law: Law, layering: Layering, sigma: floa
 
 
 def minimal_step(law: Law, sigma: float) -> float:
-    """Shortest step of the shifted layering, at half the peak: 2 s sqrt(ln 4) or sqrt 2 ln 2 s.
+    """Return the shortest step of the shifted layering: 2 s sqrt(ln 4) (Gaussian) or sqrt 2 ln 2 s (Laplace).
 
-    Example:
+    It is the step at half the peak.
+
+    Examples:
         >>> round(minimal_step("gaussian", 1.0), 3)
         2.355
     """
@@ -117,7 +119,7 @@ def layer_row(
     step: NDArray[np.float64],
     offset: NDArray[np.float64],
 ) -> None:
-    """Turn four words a coordinate into its dither, step and offset, in one pass.
+    """Turn the four words of each coordinate into its dither, step and offset, in one pass.
 
     Args:
         words: `(4 n,)` uniform 64-bit words.

@@ -1,4 +1,4 @@
-"""Means over the layers of layered quantisation, and what a known dither gives away.
+"""Means over the layers of layered quantisation, and the delta against an adversary who knows the dither.
 
 References:
     Hegazy et al., Compression with Exact Error Distribution for Federated Learning, AISTATS 2024, section 3.
@@ -16,10 +16,10 @@ from lightning_fedq.functional.exact_error.layered import Law, Layering, layer
 
 
 def layer_mean(function: Callable[[float], float], law: Law, layering: Layering) -> float:
-    """Mean of a function of the step over the layers, for sigma = 1.
+    """Return the mean of a function of the step over the layers, for sigma = 1.
 
-    The height's density is the step itself, so the mean of g is the integral of peak w(p) g(w(p)) over p
-    in (0, 1), p = v / peak.
+    The density of the height v is the step w itself. So the mean of g is the integral of peak w(p) g(w(p))
+    over p = v / peak in (0, 1).
     """
     side = torch.ones((), dtype=torch.float64)
 
@@ -37,16 +37,18 @@ def layer_mean(function: Callable[[float], float], law: Law, layering: Layering)
 
 
 def known_dither_delta(distance: float, sigma: float, law: Law, layering: Layering) -> float:
-    """delta of one coordinate against whoever holds dither and layer: E min(1, |x - x'| / w), at any epsilon.
+    """Return the delta of one coordinate, at any epsilon, against an adversary who knows dither and layer.
+
+    It is E min(1, |x - x'| / w) over the steps w.
 
     Args:
-        distance: |x - x'|, > 0.
+        distance: Distance |x - x'| > 0 of the two inputs.
         sigma: Standard deviation of the error.
-        law: The error's law.
+        law: Law of the error.
         layering: Direct or shifted.
     """
     if layering == "direct":
-        # a maximal coupling: the total variation between the law and its shift
+        # the mean equals the total variation between the law and its shift (maximal coupling)
         ratio = distance / sigma / math.sqrt(2.0)
         # 2 Phi(d / (2 sigma)) - 1, and 1 - e^(-d / (2 b)) with b = sigma / sqrt 2
         return math.erf(ratio / 2.0) if law == "gaussian" else -math.expm1(-ratio)

@@ -1,7 +1,7 @@
-"""The compiled loops of the aggregate Gaussian: who is special, common steps, the integers.
+"""Compiled loops of the aggregate Gaussian: selection of special coordinates, quantisation, decoding.
 
-Only the coordinates that are not the core's (1 in 20 for ten clients) have a step and an offset of their own,
-so they are listed, and no array of steps is made.
+All core coordinates have the same step and offset 0. Special coordinates (1 in 20 for ten clients) have
+individual steps and offsets, so they are listed, and no full array of steps is made.
 """
 
 from __future__ import annotations
@@ -30,24 +30,25 @@ def special_radii(
     places: Places,
     radii: Floats,
 ) -> int:
-    """List the coordinates that the coin says are special, and the radii of their layers.
+    """List the special coordinates and the radii of their layers.
 
-    A coordinate is the core's if its coin is below the probability at its layer's radius. Where the coin is
-    below the least probability up to some radius, and the two tails' product says that the layer is no wider,
-    it is the core's without any logarithm.
+    A coordinate belongs to the core if its random word (the coin) is below the table's probability at the
+    radius of its layer. A first pass avoids logarithms. It takes the smallest probability up to some radius.
+    If the coin is below it, and the product of the two tails shows that the layer is no wider, the coordinate
+    belongs to the core.
 
     Args:
-        words: `(4 n,)`, those of a layer.
+        words: Words of the layers, `(4 n,)`.
         gaussian: Gaussian target if true, else Laplace.
-        coefficients: The coin's table.
-        width: Width of its cells.
-        sure: The least probability up to that radius times 2^53, rounded down.
-        product: Tails with a larger product give no larger radius; in units of 2^-106.
-        places: `(n + 1,)`, overwritten: numbers of the special coordinates, ascending.
-        radii: `(n,)`, overwritten.
+        coefficients: Table of the core's probability by radius.
+        width: Width of the table's cells.
+        sure: Smallest probability up to the radius of the first pass, times 2^53, rounded down.
+        product: Product of tails, in units of 2^-106, above which the layer is within this radius.
+        places: Numbers of the special coordinates, ascending, `(n + 1,)`, overwritten.
+        radii: Radii of the special coordinates, `(n,)`, overwritten.
 
     Returns:
-        How many are special.
+        Number of special coordinates.
     """
     size, shift, undecided = words.size // 4, np.uint64(11), 0
     open_places = np.empty(BLOCK, np.bool_)
@@ -60,7 +61,7 @@ def special_radii(
             second = np.float64(np.int64(drawn[4 * j + 2] >> shift))
             open_places[j] = (coin >= sure) | (first * second <= product)
         for j in range(here):
-            places[undecided] = start + j  # overwritten by the next unless it is open: no branch
+            places[undecided] = start + j  # without a branch: the next j overwrites it unless j is open
             undecided += open_places[j]
     taken, depths, count = np.empty(4 * BLOCK, np.uint64), np.empty(BLOCK), 0
     for start in range(0, undecided, BLOCK):
@@ -72,7 +73,7 @@ def special_radii(
         for j in range(here):
             layer = np.sqrt(2.0 * depths[j]) if gaussian else depths[j] * 0.7071067811865476
             coin_below = np.float64(taken[4 * j] >> shift) * 2.0**-53
-            places[count] = places[start + j]  # count <= start + j: nothing still to be read is lost
+            places[count] = places[start + j]  # count <= start + j, so no unread place is overwritten
             radii[count] = layer
             count += coin_below >= evaluate(coefficients, width, layer)
     return count
@@ -90,21 +91,22 @@ def cut_once(
     scale: Floats,
     shift: Floats,
 ) -> int:
-    """Cut a copy of the core out of every active uniform and go on with what is left or right of it.
+    """Cut a copy of the core out of every active uniform and continue with the remainder on one side.
 
     Args:
-        cuts: `(m,)` where each is cut, in widths of the uniform; above 1/2 counts as 1/2.
-        words: `(m,)` words whose last bit is the side.
-        unit: `(k,)` scale of each special coordinate before any cut.
-        wanted: `(k,)` number of cuts of each.
+        cuts: Place of each cut, in widths of the uniform, `(m,)`. Values above 1/2 count as 1/2.
+        words: Words whose last bit selects the side, `(m,)`.
+        unit: Scale of each special coordinate before any cut, `(k,)`.
+        wanted: Number of cuts of each special coordinate, `(k,)`.
         level: Number of this cut, from 1.
-        least: Coordinates whose scale falls below it are cut no further.
-        active: `(m,)` special coordinates that are cut, changed in place: first come those to be cut again.
-        scale: `(k,)`, changed in place.
-        shift: `(k,)`, changed in place.
+        least: Smallest scale. Coordinates below it are not cut again.
+        active: Special coordinates to cut, `(m,)`, changed in place. Coordinates to cut again are moved to
+            the front.
+        scale: Scale of each special coordinate, `(k,)`, changed in place.
+        shift: Shift of each special coordinate, `(k,)`, changed in place.
 
     Returns:
-        How many are to be cut again.
+        Number of coordinates to cut again.
     """
     left_over = 0
     for i in range(active.size):
@@ -122,14 +124,14 @@ def cut_once(
 def quantize_with_step(
     values: NDArray[np.floating], scale: float, words: Words, step: float, symbols: NDArray[np.signedinteger]
 ) -> float:
-    """Quantise with one step, `dither_quantize(scale * values, centred_dither(words), step)`.
+    """Quantise with one step. Equals `dither_quantize(scale * values, centred_dither(words), step)`.
 
     Args:
         values: `(n,)` float32 or float64.
         scale: Factor on the values (clipping), in [0, 1].
         words: `(n,)` uniform words.
-        step: > 0.
-        symbols: `(n,)` signed integers, overwritten; a symbol that is too large is left at 0.
+        step: Step > 0.
+        symbols: Signed integers, `(n,)`, overwritten. A symbol that is too large is set to 0.
 
     Returns:
         The largest |M|.
@@ -164,16 +166,16 @@ def quantize_places(
     steps: Floats,
     symbols: NDArray[np.signedinteger],
 ) -> float:
-    """Quantise the listed coordinates of a stretch with steps of their own.
+    """Quantise the listed coordinates of a stretch, each with a separate step.
 
     Args:
         values: `(n,)` float32 or float64.
         scale: Factor on the values.
         words: `(n,)` uniform words of the dithers.
         first: Number of the stretch's first coordinate.
-        places: `(m,)` numbers of coordinates.
-        steps: `(m,)`, > 0.
-        symbols: `(n,)`, changed there.
+        places: Numbers of the listed coordinates, `(m,)`.
+        steps: Steps > 0 of the listed coordinates, `(m,)`.
+        symbols: Symbols, `(n,)`, overwritten at the listed coordinates.
 
     Returns:
         The largest |M|.
@@ -198,20 +200,20 @@ def add_dequantized_with_step(
     offsets: Floats,
     total: Floats,
 ) -> None:
-    """Add (M - U) w + offset, with a step and an offset of their own for the listed coordinates.
+    """Add (M - U) w + offset, with separate steps and offsets for the listed coordinates.
 
     Args:
-        symbols: `(n,)` M.
-        dither: `(n,)` U.
-        step: w of all other coordinates, whose offset is 0.
-        places: `(m,)` numbers of coordinates, each once.
-        steps: `(m,)`.
-        offsets: `(m,)`.
-        total: `(n,)`, changed in place.
+        symbols: Symbols M, `(n,)`.
+        dither: Dithers U, `(n,)`.
+        step: Step w of all other coordinates, whose offset is 0.
+        places: Numbers of the listed coordinates, each once, `(m,)`.
+        steps: Steps of the listed coordinates, `(m,)`.
+        offsets: Offsets of the listed coordinates, `(m,)`.
+        total: Running sum, `(n,)`, changed in place.
     """
-    kept = total[places]
+    before = total[places]
     for j in range(symbols.size):
         total[j] += (symbols[j] - dither[j]) * step
     for i in range(places.size):
         j = places[i]
-        total[j] = kept[i] + ((symbols[j] - dither[j]) * steps[i] + offsets[i])
+        total[j] = before[i] + ((symbols[j] - dither[j]) * steps[i] + offsets[i])

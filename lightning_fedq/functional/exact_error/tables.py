@@ -1,7 +1,7 @@
-"""Two tables for drawing from a law that has no closed form: cells of one width, a polynomial in each.
+"""Tables for drawing from a law without a closed form: cells of equal width with a polynomial in each.
 
-Both are built from a function on (0, end), whose kinks have to lie on ends of cells, and both know how far
-they are from it.
+Both tables are built from a function on (0, end), whose kinks must be at ends of cells. Both have a bound on
+their error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CHECKS = np.cos(np.arange(1, _DEGREE + 1) * np.pi / (_DEGREE + 1))
 _GUIDES = 1 << 15
 _BLOCK = 256
 _INVERSION_ERROR = 2.0**-51
-"""53-bit uniforms (2^-54), their distance from a cell's end in float64 (2^-53), Newton's last step."""
+"""Error of 53-bit uniforms (2^-54), of their distance from a cell's end (2^-53) and of Newton's last step."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class InverseTable:
     Args:
         width: Width of a cell.
         cdf: Distribution function at the cells' ends, from 0 to 1.
-        pdf: Density at the same points.
-        error: Largest distance between the distribution functions of what `sample` returns and of the law
-            meant; rounding of the density's values is not in it.
+        pdf: Density at the cells' ends.
+        error: Bound on the distance between the distribution function of `sample`'s output and that of the
+            intended law. It does not include rounding errors of the density's values.
     """
 
     width: float
@@ -45,34 +45,34 @@ class InverseTable:
     error: float
 
     def sample(self, uniforms: Array) -> Array:
-        """Map uniforms on (0, 1) to the law."""
+        """Map uniforms on (0, 1) to draws from the law."""
         out = np.empty_like(uniforms)
         _invert(self.cdf, self.pdf, self._guide, self.width, uniforms, out)
         return out
 
     @cached_property
     def _guide(self) -> NDArray[np.int64]:
-        """Numbers of cells' ends that are at most k / 2^15, for k up to 2^15."""
+        """Number of cells' ends with a distribution function of at most k / 2^15, for k up to 2^15."""
         return np.searchsorted(self.cdf, np.arange(_GUIDES + 1) / _GUIDES, side="right").astype(np.int64)
 
 
 def inverse_table(density: Callable[[Array], Array], width: float, count: int) -> InverseTable:
     """Tabulate a density that integrates to 1 over `count` cells from 0 on.
 
-    The error adds what the cubic misses inside a cell (at its ends it is right, so half the integral of
-    |difference of the densities| bounds it) and the mass that normalising moves.
+    The error has two parts. The cubic is exact at a cell's ends, so half the integral of |difference of the
+    densities| bounds its error inside the cell. The second part is the mass that normalisation moves.
     """
     ends: Array = width * np.arange(count + 1, dtype=np.float64)
     inner = density(ends[:-1, None] + 0.5 * width * (_GAUSS_NODES + 1.0))
     mass = 0.5 * width * (inner * _GAUSS_WEIGHTS).sum(1)
-    running = list(accumulate((int(m * 2.0**100) for m in mass.tolist()), initial=0))  # no rounding
+    running = list(accumulate((int(m * 2.0**100) for m in mass.tolist()), initial=0))  # integers, not rounded
     cdf, total = np.array([part / running[-1] for part in running]), running[-1] * 2.0**-100
     # A cubic is monotone where its end slopes are at most three times the mean slope (Fritsch and Carlson).
     limit = 3.0 * np.diff(cdf) / width
     pdf = np.minimum(density(ends) / total, np.minimum(np.append(limit, np.inf), np.append(np.inf, limit)))
     t = 0.5 * (_GAUSS_NODES + 1.0)
     rise, left, right = np.diff(cdf)[:, None] / width, pdf[:-1, None], pdf[1:, None]
-    # derivative of Hermite's cubic
+    # derivative of the Hermite cubic
     slope = 6.0 * t * (1.0 - t) * rise + (1.0 - t) * (1.0 - 3.0 * t) * left + t * (3.0 * t - 2.0) * right
     miss = 0.25 * width * float((np.abs(slope - inner / total) * _GAUSS_WEIGHTS).sum(1).max())
     return InverseTable(width, cdf, pdf, miss + abs(total - 1.0) + _INVERSION_ERROR)
@@ -82,7 +82,7 @@ def inverse_table(density: Callable[[Array], Array], width: float, count: int) -
 def _invert(
     cdf: Array, pdf: Array, guide: NDArray[np.int64], width: float, uniforms: Array, out: Array
 ) -> None:
-    """Find cells, then invert the cubics of a block side by side, each until its own step is small."""
+    """Find the cells, then invert the cubics of a block together, each until its step is small."""
     cells = np.empty(_BLOCK, np.int64)
     cube, square, line, wanted, places, lows, highs = np.empty((7, _BLOCK))
     done = np.empty(_BLOCK, np.bool_)
@@ -91,7 +91,7 @@ def _invert(
         for j in range(size):
             u = uniforms[start + j]
             bucket = min(int(u * _GUIDES), _GUIDES - 1)
-            below, above = guide[bucket], guide[bucket + 1]  # so many of the cells' ends are at most u
+            below, above = guide[bucket], guide[bucket + 1]  # bounds on the number of cells' ends up to u
             while below < above:
                 middle = (below + above) // 2
                 if cdf[middle] <= u:
@@ -115,7 +115,7 @@ def _invert(
                 slope = (3.0 * cube[j] * t + 2.0 * square[j]) * t + line[j]
                 step = t - value / slope
                 inside = (slope > 0.0) & (low <= step) & (step <= high)
-                # Newton's step, or half of the bracket where it leaves that
+                # Newton's step, or bisection if the step leaves the bracket
                 step = step if inside else 0.5 * (low + high)
                 lows[j], highs[j] = low, high
                 places[j] = t if done[j] else step
@@ -129,12 +129,13 @@ def _invert(
 
 @dataclass(frozen=True)
 class PolynomialTable:
-    """A function on [0, end) by polynomials of degree 5, and 0 from there on.
+    """Piecewise polynomial of degree 5 on [0, end), which is 0 from `end` on.
 
     Args:
         width: Width of a cell.
-        coefficients: `(cells, 6)`, lowest degree first, in the place inside the cell from -1 to 1.
-        error: Largest distance from the function, measured between the nodes.
+        coefficients: Coefficients in the position inside the cell from -1 to 1, lowest degree first,
+            `(cells, 6)`.
+        error: Largest distance from the tabulated function, measured between the nodes.
     """
 
     width: float

@@ -1,4 +1,4 @@
-"""The discrete Gaussian on the integers: an exact sampler, and what a sum of them promises.
+"""Discrete Gaussian on the integers: an exact sampler, and the privacy of a sum of draws.
 
 The sampler inverts the distribution function (`functional.noise.inversion`).
 
@@ -24,7 +24,7 @@ LARGEST_SIGMA = 2.0**16
 
 
 def gaussian_weights(sigma: float, bits: int) -> list[Decimal]:
-    """exp(-z^2 / (2 sigma^2)) for z = 0, 1, 2, .... See `inversion.Weights`."""
+    """Return exp(-z^2 / (2 sigma^2)) for z = 0, 1, 2, ..., as `inversion.Weights` describes."""
     square = Decimal(sigma) ** 2
     ratio = (-1 / square).exp()
     step = (-1 / (2 * square)).exp()
@@ -38,7 +38,7 @@ def gaussian_weights(sigma: float, bits: int) -> list[Decimal]:
 def _check_sigma(sigma: float) -> None:
     if not 0.0 < sigma <= LARGEST_SIGMA:
         raise ValueError(
-            f"sigma must be in (0, {LARGEST_SIGMA:g}] integer steps, got {sigma}; use a coarser grid"
+            f"sigma must be in (0, {LARGEST_SIGMA:g}] integer steps, got {sigma}. Use a coarser grid."
         )
 
 
@@ -46,7 +46,7 @@ def discrete_gaussian(sigma: float, count: int, words: Words) -> NDArray[np.int6
     """Draw from P(z) proportional to exp(-z^2 / (2 sigma^2)) on the integers, exactly.
 
     Args:
-        sigma: Its parameter, in integer steps; the variance is a little below sigma^2 for sigma < 1.
+        sigma: Parameter in integer steps. For sigma < 1 the variance is a little below sigma^2.
         count: Number of draws.
         words: Source of uniform 64-bit words.
 
@@ -58,12 +58,12 @@ def discrete_gaussian(sigma: float, count: int, words: Words) -> NDArray[np.int6
 
 
 def discrete_gaussian_variance(sigma: float) -> float:
-    """Variance of the discrete Gaussian. Sigma^2 from about sigma = 1 on.
+    """Return the variance of the discrete Gaussian, which is close to sigma^2 from sigma = 1 on.
 
     Raises:
         ValueError: If sigma is not in (0, 2^16].
 
-    Example:
+    Examples:
         >>> round(discrete_gaussian_variance(0.5), 4)
         0.215
     """
@@ -75,17 +75,17 @@ def discrete_gaussian_variance(sigma: float) -> float:
 
 
 def rounded_norm_bound(norm: float, dim: int, beta: float) -> float:
-    """Largest norm that conditional rounding accepts, in integer steps.
+    """Return the largest norm that conditional rounding accepts, in integer steps.
 
-    sqrt(min{(c + sqrt d)^2, c^2 + d/4 + sqrt(2 ln(1/beta)) (c + sqrt d / 2)}); unconditional rounding
-    stays below the second with probability 1 - beta.
+    It is sqrt(min{(c + sqrt d)^2, c^2 + d/4 + sqrt(2 ln(1/beta)) (c + sqrt d / 2)}). The square of the norm
+    after unconditional rounding is below the second term with probability 1 - beta.
 
     Args:
-        norm: c, bound on the norm before rounding.
-        dim: d.
-        beta: In (0, 1).
+        norm: Bound c on the norm before rounding.
+        dim: Number d of coordinates.
+        beta: Probability in (0, 1).
 
-    Example:
+    Examples:
         >>> round(rounded_norm_bound(100.0, 4096, 0.6), 1)
         105.6
     """
@@ -103,10 +103,10 @@ def _round(
     for j in range(values.size):
         value = np.float64(values[j]) / divisor
         floor = np.floor(value)
-        # 53 bits against the fraction times 2^53, in integers
+        # compares 53 random bits with the fraction times 2^53, in integers
         up = (words[j] >> np.uint64(11)) < np.uint64((value - floor) * 9007199254740992.0)
         out[j] = np.int64(floor) + up
-        square += (floor + up) * (floor + up)  # of integers: exact below 2^53
+        square += (floor + up) * (floor + up)  # a sum of integers is exact below 2^53
     return square
 
 
@@ -117,13 +117,13 @@ def conditional_rounding(
     out: NDArray[np.signedinteger],
     divisor: float = 1.0,
 ) -> None:
-    """Round every coordinate up or down, unbiased, and again until the norm is at most `bound`.
+    """Round every coordinate randomly up or down, and repeat until the norm is at most `bound`.
 
     Args:
-        values: `(d,)`, in integer steps once they are divided.
-        bound: Largest norm of the values, as `rounded_norm_bound` returns it.
-        words: Source of uniform 64-bit words, private.
-        out: `(d,)`, overwritten; int32 takes the low bits.
+        values: Values, `(d,)`, in integer steps after the division.
+        bound: Largest norm of the rounded values, as `rounded_norm_bound` returns it.
+        words: Private source of uniform 64-bit words.
+        out: Rounded values, `(d,)`, overwritten. int32 takes the low bits.
         divisor: Number by which the values are divided.
 
     Raises:
@@ -137,33 +137,34 @@ def conditional_rounding(
         if square <= bound * bound:
             return
     raise ValueError(
-        f"1,000 roundings of a vector of norm {np.linalg.norm(values) / divisor:.6g} left the bound "
-        f"{bound:.6g}; clip to the norm that the bound was made for"
+        f"1,000 roundings of a vector of norm {np.linalg.norm(values) / divisor:.6g} exceeded the bound "
+        f"{bound:.6g}. Clip to the norm for which the bound was computed."
     )
 
 
 def sum_gap(n: int, sigma: float) -> float:
-    """tau: how far, in log-ratio, a sum of n discrete Gaussians is from one. 0 for n = 1.
+    """Return tau, the largest log-ratio between a sum of n discrete Gaussians and one discrete Gaussian.
+
+    tau = 10 sum over k = 1, ..., n - 1 of e^(-2 pi^2 sigma^2 k / (k + 1)), which is 0 for n = 1.
 
     Args:
         n: Number of summands.
-        sigma: Parameter of each, in integer steps.
+        sigma: Parameter of each summand, in integer steps.
     """
-    # k / (k + 1), in tau = 10 sum of e^(-2 pi^2 sigma^2 k / (k + 1))
     shares = np.arange(1, n) / np.arange(2, n + 1)
     return 10.0 * float(np.exp(-2.0 * math.pi**2 * sigma**2 * shares).sum())
 
 
 def renyi_divergence(order: float, norm: float, one_norm: float, dim: int, n: int, sigma: float) -> float:
-    """Bound on the Renyi divergence of a shifted sum of n discrete Gaussians from itself.
+    """Return a bound on the Renyi divergence between a sum of n discrete Gaussians and the shifted sum.
 
     Args:
-        order: alpha > 1.
+        order: Order alpha > 1.
         norm: l2 norm D2 of the shift, in integer steps.
         one_norm: l1 norm D1 of the shift, at most sqrt(dim) D2 and D2^2.
-        dim: d.
+        dim: Number of coordinates.
         n: Number of summands.
-        sigma: Parameter of each.
+        sigma: Parameter of each summand, in integer steps.
     """
     tau, two, one = sum_gap(n, sigma), norm / (math.sqrt(n) * sigma), one_norm / (math.sqrt(n) * sigma)
     return min(
@@ -174,9 +175,11 @@ def renyi_divergence(order: float, norm: float, one_norm: float, dim: int, n: in
 
 
 def concentration(norm: float, one_norm: float, dim: int, n: int, sigma: float) -> float:
-    """rho with Renyi divergence <= rho alpha at every order: the last two bounds of `renyi_divergence`.
+    """Return rho such that the Renyi divergence is at most rho alpha at every order alpha (zCDP).
 
-    Example:
+    It is the smaller of the last two bounds of `renyi_divergence`, divided by alpha.
+
+    Examples:
         >>> round(concentration(1.0, 1.0, 1, 10, 5.0), 4)
         0.002
     """

@@ -1,10 +1,11 @@
-"""Rows on their way to noisy symbols, `GridNoise.add` bit for bit, at many times its speed.
+"""Fast form of `GridNoise.add` for rows of updates, with identical symbols.
 
-A symbol is the floor of a sum in coarse steps. The quantile in it is first taken from a table, to 2^-20 of a
-scale. Where the floor would be the same for any error of that size, it is the symbol. Elsewhere, and in tails
-below 2^-11, `GridNoise.add` decides: for one coordinate in a thousand. Which ones follows from the stream and
-from where the sum lies between two coarse steps; as a step is an eighth of the noise at most, that place is
-uniform up to e^-600 (Gaussian) or 4e-4 (Laplace) whatever the value is, and so is the time it takes.
+A symbol is the floor of value plus noise, in coarse steps. The quantile of the noise is first read from a
+table, with an error of at most 2^-20 of a scale. If no error of this size changes the floor, the floor is the
+symbol. Otherwise, and in tails below 2^-11, `GridNoise.add` computes the symbol. This happens for one
+coordinate in a thousand. It depends on the stream and on the position of the sum between two coarse steps. A
+step is at most an eighth of the noise. So this position is uniform for every value, up to e^-600 (Gaussian)
+or 4e-4 (Laplace), and the running time reveals as little about the value.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from lightning_fedq.functional.noise.quantile_table import (
 from lightning_fedq.functional.segments import normalise_segments, segment_lines
 
 CHUNK = 1 << 16
-"""Coordinates whose second words follow their first ones in the stream."""
+"""Coordinates per chunk. In the stream, the second words of a chunk follow its first words."""
 _BLOCK = 1 << 10
 
 
@@ -48,10 +49,10 @@ def _add(
     held: NDArray[np.int64],
     left: NDArray[np.uint64],
 ) -> tuple[int, int, int]:
-    """Write the symbols that the table decides. Where it doesn't: the place, the fine value and the word.
+    """Write the symbols that the table decides. List place, fine value and word of all other coordinates.
 
     Returns:
-        How many are undecided, how many of them need a second word, and how many values were beyond +-1.
+        Number of undecided coordinates, number of those that need a second word, number of values beyond +-1.
     """
     undecided, seconds, outside = 0, 0, 0
     half, unit = (np.int64(1) << shift) >> 1, 0.5**shift
@@ -66,14 +67,14 @@ def _add(
             fine[j] = np.int64(sums[j] * 1073741824.0)  # truncated toward zero
         look_up(drawn, table, tails[:size], z[:size])
         for j in range(size):
-            # half a step more: floor is the nearest
+            # `half` is added, so that floor rounds to the nearest
             sums[j] = z[j] * steps + np.float64(fine[j] + half) * unit
         for j in range(size):
             rest = sums[j] - np.floor(sums[j])
             near[j] = (rest < tolerance) | (rest > 1.0 - tolerance) | (tails[j] < SMALLEST_TAIL)
         symbols = out[first + start : first + start + size]
         for j in range(size):
-            # held to its range first: a cast of more is undefined
+            # clamped to the range first, because casting a larger float is undefined
             symbols[j] = np.int32(min(max(np.floor(sums[j]), -most - 1.0), np.float64(most)))
         for j in range(size):
             if near[j]:
@@ -95,16 +96,17 @@ def add_to_rows(
     """Turn rows into noisy symbols.
 
     Args:
-        rows: `(n, dim)` float32 or float64.
+        rows: Updates, `(n, dim)` float32 or float64.
         segments: Segment lengths, which sum to dim.
-        center: `(segments,)`.
-        factors: `(n, segments)` float64, which turn distances from the centres into clipping bounds. Values
-            beyond +-1 are cut off.
-        sources: One a row. See `grid_noise.signed_tails`.
-        out: `(n, dim)` integers of `noise.bits` at least, contiguous, overwritten.
+        center: Centre of each segment, `(segments,)`.
+        factors: Factors that convert distances from the centres to clipping bounds, `(n, segments)` float64.
+            Values beyond +-1 are clipped.
+        noise: Noise law and grid.
+        sources: Source of uniform 64-bit words for each row, as in `grid_noise.signed_tails`.
+        out: Symbols, `(n, dim)`, contiguous integers of at least `noise.bits` bits, overwritten.
 
     Returns:
-        How many values were cut off.
+        Number of clipped values.
     """
     table, most, dim = quantile_table(noise.law), (1 << noise.bits - 1) - 1, rows.shape[1]
     shift, steps = noise.shift, noise.scale * 2.0 ** (FINE_BITS - noise.shift)
@@ -131,5 +133,6 @@ def add_to_rows(
 
 
 def _sequential_words(words: list[NDArray[np.uint64]]) -> Words:
-    left = iter(words)
-    return lambda count: next(left)
+    """Return a source of words that returns the given arrays one after another."""
+    arrays = iter(words)
+    return lambda count: next(arrays)

@@ -1,8 +1,9 @@
-"""Exact draws from a symmetric law on the integers, by inversion on 64-bit words.
+"""Exact draws from a symmetric law on the integers, by inversion of 64-bit words.
 
-A word decides unless it equals a threshold's first 64 bits, which one draw in about 10^16 does. Then both are
-extended by 64 bits until they differ. So the law is exact, no float is compared, and the work does not depend
-on data, only on the words: their leading bits say between which thresholds they lie, mostly all but one.
+A draw is the number of thresholds below a uniform word. A word decides unless it equals the first 64 bits of
+a threshold, which happens in one draw in about 10^16. Then both are extended by 64 bits until they differ. So
+the law is exact, and no float is compared. The work depends only on the words, not on data. The leading bits
+of a word select a cell of a guide table, and most cells contain at most one threshold.
 """
 
 from __future__ import annotations
@@ -19,38 +20,45 @@ import numpy as np
 from numpy.typing import NDArray
 
 _BLOCK = 1024
-"""Draws whose words and values stay in a cache while they are looked up."""
+"""Draws per block, so that words and values stay in a cache."""
 _GUIDE_BITS = 16
 _FEW = 16
 
 Words = Callable[[int], NDArray[np.uint64]]
 Weights = Callable[[float, int], list[Decimal]]
-"""Weights of 0, 1, 2, ..., K of a law with a parameter, up to a factor, in the decimal context that is set:
-exact, and up to a tail below 2^-(bits + 20) of the first one."""
+"""Function (parameter, bits) that returns the weights of 0, 1, 2, ..., K of a law, up to a common factor.
+
+Weights are exact in the current decimal context. K is so large that the tail is below 2^-(bits + 20) of the
+first weight.
+"""
 
 
 @lru_cache(maxsize=32)
 def thresholds(weights: Weights, parameter: float, bits: int) -> tuple[int, list[int]]:
-    """Return (K, floor(2^bits P(X <= z)) for z = -K, ..., K - 1), K far in the tail, with 60 guard bits."""
+    """Return the largest value K of the law and the thresholds floor(2^bits P(X <= z)), z = -K, ..., K - 1.
+
+    K is far in the tail. The computation has 60 guard bits.
+    """
     with localcontext() as context:
         context.prec = math.ceil((bits + 60) * math.log10(2.0)) + 10
         half = weights(parameter, bits)
-        total = 2 * sum(half) - half[0]  # 0 has one weight, all others two
-        scale, running, found = Decimal(2) ** bits / total, Decimal(0), []
+        total = 2 * sum(half) - half[0]  # the weight of 0 counts once, all others twice
+        scale, running, levels = Decimal(2) ** bits / total, Decimal(0), []
         for weight in half[:0:-1] + half:  # from -K to K
             running += weight
-            found.append(min(int(running * scale), 2**bits - 1))  # below 1, however thin the tail
-    # the last one stands for everything to its right
-    return len(half) - 1, found[:-1]
+            levels.append(min(int(running * scale), 2**bits - 1))  # stays below 1 in thin tails
+    # words above the last threshold give K, so K itself needs no threshold
+    return len(half) - 1, levels[:-1]
 
 
 class _Table(NamedTuple):
-    """Thresholds of a law, and where to look among them.
+    """Thresholds of a law, with a guide table for the search.
 
     Args:
         largest: Largest value of the law.
-        found: `(2 largest,)`, ascending.
-        guide: How many of them lie below each multiple of 2^(64 - bits), and their number: `(2^bits + 1,)`.
+        found: Thresholds in ascending order, `(2 largest,)`.
+        guide: Number of thresholds below each multiple of 2^(64 - bits), then the number of all thresholds,
+            `(2^bits + 1,)`.
     """
 
     largest: int
@@ -60,9 +68,9 @@ class _Table(NamedTuple):
 
 @lru_cache(maxsize=16)
 def _table(weights: Weights, parameter: float) -> _Table:
-    largest, found = thresholds(weights, parameter, 64)
-    words = np.array(found, np.uint64)
-    bits = min(max(2 * len(found).bit_length() - 3, 8), _GUIDE_BITS)
+    largest, levels = thresholds(weights, parameter, 64)
+    words = np.array(levels, np.uint64)
+    bits = min(max(2 * len(levels).bit_length() - 3, 8), _GUIDE_BITS)
     guide = np.searchsorted(words, np.arange(1 << bits, dtype=np.uint64) << np.uint64(64 - bits), side="left")
     return _Table(largest, words, np.append(guide, len(words)).astype(np.int32))
 
@@ -76,10 +84,10 @@ def _look_up(
     drawn: NDArray[np.int64],
     ties: NDArray[np.int64],
 ) -> int:
-    """Fill in the law's values: the number of thresholds at or below each word, less `largest`.
+    """Fill in the law's values: the number of thresholds at or below each word, minus `largest`.
 
     Returns:
-        How many words equal a threshold; their places are put into `ties`, as many as fit.
+        Number of words that equal a threshold. Their places are written to `ties`, as many as fit.
     """
     bits = 0
     while (1 << bits) < guide.size - 1:
@@ -91,8 +99,8 @@ def _look_up(
         for i in range(word.size):
             cell = np.int64(word[i] >> shift)
             low, high = guide[cell], guide[cell + 1]
-            threshold = found[min(low, last)]  # low may be their number
-            # right for one threshold in a cell at most
+            threshold = found[min(low, last)]  # low may be the number of all thresholds
+            # this is right if the cell has at most one threshold
             part[i] = low + (high > low) * (word[i] >= threshold) - largest
             rest[i] = (high > low + 1) | (word[i] == threshold)
         for i in range(word.size):
@@ -114,29 +122,32 @@ def _look_up(
 
 
 def draw(weights: Weights, parameter: float, count: int, words: Words) -> NDArray[np.int64]:
-    """Draw from the law with these weights, exactly.
+    """Draw exactly from the law with these weights.
 
     Args:
-        weights: The law.
+        weights: Function that returns the weights of the law.
+        parameter: Parameter of the law.
+        count: Number of draws.
         words: Source of uniform 64-bit words.
     """
     table, read, drawn = _table(weights, parameter), words(count), np.empty(count, np.int64)
     ties = np.empty(_FEW, np.int64)
-    found = _look_up(table.found, table.guide, read, table.largest, drawn, ties)
-    if found > _FEW:  # a tie has a chance of their number over 2^64 at most
-        ties = np.empty(found, np.int64)
+    num_ties = _look_up(table.found, table.guide, read, table.largest, drawn, ties)
+    if num_ties > _FEW:  # rare: a word is a tie with probability at most (number of thresholds) / 2^64
+        ties = np.empty(num_ties, np.int64)
         _look_up(table.found, table.guide, read, table.largest, drawn, ties)
-    for i in ties[:found]:
+    for i in ties[:num_ties]:
         drawn[i] = _undecided(weights, parameter, int(read[i]), words) - table.largest
     return drawn
 
 
 def _undecided(weights: Weights, parameter: float, word: int, words: Words) -> int:
+    """Extend a word that equals a threshold until it differs from all, and return the number below it."""
     bits = 64
     while True:
         bits, word = bits + 64, word << 64 | int(words(1)[0])
-        found = thresholds(weights, parameter, bits)[1]
-        low, high = bisect_left(found, word), bisect_right(found, word)
+        levels = thresholds(weights, parameter, bits)[1]
+        low, high = bisect_left(levels, word), bisect_right(levels, word)
         if low == high:  # no threshold equals the longer word
-            # tails differ in length: count from the centre
-            return low - (len(found) // 2) + len(thresholds(weights, parameter, 64)[1]) // 2
+            # longer thresholds have longer tails, so count from the centre
+            return low - (len(levels) // 2) + len(thresholds(weights, parameter, 64)[1]) // 2

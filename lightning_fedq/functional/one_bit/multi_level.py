@@ -1,9 +1,9 @@
-"""Unbiased quantisation to k levels with one uniform word a coordinate, on a grid that is shifted at random.
+"""Unbiased quantisation to k levels on a randomly shifted grid, with one uniform word per coordinate.
 
-With y in [0, 1], k = 2 levels are 0 and 1. For k >= 3 the levels are c + beta {0, ..., k - 1}, beta =
-(k + 1) / (k (k - 1)), c = -v / k uniform on [-1/k, 0) and known to the decoder: the shift makes the
-distance to the level below uniform, which the error bound of the paper needs. y is rounded up iff the
-word is below 2^32 times that distance, an integer comparison.
+Let y be in [0, 1]. For k = 2 the levels are 0 and 1. For k >= 3 the levels are c + beta {0, ..., k - 1}, with
+beta = (k + 1) / (k (k - 1)). The shift c = -v / k is uniform on [-1/k, 0) and known to the decoder. It makes
+the distance to the level below uniform, which the error bound of the paper needs. y is rounded up if the word
+is below 2^32 times this distance, by an integer comparison.
 
 References:
     Suresh et al., Correlated Quantization for Distributed Mean Estimation and Optimization, ICML 2022.
@@ -19,9 +19,9 @@ from lightning_fedq.functional.one_bit.threshold_coin import WORD_BITS
 
 
 def level_step(levels: int) -> float:
-    """Distance of two levels in units of the radius (half of the range): 2 beta, and 2 for one bit.
+    """Return the distance of two levels in units of the radius: 2 beta, or 2 for two levels.
 
-    Example:
+    Examples:
         >>> level_step(5)
         0.6
     """
@@ -29,7 +29,7 @@ def level_step(levels: int) -> float:
 
 
 def multi_level_shifts(words: NDArray[np.uint32]) -> NDArray[np.float64]:
-    """Return v in (0, 1) of each coordinate, from 32-bit words."""
+    """Return the shift v in (0, 1) of each coordinate, from 32-bit words."""
     shifts: NDArray[np.float64] = (words.astype(np.float64) + 0.5) / 2.0**WORD_BITS
     return shifts
 
@@ -43,15 +43,15 @@ def multi_level_quantize(
     step: float,
     out: NDArray[np.uint8],
 ) -> None:
-    """Round each coordinate to the level below or above it, up with the probability that makes it unbiased.
+    """Round each coordinate at random to the level below or above it, without bias.
 
     Args:
-        units: `(n,)` in [-1, 1], in units of the radius.
-        words: `(n,)` uniform words.
-        shifts: `(n,)` of `multi_level_shifts`; zeros for two levels, which have no shift.
-        levels: k >= 2.
+        units: Values in [-1, 1], in units of the radius, `(n,)`.
+        words: Uniform 32-bit words, `(n,)`.
+        shifts: Shifts of `multi_level_shifts`, or zeros for two levels, `(n,)`.
+        levels: Number of levels k >= 2.
         step: `level_step(levels)`.
-        out: `(n,)` in [0, levels), overwritten.
+        out: Symbols in [0, levels), `(n,)`, overwritten.
     """
     share = 2.0 / levels
     for j in range(units.size):
@@ -67,9 +67,9 @@ def multi_level_dequantize_sum(
     """Estimate the sum of `count` values, in units of the radius, from the sum of their symbols.
 
     Args:
-        total: `(dim,)`.
+        total: Sum of the symbols, `(dim,)`.
         count: Number of symbols summed.
-        shifts: `(dim,)`, as they were for the quantiser.
-        levels: k >= 2.
+        shifts: Shifts that the quantiser used, `(dim,)`.
+        levels: Number of levels k >= 2.
     """
     return total * level_step(levels) - count * (1.0 + shifts * (2.0 / levels))

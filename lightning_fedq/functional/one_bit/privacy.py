@@ -1,16 +1,17 @@
-"""Privacy of a threshold coin: the worst pairs of laws, in every view.
+"""Worst-case pairs of laws of a threshold coin, for each adversary's view.
 
-A coin has P(1) = q in [low, high], low + high = 1, t = high - low. Two coins of a pair compare words whose
-first d bits are complements of each other (CorBin). Every view's law is, in each client's q, piecewise
-affine with knots at multiples of 2^-d; hockey-stick divergences are jointly convex, so the worst inputs
-are vertices. The functions here return those vertices; `divergences` evaluates them.
+A threshold coin is a randomised bit with P(1) = q in [low, high], where low + high = 1 and t = high - low.
+The two clients of a pair compare words whose first d bits are complements of each other (CorBin). The law of
+each adversary's view is piecewise affine in each client's q, with knots at multiples of 2^-d. Hockey-stick
+divergences are jointly convex, so the worst inputs are vertices. The functions here return these vertices,
+and `divergences` evaluates them.
 
-The vertex sets are smaller than a scan of all knots, because the law has a kink in q1 only at the ends of
-the cell of 1 - q2, and along lattice points it is affine: what remains is q in {low, high} and the outermost
-knots between them, for any d. The tests compare with the full scan.
+The vertex sets are smaller than the set of all knots. In q1 the law has a kink only at the ends of the cell
+of 1 - q2, and along lattice points it is affine. So only q in {low, high} and the outermost knots between
+them remain, for any d. The tests compare them with a scan of all knots.
 
 References:
-    Salehi et al., CorBin-FL; the closed forms of its theorems are replaced by exact ones or corrected.
+    Salehi et al., CorBin-FL. The closed forms of its theorems are replaced by exact forms or corrected.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ from lightning_fedq.functional.one_bit.threshold_coin import pair_law
 
 
 def _corner_probabilities(low: float, high: float, shared_bits: int) -> tuple[float, ...]:
-    """The coin's extremes and the outermost multiples of 2^-d between them."""
+    """Return the coin's extreme probabilities and the outermost multiples of 2^-d between them."""
     cells = 2**shared_bits
     return tuple(sorted({low, high, math.ceil(cells * low) / cells, math.floor(cells * high) / cells}))
 
 
 def joint_pairs(low: float, high: float, shared_bits: int | None) -> tuple[PmfPair, ...]:
-    """Worst pairs of laws of both bits of a pair, when one client's input changes.
+    """Return the worst pairs of laws of both bits of a pair if one client's input changes.
 
     Args:
         low: Smallest P(1).
         high: Largest P(1).
-        shared_bits: d >= 1; None is unlimited.
+        shared_bits: Number d >= 1 of shared bits. None is unlimited.
 
     Returns:
         Pairs of laws of (++, +-, -+, --), both orders listed.
@@ -59,7 +60,10 @@ def joint_pairs(low: float, high: float, shared_bits: int | None) -> tuple[PmfPa
 
 
 def _known_word_law(probability: float, corners: tuple[float, ...], cells: int) -> Pmf:
-    """Law of (class of the shared word, bit). Words that act alike for every corner are one class."""
+    """Return the law of (class of the shared word, bit).
+
+    Words that have the same effect for every corner form one class.
+    """
     edges = sorted({0, cells} | {rounded(q * cells) for q in corners for rounded in (math.floor, math.ceil)})
     law: list[float] = []
     for start, stop in pairwise(edges):
@@ -69,12 +73,15 @@ def _known_word_law(probability: float, corners: tuple[float, ...], cells: int) 
 
 
 def known_word_pairs(low: float, high: float, shared_bits: int | None) -> tuple[PmfPair, ...]:
-    """Worst pairs of laws of (shared bits, bit) of one client: the view of whoever knows the shared bits.
+    """Return the worst pairs of laws of (shared bits, bit) of one client.
+
+    This is the view of an adversary who knows the shared bits, such as the partner.
 
     Args:
         low: Smallest P(1).
         high: Largest P(1).
-        shared_bits: d >= 1; None is unlimited, where the bit shows everything with probability t.
+        shared_bits: Number d >= 1 of shared bits. None is unlimited, and the bit then reveals the input with
+            probability t.
 
     Returns:
         Pairs of laws over classes of shared words and the bit, both orders listed.
@@ -87,17 +94,17 @@ def known_word_pairs(low: float, high: float, shared_bits: int | None) -> tuple[
 
 
 def pair_sum_pairs(low: float, high: float, shared_bits: int | None) -> tuple[PmfPair, ...]:
-    """Worst pairs of laws of V1 + V2 of a pair, up to a common shift and reflection. One order listed.
+    """Return the worst pairs of laws of V1 + V2, the sum of a pair's bits.
 
-    With unlimited shared bits the sum moves by one with probability t: (1 - t, t) against (1, 0). With d
-    shared bits two more vertices appear, where the pair's inputs are opposite extremes and the sum is
-    not certain: (e, 1 - 2e, e) against (h, 1 - h, 0), where f = frac(2^d high), e = f (1 - f) / 2^d and
-    h is t or f / 2^d.
+    Laws are listed up to a common shift and reflection, and in one order. With unlimited shared bits the sum
+    moves by one with probability t: (1 - t, t) against (1, 0). With d shared bits there are two more
+    vertices. There the pair's inputs are opposite extremes and the sum is random: (e, 1 - 2e, e) against (h,
+    1 - h, 0). Here f = frac(2^d high), e = f (1 - f) / 2^d, and h is t or f / 2^d.
 
     Args:
         low: Smallest P(1).
         high: Largest P(1).
-        shared_bits: d >= 1; None is unlimited.
+        shared_bits: Number d >= 1 of shared bits. None is unlimited.
     """
     t = high - low
     pairs: list[PmfPair] = [((1.0 - t, t), (1.0, 0.0))]
@@ -115,15 +122,15 @@ def pair_sum_pairs(low: float, high: float, shared_bits: int | None) -> tuple[Pm
 
 
 def coin_sum_pmf(num_coins: int, num_high: int, low: float, high: float) -> Array:
-    """Pmf of Binomial(num_high, high) + Binomial(num_coins - num_high, low), up to a shift.
+    """Return the pmf of Binomial(num_high, high) + Binomial(num_coins - num_high, low), up to a shift.
 
-    By the recurrence of the coefficients of (low + high z)^j (high + low z)^(n - j), low + high = 1: with
-    a = low high, b = low^2 + high^2 and c = j high^2 + (n - j) low^2, the ratios r_k = p_(k+1) / p_k obey
+    It uses a recurrence of the coefficients of (low + high z)^j (high + low z)^(n - j), with low + high = 1.
+    Let a = low high, b = low^2 + high^2 and c = j high^2 + (n - j) low^2. The ratios r_k = p_(k+1) / p_k obey
     r_k = (c - b k) / (a (k + 1)) + (n - k + 1) / ((k + 1) r_(k-1)). Below k = c / b both terms are positive,
-    so that errors shrink; above, the same is done from the other end, with zeros and ones exchanged.
-    Outcomes below 1e-30 of the mode or so are left out, the rest is normalised.
+    so errors shrink. Above, the recurrence runs from the other end, with zeros and ones exchanged. Outcomes
+    below about 1e-30 of the mode are left out, and the rest is normalised.
 
-    Example:
+    Examples:
         >>> coin_sum_pmf(2, 1, 0.25, 0.75)
         array([0.1875, 0.625 , 0.1875])
     """
@@ -147,8 +154,10 @@ def coin_sum_pmf(num_coins: int, num_high: int, low: float, high: float) -> Arra
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]
 def _ratios(count: int, num_high: int, low: float, high: float, first: int, stop: int) -> Array:
-    """p_(k+1) / p_k for first <= k < stop <= c / b, see `coin_sum_pmf`. Exact from 0, else from a guess that
-    the recurrence forgets."""
+    """Return p_(k+1) / p_k for first <= k < stop <= c / b, by the recurrence of `coin_sum_pmf`.
+
+    If `first` is 0, the start is exact. Otherwise it is 1, and the recurrence removes the error of the start.
+    """
     a, b = low * high, low * low + high * high
     c = num_high * high * high + (count - num_high) * low * low
     ratios = np.empty(max(stop - first, 0))
@@ -160,14 +169,15 @@ def _ratios(count: int, num_high: int, low: float, high: float, first: int, stop
 
 
 def coin_splits(num_coins: int, most: int = 401) -> tuple[tuple[int, int], ...]:
-    """Sums of coins, as (coins, coins at `high`), that together dominate every split of `num_coins` coins.
+    """Return sums of coins, as (coins, coins at `high`), that dominate every split of `num_coins` coins.
 
-    All splits if there are no more than `most`. Else every stretch of splits j, ..., j + w has at least j
-    coins at `high` and n - j - w at `low`; adding the other w, independent of the victim, is post-processing,
-    so the sum without them shows at least as much as every split of the stretch. That is a proof for all of
-    them, at the price of one in `most` of the coins, or one in twice as many of epsilon.
+    A split has j coins at `high` and the others at `low`. Up to `most` splits are all returned. Beyond that,
+    splits j, ..., j + w form a group, which has at least j coins at `high` and n - j - w at `low`. Adding the
+    other w coins is post-processing, because they are independent of the victim. So the sum without them
+    reveals at least as much as every split of the group. This costs about 1 / `most` of the coins, or
+    1 / (2 `most`) of epsilon.
 
-    Example:
+    Examples:
         >>> coin_splits(4)
         ((4, 0), (4, 1), (4, 2), (4, 3), (4, 4))
     """
@@ -176,18 +186,18 @@ def coin_splits(num_coins: int, most: int = 401) -> tuple[tuple[int, int], ...]:
     return tuple((n - min(width, n - j), j) for j in range(0, n + 1, width + 1))
 
 
-# ---- coins that are sure to be there ------------------------------------------------------------------
+# ---- number of coins that answer ----------------------------------------------------------------------
 
 
 def coin_count_quantile(group_sizes: tuple[int, ...], dropout_probability: float, failure: float) -> int:
-    """Largest k such that fewer than k independent coins answer with probability <= failure.
+    """Return the largest k such that fewer than k independent coins answer with probability <= failure.
 
-    A group's coin counts as independent if exactly one of its members answers; drops are independent of the
-    data and of each other, and no adversary causes them.
+    A group contributes an independent coin if exactly one of its members answers. Dropouts are assumed to be
+    independent of the data and of each other, and not caused by an adversary.
 
     Args:
         group_sizes: Sizes of the groups other than the victim's.
-        dropout_probability: Chance that a client does not answer.
+        dropout_probability: Probability that a client does not answer.
         failure: Probability in (0, 1).
     """
     pmf = np.ones(1)
@@ -199,5 +209,5 @@ def coin_count_quantile(group_sizes: tuple[int, ...], dropout_probability: float
 
 
 def _lower_quantile(pmf: Array, failure: float) -> int:
-    """Largest k with sum of pmf[:k] <= failure."""
+    """Return the largest k with sum of pmf[:k] <= failure."""
     return min(int(np.searchsorted(pmf.cumsum(), failure, side="right")), len(pmf) - 1)

@@ -1,12 +1,12 @@
-"""One-bit unbiased quantisation with an exact coin: thresholds, the comparison, closed forms.
+"""Unbiased one-bit quantisation with an exact randomised bit: thresholds, comparison, closed forms.
 
-A coordinate x in [-1, 1] becomes the bit `word < threshold(x)`, where `word` is uniform on 32 bits
-and the threshold is an integer, so P(bit = 1) = threshold / 2^32 exactly and the largest likelihood
-ratio is the ratio of two integers. Two bits are coupled by coupling their words only.
+A coordinate x in [-1, 1] becomes the bit `word < threshold(x)`. `word` is uniform on 32 bits, and the
+threshold is an integer. So P(bit = 1) = threshold / 2^32 exactly, and the largest likelihood ratio is the
+ratio of two integers. To couple two bits, it is enough to couple their words.
 
 References:
-    Salehi et al., CorBin-FL, algorithms 1 and 2, in the integer form whose level is exact;
-    Theorems 1 and 2 of the paper are replaced by the exact laws below.
+    Salehi et al., CorBin-FL, algorithms 1 and 2, in an integer form with an exact level. The exact laws below
+    replace theorems 1 and 2 of the paper.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WORD_BITS = 32
 
 @dataclass(frozen=True)
 class CoinThresholds:
-    """Integer thresholds of a coin. Its probability runs from `low / 2^word_bits` to `high / 2^word_bits`."""
+    """Thresholds of a randomised bit, with probabilities from low / 2^word_bits to high / 2^word_bits."""
 
     low: int
     high: int
@@ -46,7 +46,7 @@ class CoinThresholds:
 
     @property
     def probabilities(self) -> tuple[float, float]:
-        """The smallest and the largest probability of a one."""
+        """Smallest and largest probability of a 1."""
         return self.low / 2**self.word_bits, self.high / 2**self.word_bits
 
 
@@ -58,14 +58,14 @@ def coin_thresholds(epsilon: float, word_bits: int = WORD_BITS) -> CoinThreshold
     can only make the coin more private.
 
     Args:
-        epsilon: Local budget of one bit, > 0, in nats; `math.inf` gives the coin without privacy
-            (its largest probability is 1 - 2^-k, so that thresholds stay k-bit words).
-        word_bits: k, the length of the random words.
+        epsilon: Local budget of one bit, > 0, in nats. `math.inf` gives a bit without privacy, whose largest
+            probability is 1 - 2^-k, so that thresholds stay k-bit words.
+        word_bits: Length k of the random words in bits.
 
     Raises:
         ValueError: If epsilon is not > 0, or so small that k bits can't express it.
 
-    Example:
+    Examples:
         >>> coin_thresholds(1.0).epsilon <= 1.0
         True
     """
@@ -75,24 +75,26 @@ def coin_thresholds(epsilon: float, word_bits: int = WORD_BITS) -> CoinThreshold
         return CoinThresholds(0, 2**word_bits - 1, word_bits)
     with localcontext() as context:
         context.prec = 60
-        level = Decimal(min(epsilon, 1e3))  # from 23 on the lower one is 1
+        level = Decimal(min(epsilon, 1e3))  # from 23 on, the lower threshold is 1 for 32-bit words
         low = int((Decimal(2**word_bits) / (1 + level.exp())).to_integral_value(ROUND_CEILING))
     if 2 * low >= 2**word_bits:
         raise ValueError(
-            f"epsilon = {epsilon} can't be expressed by a coin of {word_bits} bits; "
-            f"choose epsilon >= {2.0 ** (3 - word_bits):.1e}"
+            f"epsilon = {epsilon} can't be expressed by a coin of {word_bits} bits. "
+            f"Choose epsilon >= {2.0 ** (3 - word_bits):.1e}."
         )
     return CoinThresholds(low, 2**word_bits - low, word_bits)
 
 
 def one_bit_thresholds(update: Tensor, center: Tensor, radius: Tensor, coin: CoinThresholds) -> Tensor:
-    """Map every coordinate to its integer threshold. What lies outside the range is clipped.
+    """Map every coordinate to its integer threshold. Values outside the range are clipped.
 
     Args:
-        update: `(..., dim)` finite floats.
-        center: Broadcastable to `update`, same units.
-        radius: Broadcastable to `update`, >= 1e-300 (`RoundContext` sees to it): its inverse must be finite,
-            or 0 / radius is no number and the level no level.
+        update: Finite floats, `(..., dim)`.
+        center: Centres of the ranges, broadcastable to `update`, in its units.
+        radius: Half-widths of the ranges, broadcastable to `update`, >= 1e-300 (`RoundContext` checks it).
+            The inverse must be finite, or a value at the centre gives NaN and the privacy level does not
+            hold.
+        coin: Thresholds of the randomised bit.
 
     Returns:
         int64 tensor of `update`'s shape with values in [coin.low, coin.high].
@@ -104,13 +106,14 @@ def one_bit_thresholds(update: Tensor, center: Tensor, radius: Tensor, coin: Coi
 def one_bit_quantize(
     update: Tensor, words: Tensor, center: Tensor, radius: Tensor, coin: CoinThresholds
 ) -> Tensor:
-    """Quantise to one bit a coordinate: 1 where the word is below the threshold.
+    """Quantise each coordinate to one bit, which is 1 if the word is below the threshold.
 
     Args:
-        update: `(..., dim)` finite floats.
+        update: Finite floats, `(..., dim)`.
         words: int64 tensor of the same shape, uniform on [0, 2^coin.word_bits).
-        center: Broadcastable to `update`.
-        radius: Broadcastable to `update`, > 0.
+        center: Centres of the ranges, broadcastable to `update`.
+        radius: Half-widths of the ranges, broadcastable to `update`, >= 1e-300.
+        coin: Thresholds of the randomised bit.
 
     Returns:
         uint8 bits of `update`'s shape.
@@ -129,20 +132,20 @@ def one_bit_quantize_rows(
     high: int,
     bits: NDArray[np.uint8],
 ) -> int:
-    """Quantise a stretch of some rows in one pass. The bits equal `one_bit_quantize`'s.
+    """Quantise a stretch of some rows in one pass, to the same bits as `one_bit_quantize`.
 
     Args:
-        updates: `(num_rows, dim)`, C-contiguous.
-        rows: `(k,)`, which rows.
+        updates: Updates, `(num_rows, dim)`, C-contiguous.
+        rows: Numbers of the rows to quantise, `(k,)`.
         first: First coordinate of the stretch.
-        words: `(k, n)`, C-contiguous: uniform 32-bit words, one for each coordinate of the stretch.
-        ranges: `(3, segments)`: where each segment ends, its centre, its radius.
+        words: Uniform 32-bit words, one for each coordinate of the stretch, `(k, n)`, C-contiguous.
+        ranges: End, centre and radius of each segment, `(3, segments)`.
         low: Smallest threshold.
         high: Largest threshold, < 2^32.
-        bits: `(num_rows, dim)`, C-contiguous; the stretch is overwritten.
+        bits: Quantised bits, `(num_rows, dim)`, C-contiguous. The stretch is overwritten.
 
     Returns:
-        How many coordinates were clipped.
+        Number of clipped coordinates.
     """
     half, clipped, end = 0.5 * (high - low), 0, first + words.shape[1]
     for i in range(rows.size):
@@ -158,7 +161,7 @@ def one_bit_quantize_rows(
                 x = (np.float64(values[j]) - center) * inverse
                 clipped += (x > 1.0) | (x < -1.0)
                 x = min(max(x, -1.0), 1.0)
-                # what is cut off is >= 0.5, so that cutting is rounding down
+                # the argument of the cast is >= 0.5, so truncation rounds down
                 out[j] = drawn[j] < np.uint32(low + np.int64((x + 1.0) * half + 0.5))
             start = stop
     return clipped
@@ -169,11 +172,11 @@ def splice_words(words: NDArray[np.uint32], shared: NDArray[Any], shift: int, ma
     """Replace the masked bits of private words by those of `(shared << shift) ^ flip`, in place.
 
     Args:
-        words: `(n,)` uniform words.
-        shared: `(n,)` unsigned integers of any width.
-        shift: Place to which their lowest bit goes.
-        mask: Bits to replace.
-        flip: Bits to invert first.
+        words: Uniform words, `(n,)`.
+        shared: Unsigned integers of any width, `(n,)`.
+        shift: Position to which the lowest bit of a shared integer goes.
+        mask: Bits of the words to replace.
+        flip: Bits of the shifted integers to invert first.
     """
     high, inverted, up = np.uint32(mask), np.uint32(flip), np.uint32(shift)
     for j in range(words.size):
@@ -184,14 +187,14 @@ def splice_words(words: NDArray[np.uint32], shared: NDArray[Any], shift: int, ma
 def splice_rows(
     words: NDArray[np.uint32], shared: NDArray[Any], places: NDArray[np.int64], shift: int, mask: int
 ) -> None:
-    """Splice each row's words with what its pair shares, inverted for the second member, in place.
+    """Splice the shared bits of each row's pair into its words, in place. Invert them for the second member.
 
     Args:
-        words: `(k, n)` uniform words.
-        shared: `(pairs, n)` unsigned integers of any width.
-        places: `(k, 2)`, each row's pair, -1 for nobody's, and its rank there.
-        shift: Place to which the shared integers' lowest bit goes.
-        mask: Bits to replace.
+        words: Uniform words, `(k, n)`.
+        shared: Unsigned integers of any width for each pair, `(pairs, n)`.
+        places: Each row's pair, or -1 for an unpaired client, and its rank in the pair, `(k, 2)`.
+        shift: Position to which the lowest bit of a shared integer goes.
+        mask: Bits of the words to replace.
     """
     for row in range(len(words)):
         if places[row, 0] >= 0:
@@ -200,16 +203,17 @@ def splice_rows(
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def stratify_words(words: NDArray[np.uint32], offsets: NDArray[np.uint32], rank: int, strata: int) -> None:
-    """Move private words into strata, in place: (pi 2^32 + word) // strata, pi = (rank + offset) mod strata.
+    """Move private words into strata, in place.
 
-    With the offset uniform on {0, ..., strata - 1} each word stays exactly uniform on 32 bits, and words of
-    different ranks fall into different strata.
+    A word becomes (pi 2^32 + word) // strata, where pi = (rank + offset) mod strata. If the offset is uniform
+    on {0, ..., strata - 1}, each word stays exactly uniform on 32 bits. Words of different ranks fall into
+    different strata.
     """
     for j in range(words.size):
         stratum = np.uint64(offsets[j]) + np.uint64(rank)
         if stratum >= np.uint64(strata):
-            stratum -= np.uint64(strata)  # once is enough: both terms are below the number of strata
-        # below 2^32, as the stratum is below their number
+            stratum -= np.uint64(strata)  # once is enough, because both terms are below `strata`
+        # the result is below 2^32, because the stratum is below `strata`
         words[j] = np.uint32(((stratum << np.uint64(32)) | np.uint64(words[j])) // np.uint64(strata))
 
 
@@ -217,10 +221,10 @@ def stratify_words(words: NDArray[np.uint32], offsets: NDArray[np.uint32], rank:
 
 
 def pair_excess(first: float, second: float, shared_bits: int | None) -> float:
-    """Probability that a pair's two bits agree beyond what their marginals force (P++ and P-- exceed it).
+    """Return the excess of P++ and of P-- of a pair over the minimum that the marginals allow.
 
-    With K = 2^d, A = floor(K q1) and B = floor(K (1 - q2)), it is
-    1{A = B} min(f, g) (1 - max(f, g)) / K, f and g the fractional parts; 0 with unlimited shared bits.
+    Let K = 2^d, A = floor(K q1) and B = floor(K (1 - q2)), with fractional parts f and g. The excess is
+    1{A = B} min(f, g) (1 - max(f, g)) / K. It is 0 with unlimited shared bits.
     """
     if shared_bits is None:
         return 0.0
@@ -233,21 +237,21 @@ def pair_excess(first: float, second: float, shared_bits: int | None) -> float:
 
 
 def pair_law(first: float, second: float, shared_bits: int | None) -> tuple[float, float, float, float]:
-    """Joint law (P++, P+-, P-+, P--) of a pair whose bits are one with probabilities `first` and `second`.
+    """Return the joint law (P++, P+-, P-+, P--) of the two bits of a pair.
 
     Args:
         first: P(bit = 1) of the first client.
-        second: The same of the second.
-        shared_bits: d >= 0, or None for unlimited.
+        second: P(bit = 1) of the second client.
+        shared_bits: Number d >= 0 of shared bits, or None for unlimited.
     """
     both = max(first + second - 1.0, 0.0) + pair_excess(first, second, shared_bits)
     return both, first - both, second - both, 1.0 - first - second + both
 
 
 def output_scale(epsilon: float) -> float:
-    """alpha = coth(epsilon / 2), the ideal output scale of a one-bit epsilon-LDP quantiser.
+    """Return alpha = coth(epsilon / 2), the ideal output scale of a one-bit epsilon-LDP quantiser.
 
-    Example:
+    Examples:
         >>> round(output_scale(1.0), 3)
         2.164
     """
@@ -255,9 +259,9 @@ def output_scale(epsilon: float) -> float:
 
 
 def one_probability(value: float, center: float, radius: float, epsilon: float) -> float:
-    """P(bit = 1) = 1/2 + x tanh(epsilon / 2) / 2 at x = (value - center) / radius, clipped to [-1, 1].
+    """Return P(bit = 1) = 1/2 + x tanh(epsilon / 2) / 2, x = (value - center) / radius clipped to [-1, 1].
 
-    Example:
+    Examples:
         >>> round(one_probability(1.0, 0.0, 1.0, 1.0), 3)
         0.731
     """
@@ -268,12 +272,12 @@ def one_probability(value: float, center: float, radius: float, epsilon: float) 
 def pair_mse(
     first: float, second: float, center: float, radius: float, epsilon: float, shared_bits: int | None
 ) -> float:
-    """Mean squared error of the decoded sum of a pair, 2 r alpha |s| - s^2 + 8 r^2 alpha^2 excess.
+    """Return the mean squared error of a pair's decoded sum, 2 r alpha |s| - s^2 + 8 r^2 alpha^2 excess.
 
-    Here s is the sum of the two values less twice the centre. `shared_bits=None` is the minimum
-    over all couplings of the two marginals (Frechet-Hoeffding).
+    Here s is the sum of the two values minus twice the centre, and `pair_excess` is the excess. With
+    `shared_bits=None` the error is the minimum over all couplings of the two marginals (Frechet-Hoeffding).
 
-    Example:
+    Examples:
         >>> round(pair_mse(0.0, 0.0, 0.0, 1.0, 1.0, 5), 3)
         0.0
     """
@@ -283,11 +287,11 @@ def pair_mse(
 
 
 def worst_pair_mse(scale: float, shared_bits: int | None) -> float:
-    """Largest mean squared error of a pair's decoded sum over all inputs, in units of radius^2.
+    """Return the largest mean squared error of a pair's decoded sum over all inputs, in units of radius^2.
 
-    2 alpha^2 without shared bits; else 4 (alpha - 1) for alpha >= 2 and alpha^2 below, whatever d >= 1 is.
+    It is 2 alpha^2 without shared bits. For every d >= 1 it is 4 (alpha - 1) if alpha >= 2, else alpha^2.
 
-    Example:
+    Examples:
         >>> worst_pair_mse(2.0, None)
         4.0
     """
@@ -297,15 +301,15 @@ def worst_pair_mse(scale: float, shared_bits: int | None) -> float:
 
 
 def worst_group_variance(size: int, span: float) -> float:
-    """Upper bound on `group_variance` over all probabilities in an interval of length `span`.
+    """Return an upper bound on `group_variance` over all probabilities in an interval of length `span`.
 
-    The strata never make two bits agree more often than independent ones do, so size / 4 bounds it. The
-    second term of the formula is at most 1/4. The first is size^2 / (2 (size - 1)) E|D|(1 - |D|), D the
-    difference of two independent draws from the empirical law of the probabilities; over all laws on the
-    interval the expectation is largest for density one inside and equal atoms at the ends, where it is
-    W = t/2 - t^2/2 + t^3/6, t = span. Two clients have the exact bound of a pair, t (1 - t) or 1/4.
+    Strata never make two bits agree more often than independent bits, so size / 4 is a bound. The second term
+    of the formula is at most 1/4. The first term is size^2 / (2 (size - 1)) E|D|(1 - |D|), where D is the
+    difference of two independent draws from the empirical law of the probabilities. Over all laws on the
+    interval, the expectation is largest for density 1 inside and equal atoms at the ends. It is then
+    W = t/2 - t^2/2 + t^3/6 with t = span. For two clients the exact bound of a pair is t (1 - t) or 1/4.
 
-    Example:
+    Examples:
         >>> worst_group_variance(3, 1.0)
         0.625
     """

@@ -1,1 +1,1 @@
-"""Bases, claims and calibration that several mechanisms share. No mechanism of its own."""
+"""Bases, claims and calibration that several mechanisms share."""

@@ -1,8 +1,8 @@
-"""Noise calibrated to a budget over a whole run, exactly: by what the privacy report then states.
+"""Calibration of noise to a budget over a whole run, with the accounting of the privacy report.
 
-One client takes part in every round with its whole update, so there is no sampling to amplify anything. Many
-Gaussian rounds are one Gaussian, whose smallest noise is known (Balle, Wang); Laplace rounds are composed as
-loss distributions. Renyi divergences asked for 6.3% more Gaussian noise (epsilon 8, delta 1e-5, 30 rounds).
+One client takes part in every round with its whole update, so no sampling amplifies privacy. Many Gaussian
+rounds are one Gaussian, whose smallest noise is known (Balle, Wang). Laplace rounds are composed as loss
+distributions. Renyi divergences would need 6.3% more Gaussian noise (epsilon 8, delta 1e-5, 30 rounds).
 """
 
 import math
@@ -14,10 +14,11 @@ from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.losses import LaplaceLoss
 
 KEPT = 1e-3
-"""Share of a budget that is left for what samplers and floats cost, the distance from the exact laws."""
+"""Share of a budget that is reserved for errors of samplers and floats."""
 
 
 def _check(epsilon: float, delta: float, rounds: int, smallest_delta: str) -> None:
+    """Refuse a budget that is out of range. `smallest_delta` is "[0" or "(0"."""
     check_positive(epsilon=epsilon)
     if not (0 < delta < 1 or (smallest_delta == "[0" and delta == 0)):
         raise ValueError(f"delta must be in {smallest_delta}, 1), got {delta}")
@@ -27,18 +28,18 @@ def _check(epsilon: float, delta: float, rounds: int, smallest_delta: str) -> No
 
 @lru_cache(maxsize=256)
 def gaussian_noise_multiplier(epsilon: float, delta: float, rounds: int, kept: float = KEPT) -> float:
-    """Noise std over l2 sensitivity for (epsilon, delta)-DP of one client over `rounds` rounds.
+    """Return noise std over l2 sensitivity for (epsilon, delta)-DP of one client over `rounds` rounds.
 
     Args:
         epsilon: Budget of the whole run, > 0, in nats.
-        delta: In (0, 1).
-        rounds: How often the client takes part, >= 1.
-        kept: Share of the budget that is left for the distance from the exact law, in [0, 1).
+        delta: Delta of the whole run, in (0, 1).
+        rounds: Number of rounds in which the client takes part, >= 1.
+        kept: Share of the budget that is reserved for the distance from the exact distribution, in [0, 1).
 
     Raises:
         ValueError: If an argument is out of range.
 
-    Example:
+    Examples:
         >>> round(gaussian_noise_multiplier(8.0, 1e-5, 30), 2)
         3.29
     """
@@ -48,17 +49,17 @@ def gaussian_noise_multiplier(epsilon: float, delta: float, rounds: int, kept: f
 
 @lru_cache(maxsize=256)
 def laplace_noise_multiplier(epsilon: float, delta: float, rounds: int) -> float:
-    """Noise scale over l1 sensitivity for (epsilon, delta)-DP of one client over `rounds` rounds.
+    """Return noise scale over l1 sensitivity for (epsilon, delta)-DP of one client over `rounds` rounds.
 
     Args:
         epsilon: Budget of the whole run, > 0, in nats.
-        delta: In [0, 1); 0 asks for pure DP, rounds / epsilon.
-        rounds: How often the client takes part, >= 1.
+        delta: Delta of the whole run, in [0, 1). 0 asks for pure DP, which gives rounds / epsilon.
+        rounds: Number of rounds in which the client takes part, >= 1.
 
     Raises:
         ValueError: If an argument is out of range.
 
-    Example:
+    Examples:
         >>> laplace_noise_multiplier(8.0, 0.0, 30)
         3.75
     """
@@ -83,31 +84,31 @@ def resolve_multiplier(
     law: str,
     kept: float = KEPT,
 ) -> float:
-    """Return the noise multiplier that was given, or the one that the budget asks for.
+    """Return the given noise multiplier, or the one that the budget needs.
 
     Args:
-        noise_multiplier: Noise over sensitivity; None where there is a budget.
-        epsilon: Budget of the whole run; None with `delta` and `rounds` where noise is given.
+        noise_multiplier: Noise over sensitivity. None if there is a budget.
+        epsilon: Budget of the whole run. None, with `delta` and `rounds`, if noise is given.
         delta: Delta of the whole run.
-        rounds: Rounds that the budget has to last for.
-        law: "gaussian" or "laplace".
-        kept: Share of a Gaussian budget that is left for the distance from the exact law.
+        rounds: Number of rounds that the budget covers.
+        law: Distribution of the noise, "gaussian" or "laplace".
+        kept: Share of a Gaussian budget that is reserved for the distance from the exact distribution.
 
     Raises:
-        ValueError: If both are given, neither, or half a budget.
+        ValueError: If both are given, neither, or a part of a budget.
     """
     budget = (epsilon, delta, rounds)
     if noise_multiplier is not None:
         if any(part is not None for part in budget):
             raise ValueError(
-                "give noise_multiplier, or epsilon, delta and rounds, not both: "
+                "give noise_multiplier, or epsilon, delta and rounds, not both, "
                 f"got noise_multiplier={noise_multiplier} and {budget}"
             )
         check_positive(noise_multiplier=noise_multiplier)
         return noise_multiplier
     if epsilon is None or delta is None or rounds is None:
         raise ValueError(
-            f"give noise_multiplier, or all of epsilon, delta and rounds; got {budget} for these three"
+            f"give noise_multiplier, or all of epsilon, delta and rounds, got {budget} for these three"
         )
     if law == "laplace":
         return laplace_noise_multiplier(epsilon, delta, rounds)

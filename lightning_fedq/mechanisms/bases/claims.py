@@ -1,16 +1,15 @@
-"""Privacy claims of one-bit mechanisms, view by view, from the integers that they compare.
+"""Privacy claims of one-bit mechanisms, by adversary, from the integer thresholds of the bits.
 
-One function per way in which the clients' words hang together: not at all (LDP-FL), or in pairs through
-d shared bits (CorBin).
-Levels come from the attained thresholds, never from the epsilon that was asked for.
+There is one function for each coupling of the clients' words: independent (LDP-FL), or in pairs through d
+shared bits (CorBin). Levels come from the attained thresholds, never from the requested epsilon.
 
-Where the worst client of the round depends on its place (alone or in a pair), the claim is the worst of both.
-The curious client may also be a client that works alone and knows its own coin, so one coin less hides
-the others than behind secure aggregation. Clients that collude with the server behind it (`num_corrupt`) are
-curious clients: each knows its coin and the word that its group shares, and stands where that is worst.
+If privacy depends on a client's place in the round (unpaired or in a pair), the claim is the worst of both.
+The curious client may be an unpaired client that knows its own bit, so one bit less hides the others than
+behind secure aggregation. Clients that collude with the server behind secure aggregation (`num_corrupt`) are
+curious clients: each knows its bit and its group's shared word, and is in the worst place.
 
 References:
-    Salehi et al., CorBin-FL; its UCDP theorems are replaced by exact pairs, for substitution of one update.
+    Salehi et al., CorBin-FL. Exact pairs for replace-one adjacency replace its UCDP theorems.
 """
 
 from lightning_fedq.functional.divergences import randomized_response_pair
@@ -34,17 +33,19 @@ AUTHENTICATED = "public keys are authenticated and the key agreement is unbroken
 NO_COLLUSION = "the server does not collude with other clients"
 SUM_ONLY = "secure aggregation reveals nothing but the sum of all bits, with equal weights"
 MODELS_ONLY = (
-    "only the released models are seen: the sum of all bits, with equal weights; the server is honest"
+    "only the released models are seen: the sum of all bits, with equal weights, and the server is honest"
 )
 
 
 def coin_claims(
     losses: dict[Adversary, Loss], context: RoundContext, shared: bool
 ) -> tuple[PrivacyClaim, ...]:
-    """One claim a coordinate for every adversary, with what it rests on.
+    """Return one claim per coordinate for every adversary, with its assumptions.
 
     Args:
-        shared: Do clients share words, by keys that they agreed on?
+        losses: Loss of one coordinate, by adversary.
+        context: Public facts of the round.
+        shared: Whether clients share words, by keys that they agreed on.
     """
     keys = (AUTHENTICATED,) if shared else ()
     corrupt = context.num_corrupt
@@ -66,24 +67,28 @@ def coin_claims(
 
 
 def _bit(coin: CoinThresholds) -> PmfPairs:
+    """Return the loss of one randomised bit that the adversary sees."""
     return PmfPairs((randomized_response_pair(*coin.probabilities),), "randomised response on one bit")
 
 
 def _alone(coin: CoinThresholds, num_coins: int) -> HiddenPair:
+    """Return the pair of an unpaired victim's bit, hidden by `num_coins` other bits."""
     one, other = randomized_response_pair(*coin.probabilities)
     return HiddenPair(one, other, max(num_coins, 0))
 
 
 def _public(context: RoundContext) -> tuple[PrivacyClaim, ...]:
-    reason = "epsilon is infinite: the coin has no noise that an input could not force"
+    """Return claims of no guarantee, for an infinite epsilon."""
+    reason = "epsilon is infinite: an extreme input determines its bit"
     return no_guarantee(reason, context.dim)
 
 
 def independent_claims(coin: CoinThresholds, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-    """Claims of a mechanism whose words are all independent.
+    """Return the claims of a mechanism whose words are all independent.
 
     Args:
-        context: The round; its cohort says how many coins hide one.
+        coin: Thresholds of the randomised bit.
+        context: Public facts of the round. Its cohort gives the number of other bits that hide one.
     """
     if not coin.low:
         return _public(context)
@@ -91,7 +96,7 @@ def independent_claims(coin: CoinThresholds, context: RoundContext) -> tuple[Pri
     bit, note = _bit(coin), "one bit among the independent bits of the others"
 
     def behind(known: int) -> CoinSum:
-        whose = f" but {known} that the adversary knows" if known else ""
+        whose = f" except {known} that the adversary knows" if known else ""
         return CoinSum(low, high, (_alone(coin, size - 1 - known),), note + whose)
 
     losses: dict[Adversary, Loss] = {
@@ -108,14 +113,16 @@ def independent_claims(coin: CoinThresholds, context: RoundContext) -> tuple[Pri
 def paired_claims(
     coin: CoinThresholds, shared_bits: int | None, context: RoundContext
 ) -> tuple[PrivacyClaim, ...]:
-    """Claims of pairs whose words have complementary first `shared_bits` bits. Clients alone are independent.
+    """Return the claims of pairs whose words have complementary first `shared_bits` bits.
 
-    With one or more shared bits, a server that sees both messages of a pair meets outcomes that only one of
-    two inputs can produce: its pure epsilon is infinite, and the mass of those outcomes is in the pmfs.
+    Unpaired clients are independent. With one or more shared bits, a server that sees both messages of a pair
+    meets outcomes that only one of two inputs can produce. Its pure epsilon is infinite, and the pmfs contain
+    the probability of these outcomes.
 
     Args:
-        shared_bits: d, or None for all bits of the word.
-        context: The round; groups of one and of two.
+        coin: Thresholds of the randomised bit.
+        shared_bits: Number d of shared bits, or None for all bits of the word.
+        context: Public facts of the round, with groups of one and of two.
     """
     singles = sum(len(group) == 1 for group in context.groups)
     if shared_bits == 0 or singles == len(context.groups):
@@ -127,9 +134,9 @@ def paired_claims(
     sums = pair_sum_pairs(low, high, bits)
 
     def behind(known: int) -> CoinSum:
-        """The sum, and what `known` clients know: one of them may be the victim's partner."""
+        """Return the loss of a sum if `known` clients, perhaps the partner, reveal what they know."""
         places = [HiddenPair(p, q, max(singles - known, 0)) for p, q in sums]
-        note = "a pair's sum among the bits of the clients that work alone"
+        note = "a pair's sum among the bits of the unpaired clients"
         if known:
             coins = max(singles - known + 1, 0)
             places.append(HiddenPair((0.0, 1.0), (1.0, 0.0), coins, high - low))
@@ -140,7 +147,7 @@ def paired_claims(
 
     losses: dict[Adversary, Loss] = {
         Adversary.EAVESDROPPER: _bit(coin),
-        Adversary.SERVER: PmfPairs(joint_pairs(low, high, bits), "both bits of a pair, worst vertices"),
+        Adversary.SERVER: PmfPairs(joint_pairs(low, high, bits), "both bits of a pair, worst inputs"),
         Adversary.SERVER_AND_PARTNER: PmfPairs(known_word_pairs(low, high, bits), "a bit and its word"),
         Adversary.CLIENT: behind(1),
         Adversary.SECAGG_SERVER: behind(context.num_corrupt),

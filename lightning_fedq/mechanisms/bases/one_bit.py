@@ -1,8 +1,8 @@
-"""Base of the one-bit mechanisms: compare a word with a threshold, send the bit, sum the bits.
+"""Base of the one-bit mechanisms: compare a random word with a threshold, send the bit, sum the bits.
 
-The mechanisms differ in one thing only, the words: who draws them and how the words of two clients
-hang together. Each word alone is exactly uniform, so each bit alone is exactly the same
-epsilon-LDP coin, whatever the coupling.
+The mechanisms differ in the words only: which party draws them, and how the words of two clients are coupled.
+Each word alone is exactly uniform. Each bit alone is therefore the same epsilon-LDP randomised bit for any
+coupling.
 """
 
 from __future__ import annotations
@@ -31,21 +31,24 @@ from lightning_fedq.mechanisms.interface import AuditCase, Mechanism, Message, R
 from lightning_fedq.wire.coding import FixedLength
 
 COINS = "one-bit coins"
-"""Purpose of the streams of words, private and shared."""
+"""Purpose of the private and the shared streams of words."""
 _CHUNK = 1 << 14
-"""Coordinates of a message that are worked on at once."""
+"""Coordinates of a message that are encoded at once."""
 _BLOCK = 1 << 19
-"""Words of several clients that wait for the quantiser: 2 MiB, so that they are still in the cache, and 64
-clients of 8,000 coordinates share one pass through Python."""
+"""Words of several clients that are quantised at once.
+
+They take 2 MiB, which stays in the cache, so 64 clients of 8,000 coordinates share one pass through
+Python."""
 
 
 class ComplementaryBits:
-    """High bits shared by a pair, complemented for the second member. Low bits private.
+    """High bits shared by a pair, complemented for the second member. Low bits are private.
 
-    A coordinate takes the fewest whole bytes of the shared stream that hold its bits.
+    A coordinate takes the fewest whole bytes of the shared stream that contain its bits.
 
     Args:
-        shared_bits: 1 to 32.
+        stream: Stream that the pair shares.
+        shared_bits: Number of shared bits per coordinate, 1 to 32.
     """
 
     def __init__(self, stream: Stream, shared_bits: int) -> None:
@@ -55,7 +58,7 @@ class ComplementaryBits:
 
 
 def _draw_shared(couplings: Sequence[ComplementaryBits], count: int) -> NDArray[Any]:
-    """Draw what each pair shares for `count` coordinates: a row each."""
+    """Draw the shared bits of each pair for `count` coordinates, one row a pair."""
     shared = np.empty((len(couplings), count), couplings[0].type if couplings else np.uint8)
     if couplings:
         fill_rows([one.stream for one in couplings], shared)
@@ -68,7 +71,14 @@ def _couple(
     couplings: Sequence[ComplementaryBits],
     shared: NDArray[Any],
 ) -> None:
-    """Couple rows of private words, in place. `places`: each row's pair, -1 if it works alone, and rank."""
+    """Replace the high bits of private words by shared bits, in place.
+
+    Args:
+        words: `(rows, count)` private words.
+        places: `(rows, 2)`, each row's pair (-1 if unpaired) and its rank in the pair.
+        couplings: Couplings of the pairs.
+        shared: `(pairs, count)` shared bits.
+    """
     if couplings:
         splice_rows(words, shared, places, couplings[0].shift, couplings[0].mask)
 
@@ -76,7 +86,7 @@ def _couple(
 def stack_by_group(
     context: RoundContext, clients: Sequence[int]
 ) -> dict[tuple[int, ...], list[tuple[int, int]]]:
-    """Return, for each group with clients in a stack, their (row of the stack, rank in the group)."""
+    """Return (row of the batch, rank in the group) of the clients in a batch, by group."""
     groups: dict[tuple[int, ...], list[tuple[int, int]]] = {}
     for row, client in enumerate(clients):
         group, rank = context.place(client)
@@ -87,22 +97,22 @@ def stack_by_group(
 def _batches(
     groups: dict[tuple[int, ...], list[tuple[int, int]]], num_rows: int
 ) -> Iterator[list[tuple[tuple[int, ...], list[tuple[int, int]]]]]:
-    """Cut the groups of a stack into batches of about `num_rows` rows, whole groups each."""
+    """Split the groups of a batch into parts of about `num_rows` rows. A group stays in one part."""
     batch: list[tuple[tuple[int, ...], list[tuple[int, int]]]] = []
-    held = 0
+    rows = 0
     for group, members in groups.items():
-        if batch and held + len(members) > num_rows:
+        if batch and rows + len(members) > num_rows:
             yield batch
-            batch, held = [], 0
+            batch, rows = [], 0
         batch.append((group, members))
-        held += len(members)
+        rows += len(members)
     if batch:
         yield batch
 
 
 @dataclass(frozen=True)
 class OneBitMechanism(Mechanism):
-    """Base of the one-bit family. As it stands, every client's words are its own.
+    """Base of the one-bit family, with private words of every client.
 
     Args:
         epsilon: Local budget of one bit, i.e. of one coordinate of one client in one round, > 0, in nats.
@@ -118,11 +128,11 @@ class OneBitMechanism(Mechanism):
 
     @property
     def coin(self) -> CoinThresholds:
-        """The coin of every bit."""
+        """Thresholds of every randomised bit."""
         return coin_thresholds(self.epsilon)
 
     def coupling(self, group: tuple[int, ...], rand: ClientRandomness) -> ComplementaryBits | None:
-        """Return what a pair shares, or None where each member works alone."""
+        """Return the shared words of a pair, or None if its members are unpaired."""
         return None
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
@@ -131,7 +141,7 @@ class OneBitMechanism(Mechanism):
         return Message(bits.reshape(update.shape), bits.numel(), clipped)
 
     def _bits(self, rows: Tensor, context: RoundContext, rand: ClientRandomness) -> tuple[Tensor, int]:
-        """Bits of a stack, and how many coordinates were clipped."""
+        """Return the bits of a batch `(clients, dim)` uint8, and the number of clipped coordinates."""
         values, coin, clipped = rows.contiguous().numpy(), self.coin, 0
         bits, scratch = np.empty(values.shape, np.uint8), np.empty(_BLOCK, np.uint32)
         ranges = segment_lines(context.segments, context.center, context.radius)
@@ -144,8 +154,8 @@ class OneBitMechanism(Mechanism):
                 for begin in range(0, len(order), num_slots):
                     part = slice(begin, begin + num_slots)
                     words = scratch[: len(order[part]) * size].reshape(-1, size)
-                    fill_rows(streams[part], words)  # each client's own coins
-                    _couple(words, places[part], couplings, shared)  # errors of a pair cancel in part
+                    fill_rows(streams[part], words)  # private words of each client
+                    _couple(words, places[part], couplings, shared)  # makes errors of a pair cancel
                     clipped += one_bit_quantize_rows(
                         values, order[part], first, words, ranges, coin.low, coin.high, bits
                     )
@@ -154,7 +164,7 @@ class OneBitMechanism(Mechanism):
     def _streams(
         self, groups: Sequence[tuple[tuple[int, ...], list[tuple[int, int]]]], rand: ClientRandomness
     ) -> tuple[NDArray[np.int64], list[Stream], NDArray[np.int64], list[ComplementaryBits]]:
-        """Rows of a stack, their private streams, their places (see `_couple`), and the groups' couplings."""
+        """Return rows of a batch, private streams, places (see `_couple`), and the pairs' couplings."""
         order, streams, places, couplings = [], [], [], list[ComplementaryBits]()
         for group, members in groups:
             coupling = self.coupling(group, rand)
@@ -169,20 +179,20 @@ class OneBitMechanism(Mechanism):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        count, scale = len(clients), context.radius.double() * self.coin.scale  # undoes the coin
+        count, scale = len(clients), context.radius.double() * self.coin.scale  # undoes randomised response
         return decode_sum(symbols, context.segments, count * context.center.double(), scale, 2, count)
 
     def code(self, context: RoundContext) -> FixedLength:
-        """One bit a coordinate."""
+        """Return one bit per coordinate."""
         return FixedLength(1)
 
     def lever(self, client: int, context: RoundContext) -> float:
-        """The decoded value of one bit over the radius, which is as far as an honest mean can go."""
+        """Return the decoded size of one bit over the radius, the largest honest mean."""
         return self.coin.scale
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
         return AuditCase(self), *AuditCase(self).without_clients()
 
     def without_noise(self, context: RoundContext) -> OneBitMechanism:
-        # the bit says on which side of the centre the value lies
+        # without noise the bit is the side of the centre that the value is on
         return replace(self, epsilon=math.inf)

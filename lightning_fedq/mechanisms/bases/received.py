@@ -1,18 +1,19 @@
-"""Server-side checks of messages before decoding: their length, and whether the code can give them."""
+"""Checks of received messages before decoding: shape and range of the symbols."""
 
 from torch import Tensor
 
 
 def check_received(symbols: Tensor, num_clients: int, dim: int, largest: int) -> None:
-    """Refuse messages, or a sum of messages, that nobody can have sent.
+    """Refuse messages, or a sum of messages, that no client can have sent.
 
     Args:
         symbols: `(num_clients, dim)`, one message a row, or their sum `(dim,)`.
-        dim: Symbols of one message.
-        largest: Largest symbol; the smallest is 0.
+        num_clients: Number of clients.
+        dim: Number of symbols of one message.
+        largest: Largest symbol. The smallest is 0.
 
     Raises:
-        ValueError: If the length is wrong, or a symbol is not an integer in the code's range.
+        ValueError: If the shape is wrong, or a symbol is not an integer in the code's range.
     """
     if tuple(symbols.shape) not in ((num_clients, dim), (dim,)):
         raise ValueError(
@@ -22,4 +23,6 @@ def check_received(symbols: Tensor, num_clients: int, dim: int, largest: int) ->
     most = largest * (num_clients if symbols.dim() == 1 else 1)
     wrong = symbols.is_floating_point()
     if wrong or (symbols.numel() and not 0 <= int(symbols.min()) <= int(symbols.max()) <= most):
-        raise ValueError(f"symbols must be integers in [0, {most}]; drop the client that sent something else")
+        raise ValueError(
+            f"symbols must be integers in [0, {most}]. Drop the client that sent something else."
+        )

@@ -1,4 +1,4 @@
-"""Base of compressors that send one float32 scale and a small integer a coordinate: no noise, no privacy."""
+"""Base of compressors that send one float32 scale and a small integer per coordinate. Not private."""
 
 import math
 from abc import abstractmethod
@@ -20,7 +20,7 @@ _SCALE = FixedLength(32, signed=True)
 
 @dataclass(frozen=True)
 class ScaleFirst(Code):
-    """A float32 as 32 bits, then every level in the code of the levels."""
+    """Code of a message: a float32 as 32 bits, then every level in the code of the levels."""
 
     levels: Code
 
@@ -29,7 +29,7 @@ class ScaleFirst(Code):
 
     def unpack(self, stream: bytes, count: int) -> Tensor:
         if count < 1 or len(stream) < 4:
-            raise UndecodableError(f"a message begins with 4 bytes of its scale, got {len(stream)}")
+            raise UndecodableError(f"a message must begin with a scale of 4 bytes, got {len(stream)} bytes")
         return torch.cat([_SCALE.unpack(stream[:4], 1), self.levels.unpack(stream[4:], count - 1).long()])
 
     def num_bits(self, symbols: Tensor) -> int:
@@ -37,35 +37,35 @@ class ScaleFirst(Code):
         return 32 * scales + self.levels.num_bits(symbols[..., 1:])
 
     def max_bytes(self, count: int) -> int | None:
-        most = self.levels.max_bytes(count - 1)
-        return None if most is None else 4 + most
+        max_bytes = self.levels.max_bytes(count - 1)
+        return None if max_bytes is None else 4 + max_bytes
 
 
 @dataclass(frozen=True)
 class ScaledLevels(Mechanism):
-    """Base: children turn rows into levels and a scale, and levels into vectors of scale one."""
+    """Base of compressors, whose subclasses turn updates into levels and a scale, and back."""
 
     homomorphic = False
 
     @property
     @abstractmethod
     def largest_level(self) -> int:
-        """Levels are integers of at most this size."""
+        """Largest absolute value of a level."""
 
     @abstractmethod
     def quantize(
         self, rows: Tensor, context: RoundContext, rand: ClientRandomness, levels: NDArray[np.int32]
     ) -> Tensor:
-        """Write the levels of float64 rows `(clients, dim)`. Returns their scales `(clients,)`."""
+        """Write the levels of float64 updates `(clients, dim)` into `levels`. Return scales `(clients,)`."""
 
     @abstractmethod
     def dequantize(
         self, levels: Tensor, scales: Tensor, clients: Sequence[int], dim: int, rand: PublicRandomness
     ) -> Tensor:
-        """Sum of the clients' vectors, `(dim,)`, added in float64."""
+        """Return the sum of the clients' vectors, `(dim,)`, added in float64."""
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        # Nothing is clipped. The first symbol is the scale's float32 bit pattern.
+        # nothing is clipped, and the first symbol is the scale's float32 bit pattern
         rows = update.detach().reshape(len(rand.clients), context.dim).float().double()
         symbols = torch.empty(len(rows), self.num_symbols(context), dtype=torch.int32)
         scales = self.quantize(rows, context, rand, symbols[:, 1:].numpy())
@@ -83,23 +83,23 @@ class ScaledLevels(Mechanism):
         received = symbols.detach()
         levels, scales = received[:, 1:], received[:, 0].int().view(torch.float32).double()
         ends = [end for part in split_columns(levels) for end in part.aminmax()] if levels.numel() else []
-        if (most := max((abs(int(end)) for end in ends), default=0)) > self.largest_level:
+        if (largest := max((abs(int(end)) for end in ends), default=0)) > self.largest_level:
             raise ValueError(
-                f"levels must lie within +-{self.largest_level}, got {most}; "
-                "drop the client that sent something else"
+                f"levels must be within +-{self.largest_level}, got {largest}. "
+                "Drop the client that sent something else."
             )
         return self.dequantize(levels, scales, clients, context.dim, rand).float()
 
     def num_symbols(self, context: RoundContext) -> int:
-        """The scale and one level a coordinate."""
+        """Return the number of symbols: the scale and one level per coordinate."""
         return 1 + context.dim
 
     def code(self, context: RoundContext) -> ScaleFirst:
-        """32 bits of the scale, and levels of a fixed length in two's complement."""
+        """Return 32 bits for the scale, and levels of a fixed length in two's complement."""
         return ScaleFirst(FixedLength(self.largest_level.bit_length() + 1, signed=True))
 
     def can_send(self, symbols: Tensor, client: int, context: RoundContext, rand: PublicRandomness) -> bool:
-        # a finite scale, and levels in their range
+        # a client sends a finite scale >= 0, and levels in their range
         scale = symbols[:1].int().view(torch.float32)
         inside = int(symbols[1:].abs().max()) <= self.largest_level
         return bool(torch.isfinite(scale)) and not bool(torch.signbit(scale)) and inside
@@ -108,22 +108,22 @@ class ScaledLevels(Mechanism):
         return math.inf
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        """No guarantee against anybody."""
+        """Return no guarantee against any adversary."""
         return no_guarantee(
-            "rounding hides nothing: a few bits a coordinate still tell the update", context.dim
+            "rounding hides nothing: a few bits a coordinate still reveal the update", context.dim
         )
 
 
 def split_columns(levels: Tensor) -> Sequence[Tensor]:
-    """Parts `(clients, n)` of `(clients, dim)` that stay in the cache as float64."""
+    """Split `(clients, dim)` into parts `(clients, n)` that fit the cache as float64."""
     return torch.split(levels, max(64, _IN_CACHE // max(len(levels), 1)), 1)
 
 
 def widest(context: RoundContext) -> Tensor:
-    """Largest absolute value in the round's range, per segment."""
+    """Return the largest absolute value in the round's range, per segment."""
     return context.center.double().abs() + context.radius.double()
 
 
 def longest_square(context: RoundContext) -> float:
-    """Largest squared length of an update in the round's range."""
+    """Return the largest squared length of an update in the round's range."""
     return float(context.expand(widest(context)).square().sum())

@@ -1,20 +1,21 @@
-"""Base of SIGM and CSGM: clients send some coordinates only, and the mean has Gaussian noise all the same.
+"""Base of SIGM and CSGM: clients send some coordinates only, and the mean still has Gaussian noise.
 
 Coordinate j of client i is selected with probability gamma, by a stream that the members of the federation
-know; n_j clients send it. Inputs are bounded in every coordinate. Where nobody was selected there is Gaussian
-noise too, so that the released law does not depend on the selection.
+know. n_j clients send it. Inputs are bounded in every coordinate. A coordinate that no client sends also gets
+Gaussian noise, so that the distribution of the release does not depend on the selection.
 
-The noise that no dither makes (CSGM's, and that on empty coordinates) is the trusted server's, drawn in equal
-shares from what each client shares with it, so that it is complete whoever drops out; a share is what a
-direct layered quantiser makes of 0, so that one bound of the float errors serves all. Everybody but the
-outsider can know who was selected, so amplification by subsampling is the outsider's alone. The whole sum is
-rounded to a public grid, once: rounding part by part would tell how many parts there are.
+The trusted server adds the noise that no dither makes (CSGM's noise, and the noise of empty coordinates). It
+draws equal shares from streams that it shares with each client, so the noise is complete for any dropouts. A
+share is the output of a direct layered quantiser for 0, so one bound of the float errors covers all noise.
+All parties except outsiders can know the selection, so only the claim against outsiders is amplified by
+subsampling. The whole sum is rounded to a public grid, once. Rounding part by part would reveal the number of
+parts.
 
-Flattened updates are turned by a public random rotation first (remark 1 of the paper; `functional.rotation`),
-so that a range for coordinates fits vectors of a bounded l2 norm. All of the above then happens to the D
-rotated coordinates, padding included, clip, claims and grid among them; what the server turns back is the
-rounded sum, so that a release is a public map of one that the claim is about. Rows of that map are
-orthonormal: independent Gaussian noise of one variance stays just that, and the error's law is what it was.
+With `flatten` updates are first rotated by a public random rotation (remark 1 of the paper,
+`functional.rotation`), so that a range for coordinates fits vectors of a bounded l2 norm. Everything then
+applies to the D rotated coordinates, padding included: clipping, claims and grid. The server rotates the
+rounded sum back, so a release is a public map of a quantity that the claim covers. Rows of this map are
+orthonormal, so independent Gaussian noise of one variance stays independent and Gaussian.
 """
 
 from __future__ import annotations
@@ -60,15 +61,16 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class SubsampledMechanism(Mechanism):
-    """Base of SIGM and CSGM: selection, noise on the mean, claims.
+    """Base of SIGM and CSGM: selection of coordinates, noise on the mean, claims.
 
     Args:
         clip_value: Largest absolute value of a coordinate, > 0.
-        noise_multiplier: z > 0; the std of the mean's noise is z clip_value / (gamma n).
-        sampling_probability: gamma in (0, 1].
-        flatten: Rotate updates first, so that large coordinates are spread over all; `clip_value` is then
-            that of a rotated coordinate, at most |x| sqrt(2 ln(2 D / beta) / D) but for a chance beta. Claims
-            count D coordinates, `padded_size(dim)`. The server keeps all messages until the round's end.
+        noise_multiplier: Noise z > 0. The std of the mean's noise is z clip_value / (gamma n).
+        sampling_probability: Probability gamma in (0, 1] that a client sends a coordinate.
+        flatten: Whether to rotate updates first, so that large coordinates are spread over all. `clip_value`
+            then bounds a rotated coordinate, which is at most |x| sqrt(2 ln(2 D / beta) / D) except with
+            probability beta. Claims count D coordinates, `padded_size(dim)`. The server keeps all messages
+            until the round's end.
     """
 
     homomorphic = False
@@ -89,22 +91,22 @@ class SubsampledMechanism(Mechanism):
 
     @property
     def joint(self) -> bool:
-        # the sum is rounded before it is turned back, hence the whole of it
+        # the whole sum is rounded before it is rotated back
         return self.flatten
 
     def num_symbols(self, context: RoundContext) -> int:
-        """Coordinates that may be sent."""
+        """Return the number of coordinates that may be sent."""
         return self._round(context).dim
 
     def _round(self, context: RoundContext) -> RoundContext:
-        """The round of what is quantised: rotated coordinates if flattened. Twice is once."""
+        """Return the round of the quantised coordinates, the rotated ones if flattened. It is idempotent."""
         if not self.flatten:
             return context
         one, size = torch.ones(1, dtype=torch.float64), padded_size(context.dim)
         return replace(context, segments=(size,), center=0.0 * one, radius=one)
 
     def longest_update(self, dim: int) -> float | None:
-        """Of a flattened update, but for a chance of 1e-6."""
+        """Return the norm up to which a flattened update is not clipped, except with probability 1e-6."""
         size = padded_size(dim)
         return self.clip_value * math.sqrt(size / (2.0 * math.log(2e6 * size))) if self.flatten else None
 
@@ -113,11 +115,11 @@ class SubsampledMechanism(Mechanism):
 
     @staticmethod
     def _words(context: RoundContext, rand: PublicRandomness) -> Words:
-        """Signs of the rotation."""
+        """Return the signs of the public rotation."""
         return rand.public("flattening").words(sign_words(padded_size(context.dim)))
 
     def _released(self, total: Array, context: RoundContext, rand: PublicRandomness, like: Tensor) -> Tensor:
-        """A decoded sum `(D,)`, in units of clip_value, as `decode` returns it."""
+        """Return a decoded sum `(D,)`, in units of clip_value, in the form that `decode` returns."""
         values = torch.from_numpy(total * self.clip_value)
         if self.flatten:
             values = round_to_grid(values, self._grid)
@@ -128,13 +130,13 @@ class SubsampledMechanism(Mechanism):
     # ---- selection and noise ----------------------------------------------------------------------------
 
     def selected(self, client: int, context: RoundContext, rand: PublicRandomness) -> Mask:
-        """Which coordinates a client sends. Probability floor(gamma 2^32) / 2^32 each."""
+        """Return the mask of coordinates that a client sends, with probability floor(gamma 2^32) / 2^32."""
         mask = np.zeros(self._round(context).dim, np.bool_)
         self._add_selected(client, rand, mask)
         return mask
 
     def _add_selected(self, client: int, rand: PublicRandomness, total: NDArray[Any]) -> None:
-        """Count up where a client sends. Chunks of words stay in a cache."""
+        """Add 1 to `total` at the coordinates that a client sends."""
         threshold = math.floor(self.sampling_probability * 2.0**32)
         if threshold == 2**32:
             total += True
@@ -143,9 +145,9 @@ class SubsampledMechanism(Mechanism):
         in_chunks(total.size, stream.words, lambda part, words: add_below(words, threshold, total[part]))
 
     def counts(self, context: RoundContext, rand: PublicRandomness) -> NDArray[np.int32]:
-        """Number of clients of the cohort that send each coordinate.
+        """Return the number of clients of the cohort that send each coordinate.
 
-        Every party computes this, O(n dim) words.
+        Every party computes it, from O(n dim) words.
         """
         threshold, dim = math.floor(self.sampling_probability * 2.0**32), self._round(context).dim
         if threshold == 2**32:
@@ -161,14 +163,14 @@ class SubsampledMechanism(Mechanism):
     def noise_share(
         self, client: int, context: RoundContext, rand: PublicRandomness, where: Mask | None = None
     ) -> Array:
-        """One client's share of N(0, (z / gamma)^2), in units of clip_value, and 0 outside of `where`."""
+        """Return one client's share of N(0, (z / gamma)^2), in units of clip_value, zero outside `where`."""
         std = self.noise_multiplier / self.sampling_probability / math.sqrt(len(context.cohort))
         stream, total = rand.shared_with_server(client, "noise share"), np.zeros(self._round(context).dim)
 
         def add(part: slice, words: NDArray[np.uint64]) -> None:
             dither, step, _ = selected_quantizer(words, None if where is None else where[part], std, "direct")
             if where is None:
-                # (M - U) w at M = 0; a direct layer has no offset
+                # (M - U) w at M = 0, because a direct layer has no offset
                 np.multiply(-dither, step, out=total[part])
             else:
                 subtract_noise(where[part], dither, step, total[part])
@@ -178,17 +180,17 @@ class SubsampledMechanism(Mechanism):
 
     @property
     def _grid(self) -> float:
-        """2^-6 to 2^-5 of the std of the sum's noise."""
+        """Step of the public grid, 2^-6 to 2^-5 of the std of the sum's noise."""
         return release_grid(self.clip_value * self.noise_multiplier / self.sampling_probability, GRID_BITS)
 
     def grid(self, context: RoundContext) -> float | None:
-        # 2^-6 to 2^-5 of the std of the sum's noise. None if `decode` rounds.
+        # None if flattened, because `decode` then rounds
         return None if self.flatten else self._grid
 
     def law_error(self, context: RoundContext) -> LawError:
-        """Distance of the released sum's law from the exact one, a coordinate, whoever was selected.
+        """Return the distance of the released sum's distribution from the exact one, per coordinate.
 
-        At most n clients send it; each may be as large in every coordinate.
+        It holds for any selection. At most n clients send a coordinate, and each may have the largest value.
         """
         size = len(context.cohort)
         std = self.clip_value * self.noise_multiplier / self.sampling_probability
@@ -196,35 +198,35 @@ class SubsampledMechanism(Mechanism):
         return layered_law_error(size, self._grid / std, Inputs(largest, largest))
 
     def _rows(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Tensor:
-        """Updates `(n, dim)`, or rotated ones `(n, D)`, float32 or float64."""
+        """Return updates `(n, dim)`, or rotated updates `(n, D)`, as float32 or float64."""
         rows = update.detach().reshape(len(rand.clients), context.dim)
-        if self.flatten:  # what is larger is clipped anyway, and sums of it have to be finite
-            held = rows.double().clamp(-1e200, 1e200).numpy()
-            rows = torch.from_numpy(rotate(held, self._words(context, rand)))
+        if self.flatten:  # larger values are clipped anyway, and their sums must be finite
+            values = rows.double().clamp(-1e200, 1e200).numpy()
+            rows = torch.from_numpy(rotate(values, self._words(context, rand)))
         return (rows if rows.dtype == torch.float32 else rows.double()).contiguous()
 
     def _to_units(self, values: NDArray[np.floating], first: int, units: Array) -> int:
-        """Clip a stretch of a row, in units of clip_value, and return how many values were outside."""
+        """Clip a chunk of an update, write it in units of clip_value, and return how many were clipped."""
         lines = np.array([[values.size], [0.0], [self.clip_value]])
         return int(normalise_segments(values, first, lines, True, units))
 
     @abstractmethod
     def message_code(self, client: int, context: RoundContext, rand: PublicRandomness) -> Code:
-        """Code of what was selected: the rest is not sent."""
+        """Return the code of the selected coordinates. The others are not sent."""
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
-        """Noise, and the subsampling of coordinates as large as they may be."""
+        """Return the variance of the noise and of subsampling coordinates of the largest size."""
         gamma, size = self.sampling_probability, len(clients)
         noise = (self.noise_multiplier / gamma / size) ** 2 * (1.0 + 2.0 ** (-2 * GRID_BITS) / 12.0)
         return torch.full_like(context.radius, self.clip_value**2 * (noise + self._input_variance() / size))
 
     def _input_variance(self) -> float:
-        """Largest variance of one client's decoded coordinate, its noise apart, in units of clip_value^2."""
-        # of x B / gamma, B one with chance gamma, |x| = 1
+        """Return the largest variance of a client's decoded coordinate without noise, over clip_value^2."""
+        # variance of x B / gamma, with B one with probability gamma and |x| = 1
         return (1.0 - self.sampling_probability) / self.sampling_probability
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        # where a hidden selection counts, where all is selected, a dropout
+        # a hidden selection, a selection of all coordinates, and a dropout
         half, whole = (replace(self, sampling_probability=gamma) for gamma in (0.5, 1.0))
         return (
             AuditCase(half),
@@ -235,7 +237,7 @@ class SubsampledMechanism(Mechanism):
     def worst_pair(
         self, client: int, context: RoundContext, public: PublicRandomness
     ) -> tuple[Tensor, Tensor]:
-        # alike where the adversary knows that nothing is sent
+        # the updates are equal in coordinates that the adversary knows not to be sent
         selected = torch.from_numpy(self.selected(client, context, public))
         far = 4.0 * self.clip_value * selected.double()
         if self.flatten:
@@ -245,10 +247,16 @@ class SubsampledMechanism(Mechanism):
     def _subsampled_claims(
         self, client: Loss, context: RoundContext, outsider: Loss | None = None
     ) -> tuple[PrivacyClaim, ...]:
-        """Claims where an update of zero is one that is not sent, unless `outsider` says otherwise."""
+        """Return the claims under zero-out adjacency, in which an update of zero is one that is not sent.
+
+        Args:
+            client: Loss against the curious client.
+            context: Public facts of the round.
+            outsider: Loss against outsiders. None takes that of a Gaussian with hidden selection.
+        """
         context = self._round(context)
         trusted = NonPrivate(
-            "the server is trusted: it knows selection, dithers and noise, and sees each message"
+            "the server is trusted: it knows selection, dithers and noise, and sees every message"
         )
         if outsider is None:
             note = "noise of the released mean, selection hidden"

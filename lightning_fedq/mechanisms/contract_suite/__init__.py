@@ -1,9 +1,8 @@
-"""Contract suite of mechanisms: `check_mechanism` holds any mechanism, yours too, against every rule.
+"""Contract suite of mechanisms: `check_mechanism` checks any mechanism, also yours, against every rule.
 
-A rule is a function of a mechanism that raises `BrokenContractError` with its own name; `RULES` lists them.
-All draws come from seeded streams, so a mechanism passes always or never. Rules about laws compare with what
-chance allows; the probability that a right mechanism fails all of them together, over fresh seeds, is below
-1e-3.
+A rule is a function of a mechanism that raises `BrokenContractError` with the rule's name. `RULES` lists
+them. All draws come from seeded streams, so a mechanism always passes or never. Rules about distributions
+allow for chance. The probability that a correct mechanism fails any of them, over fresh seeds, is below 1e-3.
 
     from lightning_fedq.mechanisms.contract_suite import RULES, check_mechanism
 
@@ -44,23 +43,25 @@ __all__ = [
 
 
 def check_mechanism(mechanism: Mechanism, rules: Iterable[str] | None = None) -> None:
-    """Hold a mechanism against the contract. Some seconds.
+    """Check a mechanism against the contract. It takes some seconds.
 
     Args:
-        mechanism: With settings as they would be used. Where it draws little noise, errors show better.
-        rules: Names of rules; None is all of `RULES`.
+        mechanism: Mechanism with settings as they would be used. Errors are easier to detect with little
+            noise.
+        rules: Names of rules. None checks all of `RULES`.
 
     Raises:
-        BrokenContractError: Which rules are broken, each with what was wanted and what came.
+        BrokenContractError: If rules are broken. The message has the expected and received values of each
+            rule.
         ValueError: If there is no such rule.
 
-    Example:
+    Examples:
         >>> from lightning_fedq.mechanisms import LDPQ
         >>> check_mechanism(LDPQ(epsilon=1.0))
     """
     names = tuple(RULES) if rules is None else tuple(rules)
     if unknown := [name for name in names if name not in RULES]:
-        raise ValueError(f"there is no rule {', '.join(unknown)}; the rules are {', '.join(RULES)}")
+        raise ValueError(f"there is no rule {', '.join(unknown)}. Choose from {', '.join(RULES)}.")
     broken: list[BrokenContractError] = []
     for name in names:
         try:
@@ -68,10 +69,10 @@ def check_mechanism(mechanism: Mechanism, rules: Iterable[str] | None = None) ->
         except BrokenContractError as error:
             if error.rule not in [other.rule for other in broken]:
                 broken.append(error)
-        except Exception as error:  # whatever a mechanism of another package may raise
-            told = BrokenContractError(name, f"raised {type(error).__name__}: {error}")
-            told.__cause__ = error
-            broken.append(told)
+        except Exception as error:  # a mechanism of another package may raise any exception
+            raised = BrokenContractError(name, f"raised {type(error).__name__}: {error}")
+            raised.__cause__ = error
+            broken.append(raised)
     if broken:
         lines = "\n".join(f"  {error}" for error in broken)
         text = f"{mechanism!r} breaks {len(broken)} of {len(names)} rules of the contract:\n{lines}"

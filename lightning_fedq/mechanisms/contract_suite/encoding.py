@@ -1,4 +1,4 @@
-"""Rules about what a mechanism is and what its messages are."""
+"""Rules about the class of a mechanism and about its messages."""
 
 import math
 from dataclasses import is_dataclass
@@ -43,14 +43,14 @@ def frozen_dataclass(mechanism: Mechanism) -> None:
     """A mechanism is a frozen, hashable dataclass of parameters."""
     rule, kind = "frozen_dataclass", type(mechanism)
     frozen = is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
-    must(frozen, rule, f"{kind.__name__} must be a dataclass with frozen=True; state lives in the engine")
+    must(frozen, rule, f"{kind.__name__} must be a dataclass with frozen=True, as the engine has all state")
     hash(mechanism)
 
 
 @rule
 def keeps_no_state(mechanism: Mechanism) -> None:
-    """A round leaves a mechanism as it was, what `cached_property` keeps aside."""
-    kept = {
+    """A round does not change a mechanism, except for values of `cached_property`."""
+    cached = {
         name
         for base in type(mechanism).__mro__
         for name, value in vars(base).items()
@@ -58,7 +58,7 @@ def keeps_no_state(mechanism: Mechanism) -> None:
     }
 
     def state(anything: object) -> dict[str, str]:
-        return {name: repr(value) for name, value in vars(anything).items() if name not in kept}
+        return {name: repr(value) for name, value in vars(anything).items() if name not in cached}
 
     before = state(mechanism)
     context, updates = standard(mechanism)
@@ -69,7 +69,7 @@ def keeps_no_state(mechanism: Mechanism) -> None:
     must(
         not changed,
         "keeps_no_state",
-        f"a round has changed {', '.join(changed)}; a mechanism is its parameters, state lives in the engine",
+        f"a round must not change the mechanism, but changed {', '.join(changed)}. The engine has all state.",
     )
 
 
@@ -84,7 +84,7 @@ def groups_cover_the_cohort(mechanism: Mechanism) -> None:
 
 @rule
 def claims_go_with_encode(mechanism: Mechanism) -> None:
-    """Whoever writes another `encode` says what is claimed about it, in the same class or a later one."""
+    """A class that overrides `encode` also defines `claims`, in the same class or in a later subclass."""
     order = type(mechanism).__mro__
     sends, claims = (
         next(place for place, kind in enumerate(order) if name in vars(kind)) for name in ("encode", "claims")
@@ -93,30 +93,32 @@ def claims_go_with_encode(mechanism: Mechanism) -> None:
     must(
         claims <= sends or all(isinstance(claim.loss, NonPrivate) for claim in promised),
         "claims_go_with_encode",
-        f"encode() is {order[sends].__name__}'s and the claims are what {order[claims].__name__} says about "
-        "its own messages. Define claims beside encode: `of_one_message` where messages are worked on "
-        "further, as a sum of rounded messages is no rounding of their sum; "
-        f"`claims = {order[claims].__name__}.claims` where the law of every message is what it was",
+        f"{order[sends].__name__} defines encode(), but {order[claims].__name__} defines claims(). Define "
+        "claims next to encode: with `single_message_claims` if messages are changed, or "
+        f"`claims = {order[claims].__name__}.claims` if their distribution is the same.",
     )
 
 
 @rule
 def continuous_noise_has_slack(mechanism: Mechanism) -> None:
-    """A claim about Gaussian or Laplace noise says how far floats are from that law, as slack or in words."""
+    """A claim about Gaussian or Laplace noise states its distance from floats, as slack or in words.
+
+    No computer draws a continuous distribution. Noise on a grid that is added to values off the grid reveals
+    their low bits.
+    """
     for claim in mechanism.claims(make_context(mechanism, CLIENTS, SEGMENTS)):
-        said = claim.slack != NO_SLACK or any("float" in text for text in claim.assumptions)
+        stated = claim.slack != NO_SLACK or any("float" in text for text in claim.assumptions)
         must(
-            said or not isinstance(claim.loss, (GaussianLoss, LaplaceLoss)),
+            stated or not isinstance(claim.loss, (GaussianLoss, LaplaceLoss)),
             "continuous_noise_has_slack",
-            f"the claim about {claim.adversary.name} is that of a continuous law, with no slack. No computer "
-            "draws it, and noise of a grid on values off the grid shows their low bits: put values on a grid "
-            "first and state Slack (see `functional.noise.grid_noise`), or claim the law that is drawn",
+            f"the claim about {claim.adversary.name} has a continuous distribution and no slack. Put values "
+            "on a grid and state Slack (`functional.noise.grid_noise`), or claim the drawn distribution.",
         )
 
 
 @rule
 def single_claim_per_adversary(mechanism: Mechanism) -> None:
-    """`claims` says something about every adversary, once."""
+    """`claims` has exactly one claim per adversary."""
     for clients in (CLIENTS, (3,), (5, 2)):
         context = make_context(mechanism, clients, SEGMENTS)
         claims = mechanism.claims(context)
@@ -126,21 +128,21 @@ def single_claim_per_adversary(mechanism: Mechanism) -> None:
             must(
                 claim.compositions in units,
                 "single_claim_per_adversary",
-                f"losses a message must be one of {units} (message, coordinates, symbols), got "
+                f"compositions must be one of {units} (message, coordinates, symbols), got "
                 f"{claim.compositions} for {claim.adversary.name}",
             )
 
 
 @rule
 def integer_symbols(mechanism: Mechanism) -> None:
-    """`encode` returns one row of integers a client, and counts the bits of the wire."""
+    """`encode` returns one row of integers per client, and counts the bits that are sent."""
     context, updates = standard(mechanism)
     check_message(mechanism, encode(mechanism, updates, context), context, len(updates))
 
 
 @rule
 def decodes_to_the_sum(mechanism: Mechanism) -> None:
-    """`decode` returns finite floats, one a coordinate: float32, or float64 (grids, `order_free` floats)."""
+    """`decode` returns a finite float per coordinate: float32, or float64 for grids and float sums."""
     context, updates = standard(mechanism)
     total = decode(mechanism, encode(mechanism, updates, context).symbols, context.cohort, context)
     check_decoded(total, context)
@@ -151,7 +153,7 @@ def decodes_to_the_sum(mechanism: Mechanism) -> None:
 
 @rule
 def same_streams_same_message(mechanism: Mechanism) -> None:
-    """Messages follow from update, round and streams: nothing else is drawn."""
+    """Update, round and streams determine a message. Nothing else is drawn."""
     context, updates = standard(mechanism)
     first, second = (encode(mechanism, updates, context) for _ in range(2))
     same = torch.equal(first.symbols, second.symbols) and first.num_bits == second.num_bits
@@ -160,16 +162,16 @@ def same_streams_same_message(mechanism: Mechanism) -> None:
 
 @rule
 def fresh_coins(mechanism: Mechanism) -> None:
-    """Another client, round, attempt or seed draws other coins. Who draws none promises nothing."""
+    """Another client, round, attempt or seed gives other messages, or else nothing is claimed."""
     rule = "fresh_coins"
     if not draws(mechanism):
         claims = mechanism.claims(make_context(mechanism, (4, 9), SEGMENTS))
         private = [claim.adversary for claim in claims if not isinstance(claim.loss, NonPrivate)]
-        if server_draws(mechanism):  # then it is trusted
+        if server_draws(mechanism):  # the server is then trusted
             private = [who for who in private if who not in (Adversary.OUTSIDER, Adversary.CLIENT)]
         names = ", ".join(who.name for who in private)
-        told = f"64 messages are the same whatever the seed, yet claims are made about {names}"
-        must(not private, rule, told)
+        problem = f"64 messages are the same for all seeds, but there are claims about {names}"
+        must(not private, rule, problem)
         return
     updates = torch.full((64, 64), 0.1)
     context = make_context(mechanism, range(64), (64,))
@@ -180,18 +182,18 @@ def fresh_coins(mechanism: Mechanism) -> None:
         ("attempt", make_context(mechanism, range(64), (64,), attempt=1)),
     ):
         again = encode(mechanism, updates, other).symbols
-        must(not torch.equal(symbols, again), rule, f"another {what} repeats the coins of 64 messages")
+        must(not torch.equal(symbols, again), rule, f"another {what} repeats 64 messages")
 
 
 class _Exchanged(SeededKeys):
-    """Keys of one seed, some kinds of which are those of another. The federation keeps its name."""
+    """Keys of one seed, with some kinds of keys from another seed. The federation keeps its name."""
 
     def __init__(self, *kinds: str) -> None:
         super().__init__(0)
         self._other, self._kinds = SeededKeys(1), kinds
 
     def public(self) -> bytes:
-        # its first half names the federation in the address of every stream
+        # the first half of the key is the federation's name, which every stream's address contains
         own = super().public()
         return own[:16] + self._other.public()[16:] if "public" in self._kinds else own
 
@@ -210,12 +212,12 @@ class _Exchanged(SeededKeys):
 
 @rule
 def streams_are_whose_they_are(mechanism: Mechanism) -> None:
-    """Messages hang on streams that the server lacks, and on others only where `decode` reads them too.
+    """Messages depend on streams that the server lacks, and on others only if `decode` also reads them.
 
-    Of 64 clients, streams of one kind are exchanged and all others stay. Where something is claimed against a
-    server, streams that groups share must change messages, and private ones too, unless a group's shared
-    words are all there is and nothing is claimed against who knows them. What the server knows may change
-    messages only if it changes how they are decoded.
+    The rule exchanges streams of one kind for 64 clients and keeps all others. If there is a claim against a
+    server, streams that groups share must change messages. Private streams must also change them, unless a
+    group's shared words are the only randomness and nothing is claimed against adversaries that know them.
+    Streams that the server knows may change messages only if they change decoding.
     """
     rule, context = "streams_are_whose_they_are", make_context(mechanism, range(64), (64,))
     claims = {claim.adversary: claim.loss for claim in mechanism.claims(context)}
@@ -233,42 +235,42 @@ def streams_are_whose_they_are(mechanism: Mechanism) -> None:
         hidden.append("private")
     for kind in hidden:
         changes = not torch.equal(message(_Exchanged(kind)), before)
-        told = f"other {kind} streams give the same messages, so what should hide them comes from elsewhere"
-        must(changes, rule, told)
+        problem = f"other {kind} streams give the same messages, so their noise comes from other randomness"
+        must(changes, rule, problem)
     for kind in ("public", "members", "client"):
         keys = _Exchanged(kind)
         if torch.equal(message(keys), before):
             continue
         known = (PublicRandomness(each, 0) for each in (SeededKeys(0), keys))
         sums = [mechanism.decode(before, range(64), context, public) for public in known]
-        told = (
-            f"other {kind} streams give other messages that are decoded as before, so that the server knows "
-            "of a coin what it does not need; take it from rand.private, or rand.peer"
+        problem = (
+            f"other {kind} streams change messages but not their decoding, so the server knows the noise. "
+            "Take it from rand.private or rand.peer."
         )
-        must(not torch.equal(*sums), rule, told)
+        must(not torch.equal(*sums), rule, problem)
 
 
 @rule
 def stack_equals_rows(mechanism: Mechanism) -> None:
-    """A stack of clients is encoded as each of them alone would be."""
+    """A batch of clients is encoded as each of them alone would be."""
     rule = "stack_equals_rows"
     context, updates = standard(mechanism)
-    updates = 3.0 * updates  # so that some are clipped
+    updates = 3.0 * updates  # clips some updates
     stack = encode(mechanism, updates, context)
     single = [encode(mechanism, updates[i : i + 1], context, [c]) for i, c in enumerate(context.cohort)]
     flat = [encode(mechanism, updates[i], context, [c]) for i, c in enumerate(context.cohort)]
     rows = torch.cat([message.symbols for message in single])
-    must(torch.equal(stack.symbols, rows), rule, "symbols of a stack differ from those of its rows alone")
+    must(torch.equal(stack.symbols, rows), rule, "symbols of a batch differ from those of its rows alone")
     alike = all(torch.equal(one.symbols, two.symbols[0]) for one, two in zip(flat, single, strict=True))
-    must(alike, rule, "an update (dim,) must give symbols (m,), the row of the stack (1, dim)")
+    must(alike, rule, "an update (dim,) must give symbols (m,), the row of the batch (1, dim)")
     for name in ("num_bits", "num_clipped"):
         whole, parts = getattr(stack, name), sum(getattr(message, name) for message in single)
-        must(whole == parts, rule, f"{name} of a stack is {whole}, that of its rows {parts} in all")
+        must(whole == parts, rule, f"{name} of a batch is {whole}, but that of its rows {parts} in all")
 
 
 @rule
 def sum_decodes_like_its_parts(mechanism: Mechanism) -> None:
-    """Decoded parts add up to the decoded whole, and a homomorphic one reads the sum of symbols."""
+    """Decoded parts add up to the decoded whole, and homomorphic mechanisms decode the sum of symbols."""
     rule = "sum_decodes_like_its_parts"
     context, updates = standard(mechanism)
     symbols, cohort = encode(mechanism, updates, context).symbols, context.cohort
@@ -277,28 +279,28 @@ def sum_decodes_like_its_parts(mechanism: Mechanism) -> None:
         parts = torch.stack(
             [decode(mechanism, symbols[i : i + 1], [c], context).double() for i, c in enumerate(cohort)]
         )
-        # float32 output: half an ulp for each part and the sum
+        # float32 output allows half an ulp for each part and the sum
         allowed = 2.0**-22 * (parts.abs().sum(0) + together.abs())
         error = (together.double() - parts.sum(0)).abs()
         worst = int((error - allowed).argmax())
         must(
             bool((error <= allowed).all()),
             rule,
-            f"coordinate {worst} is {together[worst].item():g} of all messages together, and "
+            f"coordinate {worst} is {together[worst].item():g} for all messages together, but "
             f"{parts.sum(0)[worst].item():g} as the sum of its parts",
         )
     if (grid := mechanism.grid(context)) is not None:
         rounded = round_to_grid(together, grid)
         raw = bool((rounded - together).abs().max() > grid / 10)
-        must(raw, rule, "decode() must not round to its grid: that is done once, to the sum of all clients")
+        must(raw, rule, "decode() must not round to its grid, as the engine rounds the sum of all clients")
     if mechanism.homomorphic:
         summed = decode(mechanism, symbols.sum(0, dtype=torch.int64), cohort, context)
-        must(torch.equal(summed, together), rule, "the sum of all symbols decodes to something else")
+        must(torch.equal(summed, together), rule, "the sum of all symbols must decode to the same sum")
 
 
 @rule
 def bits_are_those_of_the_stream(mechanism: Mechanism) -> None:
-    """`num_bits` is the length of streams that unpack to the symbols, and other bytes are refused."""
+    """`num_bits` is the length of bitstreams that unpack to the symbols, and other bytes are refused."""
     rule = "bits_are_those_of_the_stream"
     context, updates = standard(mechanism)
     message, public = encode(mechanism, updates, context), PublicRandomness(SeededKeys(0), context.round)
@@ -306,9 +308,9 @@ def bits_are_those_of_the_stream(mechanism: Mechanism) -> None:
     for client, symbols in zip(context.cohort, message.symbols, strict=True):
         code = mechanism.message_code(client, context, public)
         bits, stream = code.num_bits(symbols), code.pack(symbols)
-        must(len(stream) == (bits + 7) // 8, rule, f"a stream of {bits} bits is {len(stream)} bytes long")
+        must(len(stream) == (bits + 7) // 8, rule, f"a stream of {bits} bits has {len(stream)} bytes")
         same = torch.equal(code.unpack(stream, len(symbols)).to(symbols), symbols)
-        must(same, rule, f"the stream of client {client} unpacks to other symbols")
+        must(same, rule, f"the stream of client {client} must unpack to its symbols")
         for other in (b"", stream[:-1], stream + b"\xff", bytes(len(stream))):
             try:
                 code.unpack(other, len(symbols))
@@ -321,13 +323,13 @@ def bits_are_those_of_the_stream(mechanism: Mechanism) -> None:
     must(
         message.num_bits == total,
         rule,
-        f"num_bits must be {total}, the streams' length, got {message.num_bits}",
+        f"num_bits must be the bitstreams' length {total}, got {message.num_bits}",
     )
 
 
 @rule
 def symbols_lie_in_their_range(mechanism: Mechanism) -> None:
-    """Symbols keep to `symbol_range` and `symbol_modulus`, and servers take them."""
+    """Symbols are within `symbol_range` and `symbol_modulus`, and servers accept them."""
     rule = "symbols_lie_in_their_range"
     context, updates = standard(mechanism)
     public = PublicRandomness(SeededKeys(0), context.round)
@@ -335,13 +337,15 @@ def symbols_lie_in_their_range(mechanism: Mechanism) -> None:
         symbols = encode(mechanism, rows, context).symbols.to(torch.int64)
         if (modulus := mechanism.symbol_modulus(context)) is not None:
             size, count = modulus
-            must(symbols.shape[1] == count, rule, f"a message has {symbols.shape[1]} symbols, not {count}")
+            must(
+                symbols.shape[1] == count, rule, f"messages must have {count} symbols, got {symbols.shape[1]}"
+            )
             inside = bool(((symbols >= 0) & (symbols < size)).all())
-            must(inside, rule, f"symbols of {name} updates are no residues modulo {size}")
+            must(inside, rule, f"symbols of {name} updates must be residues modulo {size}")
         if (ends := mechanism.symbol_range(context, public)) is not None:
             low, high = (torch.as_tensor(end) for end in ends)
             inside = bool(((symbols >= low) & (symbols <= high)).all())
-            must(inside, rule, f"symbols of {name} updates leave symbol_range")
+            must(inside, rule, f"symbols of {name} updates must be within symbol_range")
         for client, row in zip(sorted(context.cohort), symbols, strict=True):
             can = mechanism.can_send(row, client, context, public)
-            must(can, rule, f"a server would refuse symbols of {name} updates (can_send)")
+            must(can, rule, f"can_send() refuses symbols of {name} updates")

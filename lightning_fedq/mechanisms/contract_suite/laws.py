@@ -1,4 +1,4 @@
-"""Rules about the law of errors, ranges, neighbours, and settings in files."""
+"""Rules about the distribution of errors, ranges, neighbours, and configuration files."""
 
 import ast
 import pickle
@@ -35,7 +35,7 @@ from lightning_fedq.mechanisms.interface import Mechanism, Neighbours, RoundCont
 def _simulated(
     mechanism: Mechanism, clients: tuple[int, ...], answered: tuple[int, ...]
 ) -> tuple[RoundContext, Tensor, Tensor]:
-    """Context, exact mean `(dim,)` and decoded means `(rounds, dim)` of updates inside the range."""
+    """Return context, exact mean `(dim,)` and decoded means `(rounds, dim)` of updates inside the range."""
     contexts = [
         make_context(mechanism, clients, LAW_SEGMENTS, radius=(1.0, 2.0), center=(0.1, -0.2), round=r)
         for r in range(LAW_ROUNDS)
@@ -53,17 +53,17 @@ def _simulated(
 
 
 def _directions(exact: Tensor) -> dict[str, Tensor]:
-    """Unit vectors in which a bias shows, by name: a wrong scale, an offset, a wrong curve, a wrong layer."""
-    found = {"along the update": exact, "along ones": torch.ones_like(exact)}
+    """Return unit vectors along which a bias shows, by name: a wrong scale, offset, curve or layer."""
+    units = {"along the update": exact, "along ones": torch.ones_like(exact)}
     for what, order in (("values", exact.argsort()), ("coordinates", torch.arange(len(exact)))):
         for number, part in enumerate(order.chunk(8), 1):
-            found[f"over part {number} of 8 of the {what}"] = torch.zeros_like(exact).index_fill(0, part, 1.0)
-    return {name: vector / vector.norm() for name, vector in found.items()}
+            units[f"over part {number} of 8 of the {what}"] = torch.zeros_like(exact).index_fill(0, part, 1.0)
+    return {name: vector / vector.norm() for name, vector in units.items()}
 
 
 @rule
 def unbiased(mechanism: Mechanism) -> None:
-    """The decoded mean is right on average: odd cohorts, lone clients, groups that lost one. 60 rounds."""
+    """The decoded mean is unbiased in 60 rounds, for odd cohorts, unpaired clients and broken groups."""
     if not mechanism.unbiased:
         return
     for clients, answered in COHORTS:
@@ -76,14 +76,14 @@ def unbiased(mechanism: Mechanism) -> None:
                 score <= STANDARD_ERRORS,
                 "unbiased",
                 f"with {len(answered)} of {len(clients)} clients, the mean is off by "
-                f"{along.mean().item():.3g} {name}, {score:.1f} standard errors; a mechanism "
-                "that is meant to be biased says unbiased = False",
+                f"{along.mean().item():.3g} {name}, {score:.1f} standard errors. "
+                "Set unbiased = False if the bias is intended.",
             )
 
 
 @rule
 def noise_bound_holds(mechanism: Mechanism) -> None:
-    """`noise_variance`, where there is one, is not exceeded by what can be proven of 60 rounds."""
+    """`noise_variance`, if any, is at least the variance that 60 rounds prove (lower confidence limit)."""
     for clients, answered in COHORTS:
         context, _, means = _simulated(mechanism, clients, answered)
         bound = mechanism.noise_variance(context, answered)
@@ -100,24 +100,24 @@ def noise_bound_holds(mechanism: Mechanism) -> None:
                 bool(proven <= bound[segment] + rounding),
                 "noise_bound_holds",
                 f"with {len(answered)} of {len(clients)} clients, the variance of segment {segment} is at "
-                f"least {proven.item():.4g}, the bound is {bound[segment].item():.4g}",
+                f"least {proven.item():.4g}, but the bound is {bound[segment].item():.4g}",
             )
 
 
 @rule
 def any_float_type(mechanism: Mechanism) -> None:
-    """Updates of any float type are encoded as float32 ones of the same values."""
+    """Updates of any float type are encoded like float32 updates of the same values."""
     context, updates = standard(mechanism)
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
         rows = updates.to(dtype)
         expected = encode(mechanism, rows.float(), context).symbols
         same = torch.equal(encode(mechanism, rows, context).symbols, expected)
-        must(same, "any_float_type", f"updates of {dtype} give other symbols than the same values in float32")
+        must(same, "any_float_type", f"updates of {dtype} must give the symbols of float32")
 
 
 @rule
 def clips_and_counts(mechanism: Mechanism) -> None:
-    """Values outside the range are clipped and counted, or arrive at their size on average, bias aside."""
+    """Values outside the range are clipped and counted, or decoded at their size, apart from bias."""
     rule, context = "clips_and_counts", make_context(mechanism, (1,), (64,))
     ones = torch.ones(1, 64)
     far, farther = (encode(mechanism, size * ones, context) for size in (2.0**80, 2.0**100))
@@ -128,24 +128,24 @@ def clips_and_counts(mechanism: Mechanism) -> None:
         must(
             arrived,
             rule,
-            "an update of 2^80 in each coordinate is not counted as clipped, and does not arrive",
+            "an update of 2^80 in each coordinate must count as clipped, or be decoded at its size",
         )
         return
-    must(far.num_clipped <= 64, rule, f"{far.num_clipped} of 64 coordinates were clipped")
+    must(far.num_clipped <= 64, rule, f"num_clipped must be at most 64, got {far.num_clipped}")
     must(
         torch.equal(far.symbols, farther.symbols),
         rule,
-        "updates of 2^80 and 2^100 in each coordinate are clipped to the same one, but symbols differ",
+        "clipped updates of 2^80 and 2^100 in each coordinate must give the same symbols",
     )
     inside, outside = (encode(mechanism, size * ones, context).num_clipped for size in (0.999, 1.001))
     if inside == 0 and outside > 0:  # the range ends there, for this direction
         same = torch.equal(far.symbols, encode(mechanism, ones, context).symbols)
-        must(same, rule, "an update far outside is sent as another one than that at the end of the range")
+        must(same, rule, "an update far outside must give the symbols of the end of the range")
 
 
 @rule
 def each_segment_has_its_range(mechanism: Mechanism) -> None:
-    """Who reads the range of one segment reads that of each, and for the segment's own symbols."""
+    """A mechanism that reads the range of one segment reads that of each segment for its own symbols."""
     rule, segments, clients = "each_segment_has_its_range", (96, 160), (4, 9, 2, 7)
     updates = even_updates(len(clients), sum(segments))
 
@@ -153,8 +153,8 @@ def each_segment_has_its_range(mechanism: Mechanism) -> None:
         radius: Sequence[float] = (1.0, 1.0), center: Sequence[float] = (0.0, 0.0)
     ) -> tuple[Tensor, ...]:
         context = make_context(mechanism, clients, segments, radius, center)
-        found = encode(mechanism, updates, context).symbols
-        return torch.split(found, list(segments), 1) if found.shape[1] == sum(segments) else (found, found)
+        sent = encode(mechanism, updates, context).symbols
+        return torch.split(sent, list(segments), 1) if sent.shape[1] == sum(segments) else (sent, sent)
 
     before = symbols()
     for what, ordinary, other in (("radius", 1.0, 2.0**-6), ("center", 0.0, 8.0)):
@@ -168,29 +168,29 @@ def each_segment_has_its_range(mechanism: Mechanism) -> None:
             must(
                 reads[segment] or not any(anything),
                 rule,
-                f"the {what} of segment {segment + 1} of 2 does not change its symbols, but one of the two "
-                "changes some; take `context.expand(context.radius)` and `context.expand(context.center)`",
+                f"the {what} of segment {segment + 1} of 2 does not change its own symbols. "
+                "Use `context.expand(context.radius)` and `context.expand(context.center)`.",
             )
 
 
 @rule
 def two_neighbours(mechanism: Mechanism) -> None:
-    """`worst_pair` gives two different finite updates. Zero is the second if a claim is about zeroing out."""
+    """`worst_pair` gives two different finite updates. The second is zero if a claim is about zeroing out."""
     rule = "two_neighbours"
     context = make_context(mechanism, (4, 9, 2, 7), (5, 3), radius=(1.0, 2.0), center=(0.5, 0.0))
     high, low = mechanism.worst_pair(9, context, PublicRandomness(SeededKeys(0), 0))
     for update in (high, low):
         shaped = tuple(update.shape) == (8,) and update.dtype == torch.float64
         must(shaped, rule, f"updates must be (dim,) float64, got {tuple(update.shape)} {update.dtype}")
-        must(bool(torch.isfinite(update).all()), rule, "an update of the pair is not finite")
-    must(bool((high != low).any()), rule, "both updates are the same: nothing could be told apart")
+        must(bool(torch.isfinite(update).all()), rule, "updates of the pair must be finite")
+    must(bool((high != low).any()), rule, "updates of the pair must differ")
     if any(claim.neighbours is Neighbours.ZERO_OUT for claim in mechanism.claims(context)):
-        must(not bool(low.any()), rule, "a claim is about zeroing out, so the second update must be zero")
+        must(not bool(low.any()), rule, "the second update must be zero, as a claim is about zeroing out")
 
 
 @rule
 def influence_is_at_least_1(mechanism: Mechanism) -> None:
-    """`lever` is None or at least 1: an honest client can move the sum by its own extreme."""
+    """`lever` is None or at least 1, because an honest client can move the sum by its largest update."""
     context = make_context(mechanism, (4, 9))
     for client in (4, 9):
         lever = mechanism.lever(client, context)
@@ -200,13 +200,13 @@ def influence_is_at_least_1(mechanism: Mechanism) -> None:
 
 @rule
 def pickles(mechanism: Mechanism) -> None:
-    """A mechanism goes to other processes and comes back equal."""
-    must(pickle.loads(pickle.dumps(mechanism)) == mechanism, "pickles", "it comes back as another one")
+    """A mechanism can be pickled, and the copy is equal."""
+    must(pickle.loads(pickle.dumps(mechanism)) == mechanism, "pickles", "the unpickled copy must be equal")
 
 
 @rule
 def builds_from_yaml(mechanism: Mechanism) -> None:
-    """A configuration names the class and its parameters, all of them plain values, or another mechanism."""
+    """A configuration builds the mechanism from its class and parameters, plain values or mechanisms."""
     text = yaml.safe_dump({"mechanism": _configured(mechanism)})
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--config", action="config")
@@ -215,10 +215,11 @@ def builds_from_yaml(mechanism: Mechanism) -> None:
         path = Path(folder, "mechanism.yaml")
         path.write_text(text)
         built = parser.instantiate(parser.parse_args([f"--config={path}"])).mechanism
-    must(built == mechanism, "builds_from_yaml", f"its settings in YAML build {built!r}:\n{text}")
+    must(built == mechanism, "builds_from_yaml", f"settings in YAML must build it, got {built!r}:\n{text}")
 
 
 def _configured(value: object) -> object:
+    """Return a mechanism as class path and arguments, and any other value unchanged."""
     if not isinstance(value, Mechanism):
         return value
     kind, parameters = type(value), fields(value)  # type: ignore[arg-type]
@@ -228,7 +229,7 @@ def _configured(value: object) -> object:
 
 @rule
 def reads_back_from_its_repr(mechanism: Mechanism) -> None:
-    """Checkpoints hold a mechanism as its `repr`: a call by keyword, with plain values or mechanisms."""
+    """Checkpoints store a mechanism as its `repr`: a call by keyword, with plain values or mechanisms."""
     rule = "reads_back_from_its_repr"
     try:
         built = _read(ast.parse(repr(mechanism), mode="eval").body, mechanism)
@@ -241,9 +242,9 @@ def reads_back_from_its_repr(mechanism: Mechanism) -> None:
 
 
 def _read(node: ast.expr, like: object) -> object:
-    """Value of an expression. A call makes an object of the kind of `like`."""
+    """Return the value of an expression. A call makes an object of the type of `like`."""
     if not isinstance(like, Mechanism):
         return ast.literal_eval(node)
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.args:
-        raise ValueError("no call by keyword")
+        raise ValueError("not a call by keyword")
     return type(like)(**{str(k.arg): _read(k.value, getattr(like, str(k.arg))) for k in node.keywords})

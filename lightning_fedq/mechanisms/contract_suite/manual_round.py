@@ -14,15 +14,15 @@ from lightning_fedq.mechanisms.interface import Mechanism, Message, RoundContext
 Rule = Callable[[Mechanism], None]
 
 RULES: dict[str, Rule] = {}
-"""Every rule of the contract by name; the first line of its docstring says what it wants."""
+"""Every rule of the contract by name. The first line of its docstring is the requirement."""
 
 SEGMENTS = (40, 24)
 CLIENTS = (11, 3, 8, 0, 5, 7, 2)
 COHORTS = (((6, 1, 4), (1, 4, 6)), ((6, 1, 4), (1, 4)), ((2,), (2,)))
-"""Who is there and who answers: an odd cohort, a group that lost a client, a lone client."""
+"""Cohorts and the clients that answer: an odd cohort, a group that lost a client, an unpaired client."""
 LAW_SEGMENTS, LAW_ROUNDS = (700, 400), 60
 STANDARD_ERRORS = 5.0
-"""Student's t with 59 degrees of freedom exceeds it with chance 6e-6, either way."""
+"""Threshold that Student's t with 59 degrees of freedom exceeds with probability 6e-6, two-sided."""
 
 
 def make_context(
@@ -34,14 +34,15 @@ def make_context(
     round: int = 0,
     attempt: int = 0,
 ) -> RoundContext:
-    """A round whose groups are `clients` in the given order, cut as the mechanism wants.
+    """Return a round whose groups are `clients` in the given order, split as the mechanism requires.
 
     Args:
-        mechanism: Says how a cohort is cut.
-        clients: The cohort.
+        mechanism: Mechanism whose `group_sizes` split the cohort.
+        clients: Cohort.
         segments: Length of each segment.
-        radius: Radius of the range, of all segments or one each.
-        center: Centre of the range, of all segments or one each.
+        radius: Radius of the range, for all segments or one each.
+        center: Centre of the range, for all segments or one each.
+        round: Round number.
         attempt: Number of earlier attempts at the round.
     """
     groups, start = [], 0
@@ -64,7 +65,7 @@ def encode(
     clients: Sequence[int] | None = None,
     seed: int = 0,
 ) -> Message:
-    """Encode the stack of `clients` (the sorted cohort by default) with streams of one seed."""
+    """Encode the batch of `clients` (default: the sorted cohort) with streams of one seed."""
     clients = context.cohort if clients is None else clients
     rand = ClientRandomness(SeededKeys(seed), clients, context.round, context.attempt)
     return mechanism.encode(updates, context, rand)
@@ -73,17 +74,18 @@ def encode(
 def decode(
     mechanism: Mechanism, symbols: Tensor, clients: Sequence[int], context: RoundContext, seed: int = 0
 ) -> Tensor:
-    """Decode with nothing but public randomness."""
+    """Decode messages with public randomness of one seed."""
     return mechanism.decode(
         symbols, clients, context, PublicRandomness(SeededKeys(seed), context.round, context.attempt)
     )
 
 
 def golden_symbols(mechanism: Mechanism) -> str:
-    """Fingerprint of a mechanism's messages: 16 hex digits of SHA-256 over symbols and bitstreams.
+    """Return a fingerprint of a mechanism's messages: 16 hex digits of SHA-256 over symbols and bitstreams.
 
-    Three clients, 64 coordinates in two segments, fixed seeds. Where it changes, recorded runs can't be
-    repeated and clients of two versions can't talk: a breaking change.
+    It covers three clients, 64 coordinates in two segments, and fixed seeds. A changed fingerprint is a
+    breaking change: recorded runs can't be repeated, and clients of two versions can't take part in one
+    round.
     """
     context = make_context(mechanism, (5, 1, 3), SEGMENTS, radius=(1.0, 2.0), round=7)
     updates = torch.linspace(-1, 1, context.dim).expand(3, -1)
@@ -96,13 +98,13 @@ def golden_symbols(mechanism: Mechanism) -> str:
 
 
 def rule(function: Rule) -> Rule:
-    """Put a function into the list of rules, under its name."""
+    """Add a function to the list of rules, by its name."""
     RULES[function.__name__] = function
     return function
 
 
 def inside(mechanism: Mechanism, context: RoundContext, updates: Tensor) -> Tensor:
-    """The updates, drawn to the centre of the range, or else to zero, until none counts as clipped."""
+    """Move updates to the centre of the range, or else to zero, until no coordinate counts as clipped."""
     middle = context.expand(context.center).float()
     for base in (middle, torch.zeros_like(middle)):
         rows = updates
@@ -110,32 +112,35 @@ def inside(mechanism: Mechanism, context: RoundContext, updates: Tensor) -> Tens
             if encode(mechanism, rows, context).num_clipped == 0:
                 return rows
             rows = base + 0.5 * (rows - base)
-    message = "updates near the centre, and near zero, count as clipped; num_clipped counts what lies outside"
+    message = "num_clipped must be 0 for updates near the centre or near zero"
     raise BrokenContractError("clips_and_counts", message)
 
 
 def even_updates(num_clients: int, dim: int) -> Tensor:
-    """In +-0.9, the same for every mechanism."""
+    """Return uniform updates in +-0.9, the same for every mechanism."""
     generator = torch.Generator().manual_seed(5)
     return 0.9 * (2.0 * torch.rand(num_clients, dim, generator=generator) - 1.0)
 
 
 def standard(mechanism: Mechanism) -> tuple[RoundContext, Tensor]:
-    """A round of seven clients and two segments, and updates that nothing of is clipped."""
+    """Return a round of seven clients and two segments, and updates of which no coordinate is clipped."""
     context = make_context(mechanism, CLIENTS, SEGMENTS, radius=(1.0, 2.0), center=(0.1, -0.2))
     return context, inside(mechanism, context, even_updates(len(CLIENTS), context.dim))
 
 
 def draws(mechanism: Mechanism) -> bool:
-    """Does another seed give other messages? Of 64 clients, so that few bits each do."""
+    """Return whether another seed gives other messages.
+
+    It encodes 64 clients, so that a difference shows even with few bits per client.
+    """
     context = make_context(mechanism, range(64), (64,))
-    updates = torch.full((64, 64), 0.1)  # not zero: a centred dither sends zero as zero
+    updates = torch.full((64, 64), 0.1)  # not zero, because a centred dither sends zero as zero
     one, other = (encode(mechanism, updates, context, seed=seed).symbols for seed in (0, 1))
     return not torch.equal(one, other)
 
 
 def server_draws(mechanism: Mechanism) -> bool:
-    """Do other seeds, rounds and attempts all decode the same messages to other sums?"""
+    """Return whether other seeds, rounds and attempts all decode the same messages to other sums."""
     contexts = [
         make_context(mechanism, range(64), (64,), round=r, attempt=a) for r, a in ((0, 0), (1, 0), (0, 1))
     ]

@@ -1,8 +1,8 @@
-"""The vocabulary: what a client sends, what a mechanism is, and what it promises to whom.
+"""Types of the mechanism interface: mechanism, round context, message, privacy claim and privacy losses.
 
-Everything here is a frozen value or an abstract method. State (ranges, error feedback, the
-ledger) lives in `lightning_fedq.rounds`, randomness comes in as an argument, and the code that
-adds claims up to an epsilon is in `lightning_fedq.privacy`, apart from the claims themselves.
+Everything here is a frozen value or an abstract method. State (ranges, error feedback, the ledger) lives in
+`lightning_fedq.rounds`, and randomness is an argument. `lightning_fedq.privacy` has the accountants, which
+add the claims of a run up to an epsilon.
 """
 
 from lightning_fedq.mechanisms.interface.base import AuditCase, Mechanism

@@ -1,4 +1,4 @@
-"""The interface of a mechanism: two methods that run, one that says what is sent, one that promises."""
+"""Interface of a mechanism: `encode` and `decode` run it, `code` gives its bits, `claims` its privacy."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 
 class Mechanism(ABC):
-    """Compression and privacy mechanism: updates to integers, integers of many clients to their sum.
+    """Compression and privacy mechanism: updates become integers, and integers of many clients their sum.
 
-    Children are frozen dataclasses of parameters. `decode` is handed `PublicRandomness` only, so
-    that the type says what the server knows; `encode` may also use what the client shares with its
-    peers and its own private coins.
+    Subclasses are frozen dataclasses of parameters. `decode` gets `PublicRandomness` only, so the type shows
+    which randomness the server knows. `encode` may also use randomness that a client shares with its peers,
+    and the client's private randomness.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Have the parameters checked before a child's own `__post_init__` looks at them."""
+        """Check parameters with `check_fields` before a subclass's own `__post_init__` reads them."""
         super().__init_subclass__(**options)
         if (own := vars(cls).get("__post_init__")) is None:
             return
@@ -43,14 +43,14 @@ class Mechanism(ABC):
         cls.__post_init__ = checked  # type: ignore[method-assign]
 
     def __post_init__(self) -> None:
-        """Refuse parameters of another kind than their annotations say, see `check_fields`."""
+        """Refuse parameters whose types differ from their annotations, see `check_fields`."""
         check_fields(self)
 
     def __getattr__(self, name: str) -> Any:
-        """Say where a mechanism belongs when a Trainer asks it for a callback's hook.
+        """Explain how to use a mechanism when a Trainer asks it for a callback's hook.
 
         Raises:
-            TypeError: If `name` is a hook of Lightning's callbacks, with the line that works.
+            TypeError: If `name` is a hook of Lightning's callbacks. The message has the line that works.
             AttributeError: If there is no such attribute.
         """
         if name in ("setup", "state_key") or name.startswith("on_"):
@@ -58,10 +58,10 @@ class Mechanism(ABC):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __ne__(self, other: object) -> bool:
-        """Say where a mechanism belongs when a Trainer asks whether its `strategy` is other than "auto".
+        """Explain how to use a mechanism when a Trainer compares its `strategy` with "auto".
 
         Raises:
-            TypeError: If `other` is "auto", with the line that works.
+            TypeError: If `other` is "auto". The message has the line that works.
         """
         if isinstance(other, str) and other == "auto":
             raise self._misplaced("strategy")
@@ -69,78 +69,97 @@ class Mechanism(ABC):
 
     def _misplaced(self, place: str) -> TypeError:
         return TypeError(
-            f"{type(self).__name__} is a mechanism and no {place}; Federated is the callback that takes it: "
+            f"{type(self).__name__} is a mechanism, not a {place}. Pass it to the callback Federated: "
             f"Trainer(callbacks=[Federated({self!r}, num_clients=...)])"
         )
 
     homomorphic: ClassVar[bool]
-    """May `decode` be given the sum of several clients' symbols?"""
+    """Whether `decode` also accepts the sum of several clients' symbols."""
     fixed_cohort: ClassVar[bool] = False
-    """Is the noise shared out over the whole cohort in advance? Then a client that did not answer counts as
-    one that sent zeros, so that the law of the noise stays what it was, and weights are refused."""
+    """Whether the noise is divided among the whole cohort before the round.
+
+    If so, a client that does not answer counts as a client that sent zeros, which keeps the distribution of
+    the noise. Weights of clients are refused."""
     hands_on: ClassVar[bool] = False
-    """Do clients take back noise of the round before? Then each is told whose (`RoundContext.hand_over`), and
-    shares a key with that client and with the one who comes after it."""
+    """Whether clients subtract noise that clients of the previous round added.
+
+    If so, each client gets its predecessor and its successor (`RoundContext.hand_over`), and shares a key
+    with each of the two."""
     alike_clients: ClassVar[bool] = False
-    """Does what is released depend on who takes part through updates only, given all that outsiders know? A
-    secret draw of the cohort then amplifies. False where it is not shown, and where streams that everybody
-    knows are a client's own (codewords, dithers): they tell who was drawn."""
+    """Whether the released sum depends on the members of the cohort through their updates only.
+
+    If so, a secret draw of the cohort amplifies privacy. False if this is not proven, and if each client has
+    its own public streams (codewords, dithers), because these streams reveal the members."""
     noise_of_adder: ClassVar[bool] = False
-    """Is all noise that of a trusted adder, Gaussian and isotropic, in a sum that `decode` alone depends on,
-    and does neither follow who has sent? Then clients may draw for themselves whether they take part."""
+    """Whether a trusted party adds all noise, Gaussian and isotropic, to a sum that determines `decode`.
+
+    Neither the noise nor `decode` may depend on which clients sent messages. Clients may then draw for
+    themselves whether they take part."""
     clips_norm: ClassVar[bool] = False
-    """Does `encode` hold every update to the l2 norm `clip_norm`, do claims rest on that alone, and is noise
-    measured in it? Then `AdaptiveClip` may move it."""
+    """Whether `encode` clips every update to the l2 norm `clip_norm`, so that `AdaptiveClip` may change it.
+
+    Claims must rest on this bound alone, and the noise must be measured in units of it."""
     level: ClassVar[Literal["epsilon", "noise_multiplier"] | None] = None
-    """Free privacy parameter, which a target sets. Another `with_level` where more goes with it."""
+    """Name of the privacy parameter that a target sets. Override `with_level` if others change with it."""
     unbiased: ClassVar[bool] = True
-    """Is the decoded sum right on average, for updates inside the range? One that is not tests its bias."""
+    """Whether the decoded sum is unbiased for updates inside the range. Biased mechanisms test their bias."""
 
     @property
     def joint(self) -> bool:
-        """Must `decode` see the whole cohort at once, because it is no sum (a vote, a threshold)?"""
+        """Whether `decode` needs the whole cohort at once, because it is not a sum (a vote, a threshold)."""
         return False
 
     @property
     def separation(self) -> int:
-        """Rounds from one of a client to its next that claims count on, where noise is correlated over
-        rounds. The server begins with fresh noise (`RoundContext.since`) where somebody comes back earlier.
+        """Fewest rounds between two participations of a client that the claims assume.
+
+        It is above 1 for noise that is correlated over rounds. If a client comes back earlier, the server
+        restarts with fresh noise (`RoundContext.since`).
         """
         return 1
 
     @property
     def range_rule(self) -> RangeRule | None:
-        """Rule for the radius of a round, where the mechanism brings its own, which reads the plain mean."""
+        """Mechanism's own rule for the radius of a round, computed from the plain mean, or None."""
         return None
 
     def core(self, context: RoundContext) -> tuple[Mechanism, RoundContext, float]:
-        """Decoder of a round's messages: the mechanism, the round as it sees it, and its unit.
+        """Return the decoder of a round's messages: its mechanism, the round as it sees it, and its unit.
 
-        Itself, unless a mechanism stands around another. That one then may have coordinates behind those of
-        an update, for `range_rule`; its sum, rounded to its grid, times the unit is in units of the update.
+        This is the mechanism itself, unless it wraps another mechanism. A wrapped mechanism may have more
+        coordinates than an update, behind the update's, for `range_rule`. Its sum, rounded to its grid and
+        multiplied by the unit, is in units of the update.
         """
         return self, context, 1.0
 
     def tolerated_dropouts(self, context: RoundContext) -> int | None:
-        """Most clients that may stay silent before the claims about the aggregate are void.
+        """Return how many clients may drop out before the claims about the sum are void.
 
-        A round with more is aborted. None where claims never rest on a number of answers, or where
-        the report itself works dropouts into them.
+        A round with more dropouts is aborted. None if no claim depends on the number of answers, or if the
+        privacy report itself accounts for dropouts.
         """
         return None
 
     @property
     def order_free(self) -> bool:
-        """Is the decoded sum the same in whatever parts messages come, as one of integers is? Then those of
-        clients that train one at a time are decoded together."""
+        """Whether the decoded sum does not depend on how messages are grouped, as a sum of integers does not.
+
+        Messages of clients that train one at a time are then decoded together.
+        """
         return self.homomorphic
 
     @abstractmethod
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        """Encode one client's update `(dim,)` or a stack `(clients, dim)`, in the order of `rand.clients`.
+        """Encode one client's update `(dim,)` or a batch `(clients, dim)`, in the order of `rand.clients`.
 
-        Finite floats in any range, on the CPU as all tensors here; what lies outside `context`'s range is
-        clipped and counted.
+        Args:
+            update: Finite floats of any size, on the CPU. Values outside the round's range are clipped and
+                counted.
+            context: Public facts of the round.
+            rand: Random streams of these clients.
+
+        Returns:
+            Integer symbols of each client and their number of bits.
         """
 
     @abstractmethod
@@ -150,31 +169,37 @@ class Mechanism(ABC):
         """Estimate the sum of the updates of `clients`.
 
         Args:
-            symbols: `(len(clients), m)`, one message a row; if homomorphic, their sum `(m,)` too.
-            clients: Clients that sent them, in that order; those that dropped out are missing.
+            symbols: `(len(clients), m)`, one message a row. A homomorphic mechanism also takes their sum
+                `(m,)`.
+            clients: Clients that sent the messages, in the order of the rows, without clients that dropped
+                out.
+            context: Public facts of the round.
+            rand: Random streams that the server knows.
 
         Returns:
-            `(dim,)` float32, or float64, in units of the update. Where there is a `grid`, only the whole sum
+            `(dim,)` float32 or float64, in units of the update. If there is a `grid`, only the whole sum
             rounded to it may leave the server.
 
         Raises:
-            ValueError: If a message has the wrong length, or holds a symbol that is never sent.
+            ValueError: If a message has the wrong length, or contains a symbol that no client can send.
         """
 
     @abstractmethod
     def code(self, context: RoundContext) -> Code:
-        """Return the code that turns one client's symbols into the bits on the wire."""
+        """Return the code that turns one client's symbols into bits."""
 
     def num_symbols(self, context: RoundContext) -> int:
-        """Length of a message, in symbols, which a server must know to read one: one a coordinate unless
-        padded, cut into blocks, or otherwise arranged."""
+        """Return the number of symbols of a message, which a server needs for reading it.
+
+        It is one symbol per coordinate, unless a mechanism pads, cuts into blocks or rearranges the update.
+        """
         modular = self.symbol_modulus(context)
         return context.dim if modular is None else modular[1]
 
     def message_code(self, client: int, context: RoundContext, rand: PublicRandomness) -> Code:
-        """Return the code of one client's message, which may condition on what it shares with the server.
+        """Return the code of one client's message, which may depend on its randomness shared with the server.
 
-        `Message.num_bits` is the length of this code's streams; `code` unless a mechanism has a better one.
+        `Message.num_bits` is the length of this code's bitstreams. The default is `code`.
         """
         return self.code(context)
 
@@ -183,23 +208,33 @@ class Mechanism(ABC):
         """Return exactly one claim per `Adversary`, for one round."""
 
     def grid(self, context: RoundContext) -> float | None:
-        """Public grid, in units of the update, that the decoded sum of all clients is rounded to before it is
-        released, so that the low bits of floats say nothing; None where symbols lie on a grid already."""
+        """Return the public grid, in units of the update, to which the released sum is rounded.
+
+        Rounding removes the low bits of floats, which could reveal updates. None if symbols are on a grid
+        already.
+        """
         return None
 
     def symbol_range(
         self, context: RoundContext, rand: PublicRandomness
     ) -> tuple[int | Tensor, int | Tensor] | None:
-        """Smallest and largest symbol, for all or `(m,)`, that `encode` can give whatever the update.
+        """Return the smallest and the largest symbol that `encode` can give for any update.
 
-        Secure aggregation takes its moduli from it; None where a fixed-length `code` says it all.
+        Secure aggregation computes its moduli from this range.
+
+        Returns:
+            Two integers for all symbols, or two tensors `(m,)`. None if a fixed-length `code` implies the
+            range.
         """
         return None
 
     def can_send(self, symbols: Tensor, client: int, context: RoundContext, rand: PublicRandomness) -> bool:
-        """Can one client's `encode` give these symbols `(m,)`, for any update? Servers refuse all others.
+        """Return whether one client's `encode` can give these symbols `(m,)` for any update.
 
-        By `symbol_range`, unless a mechanism can say more of a client whose shared randomness is known.
+        Servers refuse other symbols.
+
+        The default compares with `symbol_range`. A mechanism can be stricter if it knows the client's shared
+        randomness.
         """
         if (bounds := self.symbol_range(context, rand)) is None:
             return True
@@ -207,30 +242,33 @@ class Mechanism(ABC):
         return not bool(((symbols < low) | (symbols > high)).any())
 
     def symbol_modulus(self, context: RoundContext) -> tuple[int, int] | None:
-        """Modulus and number of symbols, where symbols are residues and `decode` takes their modular sum."""
+        """Return (modulus, number of symbols) if symbols are residues and `decode` takes their sum."""
         return None
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor | None:
-        """Public upper bound on the variance of one coordinate of the decoded mean, per segment.
+        """Return a public upper bound on the variance of one coordinate of the decoded mean, per segment.
 
         Args:
-            clients: Clients that answered; at least one.
+            context: Public facts of the round.
+            clients: Clients that answered, at least one.
 
         Returns:
-            `(len(segments),)` float64 in squared units of the update, or None where it depends on
-            the data in a way that has no useful bound.
+            `(len(segments),)` float64, in squared units of the update. None if the variance depends on the
+            data and has no useful bound.
         """
         return None
 
     def mean_error(self, context: RoundContext, num_clients: int, homogeneity: float) -> float | None:
-        """Expected squared error of the decoded mean, summed over coordinates, for planning a run.
+        """Return the expected squared error of the decoded mean, summed over coordinates, for planning a run.
 
         Args:
-            num_clients: How many of the cohort answer, >= 1.
+            context: Public facts of a round.
+            num_clients: Number of clients of the cohort that answer, >= 1.
             homogeneity: |mean update|^2 over the mean |update|^2, in (0, 1].
 
         Returns:
-            In squared units of the update; from `noise_variance` where no more is known, None without it.
+            Error in squared units of the update. The default is computed from `noise_variance`, and None
+            without it.
         """
         variance = self.noise_variance(context, context.cohort[:num_clients])
         if variance is None:
@@ -238,122 +276,129 @@ class Mechanism(ABC):
         return float(variance @ torch.tensor(context.segments, dtype=torch.float64))
 
     def num_sent(self, dim: int) -> int | None:
-        """Coordinates that the server gets of an update, where they are the largest. None: all.
+        """Return how many of an update's largest coordinates clients send. None: all coordinates.
 
         Args:
-            dim: Coordinates of an update.
+            dim: Number of coordinates of an update.
         """
         return None
 
     def longest_update(self, dim: int) -> float | None:
-        """Largest l2 norm of an evenly spread update that is not shortened, for planning a run.
+        """Return the largest l2 norm of an evenly spread update that is not clipped, for planning a run.
 
         Returns:
-            In units of the update. None where coordinates are clipped, see `clipping_range`.
+            Norm in units of the update. None if coordinates are clipped, see `clipping_range`.
         """
         return None
 
     def clipping_range(self, context: RoundContext) -> tuple[Tensor, Tensor]:
-        """Centre around which values are clipped, and how far coordinates may lie from it, by segment.
+        """Return centre and radius of the range that coordinates are clipped to, by segment.
 
         Returns:
-            `(len(segments),)` each. No distance counts where the norm is clipped, see `longest_update`.
+            Two tensors `(len(segments),)`. The distance has no effect if the norm is clipped, see
+            `longest_update`.
         """
         whole = self.longest_update(context.dim) is not None
         return (torch.zeros_like(context.center) if whole else context.center), context.radius
 
     @property
     def covers_shorter(self) -> bool:
-        """Does a round cost the more, the longer the vector, so that its charge covers shorter vectors?
+        """Whether a round for a longer vector costs at least as much privacy as one for a shorter vector.
 
-        Accounts let every charge count as one of the longest vector. Where that is not so, the length of the
-        vector can't change while a ledger lives.
+        Accountants charge every round for the longest vector. If this does not cover shorter vectors, the
+        length of the vector can't change during the life of a ledger.
         """
         return True
 
     @property
     def gaussian_error(self) -> bool:
-        """Is the error of the decoded mean exactly Gaussian (or zero), its variance `noise_variance`?"""
+        """Whether the decoded mean's error is exactly Gaussian (or zero) with variance `noise_variance`."""
         return False
 
     def group_sizes(self, num_clients: int) -> tuple[int, ...]:
-        """Sizes of the groups of a cohort that share peer randomness: pairs, and clients alone.
+        """Return the sizes of the groups of a cohort that share peer randomness: pairs, and unpaired clients.
 
-        They sum to `num_clients`. Keys are agreed in pairs.
+        The sizes sum to `num_clients`. Keys are agreed in pairs.
 
         Raises:
             ValueError: If the mechanism can't serve a cohort of this size.
         """
         return (1,) * num_clients
 
-    # ---- a target in place of a knob ------------------------------------------------------------------
+    # ---- calibrating the noise to a target epsilon ----------------------------------------------------
 
     def with_level(self, level: float, context: RoundContext, max_dropped: int) -> Mechanism:
-        """The mechanism with its free privacy parameter set, so that a privacy target can look for it.
+        """Return the mechanism with its free privacy parameter set, for the search of a privacy target.
 
         Args:
-            level: > 0, larger is less private: the epsilon of a unit, or one over a noise multiplier.
-            context: A round of the run: cohort, dimension.
-            max_dropped: Dropouts that noise which is shared out over the cohort has to allow for.
+            level: Epsilon of a unit, or one over a noise multiplier, > 0. Larger is less private.
+            context: A round of the run, for cohort size and dimension.
+            max_dropped: Dropouts for which noise that is divided among the cohort has to allow.
 
         Raises:
-            ValueError: If there is no such parameter, or it can't be set so.
+            ValueError: If there is no such parameter, or it can't take this value.
         """
         if self.level is None:
             raise ValueError(
-                f"{type(self).__name__} has no privacy parameter that a target could set; "
-                "leave the target out"
+                f"{type(self).__name__} has no privacy parameter that a target could set. "
+                "Leave the target out."
             )
         value = level if self.level == "epsilon" else 1.0 / level
         return replace(self, **{self.level: value})  # type: ignore[type-var]
 
     @classmethod
     def example(cls) -> Mechanism | None:
-        """Settings that tables, audits and plans show the class by. None takes usual values.
+        """Return the settings with which tables, audits and plans show the class. None takes usual values.
 
-        Usual values are those of `fedq mechanisms` for parameters without a default: epsilon 1, clip_norm 1
-        and so on. A class with other parameters gives an instance.
+        Usual values are those of `fedq mechanisms` for parameters without a default, for example epsilon 1
+        and clip_norm 1. A class with other parameters returns an instance.
         """
         return None
 
     @classmethod
     def plan_settings(cls, params: int) -> Mapping[str, Mechanism] | None:
-        """Settings that `fedq plan` ranks, by name, for updates of l2 norm 1. A target sets one.
+        """Return the settings that `fedq plan` ranks, by name, for updates of l2 norm 1.
 
-        None takes the settings of tables, if a target can set one of them and `decode` is no vote (`joint`).
+        A target sets the level.
 
         Args:
-            params: Parameters of the model, for what clips in another norm.
+            params: Number of parameters of the model, for mechanisms that clip in another norm.
+
+        Returns:
+            Mechanisms by name. None takes the settings of the tables, if a target can set their level and
+            `decode` is no vote (`joint`).
         """
         return None
 
-    # ---- how it is attacked, and what helps -----------------------------------------------------------
+    # ---- attacks on the claims, and advice ------------------------------------------------------------
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        """Settings in which the audit attacks these claims. Itself, unless claims are about whole vectors.
+        """Return the settings in which the audit attacks the claims. The default is the mechanism itself.
 
-        A claim about a whole vector is attacked twice: with so little noise that one of `dim` coordinates,
-        which holds its share of the difference, is about as private as single coordinates usually are; and
-        with the whole difference in one coordinate.
+        A claim about a whole vector is attacked twice. In the first case the noise is so small that one of
+        `dim` coordinates, with its share of the difference, is about as private as single coordinates usually
+        are. In the second case the whole difference is in one coordinate.
 
         Args:
-            dim: Coordinates of the cases that are not `concentrated`.
+            dim: Number of coordinates in cases that are not `concentrated`.
         """
         return (AuditCase(self),)
 
     def worst_pair(
         self, client: int, context: RoundContext, public: PublicRandomness
     ) -> tuple[Tensor, Tensor]:
-        """Two neighbouring updates of one client, `(dim,)` float64 each, that are hard to tell apart safely.
+        """Return two neighbouring updates of one client that are hard to protect, `(dim,)` float64 each.
 
-        Far outside the range on both sides in every coordinate; far outside and zero where a claim is about
-        zeroing out. A mechanism that rotates by public randomness returns what its rotation turns into its
-        worst case, one that sends some coordinates only may leave the others alike.
+        The default is far outside the range on both sides in every coordinate. If a claim is about zeroing
+        out, the second update is zero. A mechanism that rotates by public randomness returns the updates that
+        its rotation turns into its worst case. A mechanism that sends some coordinates only may leave the
+        others equal.
 
         Args:
             client: Client whose update is replaced.
-            public: The streams that the adversary of the claim holds. In place of those that it does not
-                hold there are streams of other keys, so a pair that follows them meets nothing.
+            context: Public facts of the round.
+            public: Streams that the adversary of the claim knows. Other streams come from other keys, so a
+                pair that is built on them has no effect.
         """
         neighbours = {claim.neighbours for claim in self.claims(context)}
         center, reach = context.expand(context.center), 4.0 * context.expand(context.radius)
@@ -362,37 +407,42 @@ class Mechanism(ABC):
         return center + reach, torch.zeros_like(reach)
 
     def lever(self, client: int, context: RoundContext) -> float | None:
-        """Most that one message adds to the decoded sum, over the largest update that is not clipped.
+        """Return the maximum influence of one client: the largest message over the largest unclipped update.
 
-        Of all symbols that a server accepts, whoever chose them: what one liar moves where an honest client
-        moves 1. Per coordinate where coordinates are clipped, in the norm that is clipped where whole updates
-        are. Infinite where a message can say any number; None where no bound is known before the round.
+        It covers every message that a server accepts, including messages of Byzantine clients. An honest
+        client has influence 1. It is measured per coordinate if coordinates are clipped, and in the clipped
+        norm if whole updates are clipped.
+
+        Returns:
+            Influence, at least 1. Infinite if a message can encode any number. None if no bound is known
+            before the round.
         """
         return None
 
     def without_noise(self, context: RoundContext) -> Mechanism:
-        """The mechanism as a Byzantine client runs it, without the coin that makes its messages private.
+        """Return the mechanism without the noise that makes messages private, as Byzantine clients run it.
 
         Raises:
-            ValueError: If there is no coin that could be left out alone.
+            ValueError: If the noise can't be left out alone.
         """
         raise ValueError(
-            f"{type(self).__name__} has no coin that a Byzantine client could skip; use inverted"
+            f"{type(self).__name__} has no noise that a Byzantine client could leave out. "
+            "Use the attack inverted."
         )
 
     def advice(self, claim: PrivacyClaim) -> str:
-        """Advice that would lower the loss of one of the claims, a few words for the privacy report."""
+        """Return a few words for the privacy report: what would lower the loss of one of the claims."""
         single = (Adversary.EAVESDROPPER, Adversary.SERVER, Adversary.SERVER_AND_PARTNER)
         if self.homomorphic and claim.adversary in single:
             return (
-                "more noise or fewer rounds; with secure aggregation the row of the server behind it counts"
+                "more noise or fewer rounds, or secure aggregation, with which the row of its server counts"
             )
         return "more noise or fewer rounds"
 
-    # ---- clients that are protected differently -------------------------------------------------------
+    # ---- clients with different protection ------------------------------------------------------------
 
     def protection_groups(self, num_clients: int) -> tuple[tuple[int, ...], ...]:
-        """The whole population, 0 to `num_clients` - 1, in groups that `claims_about` treats alike.
+        """Return the whole population, 0 to `num_clients` - 1, in groups that have the same `claims_about`.
 
         Raises:
             ValueError: If the mechanism can't serve such a population.
@@ -400,32 +450,34 @@ class Mechanism(ABC):
         return (tuple(range(num_clients)),)
 
     def claims_about(self, client: int, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        """Exactly one claim per `Adversary`, for one round in which this client takes part.
+        """Return exactly one claim per `Adversary`, for one round in which this client takes part.
 
-        `claims`, which holds for every client of the population, unless clients are protected differently.
+        The default is `claims`, which holds for every client of the population.
         """
         return self.claims(context)
 
 
 @dataclass(frozen=True)
 class AuditCase:
-    """One setting in which the claims of a mechanism are attacked.
+    """One setting in which the audit attacks the claims of a mechanism.
 
     Args:
-        concentrated: Does the whole difference lie in one coordinate of very few, so that one encoding is one
-            draw? Else every coordinate is a draw.
-        title: What tells the case from others of the same mechanism, in a few words.
-        num_clients: Size of the cohort; None is three or four, or more where groups are larger.
-        num_dropped: How many of the cohort, the last ones, never answer.
-        everybody: Is every client attacked at once, in a cohort of very few coordinates? For a mechanism that
-            promises the same of each message, whoever else is there, and sends one symbol.
-        to_center: Is the pair an end of the range and its centre, in place of both ends? That is worse where
-            what lies in the middle is coupled.
-        only_sums: Does it differ from the mechanism's other cases in what is claimed about sums alone?
-        dropout_probability: Chance that a client does not answer a round; claims about sums are then those of
-            the privacy report.
-        min_survivors: Clients that confirm a sum behind an active secure aggregation; all others are left
-            out, the last ones, and the claims are those of the privacy report.
+        mechanism: Mechanism with the settings of this case.
+        concentrated: Whether the whole difference is in one of very few coordinates, so that one encoding is
+            one draw. Otherwise every coordinate is a draw.
+        title: Name that distinguishes the case from others of the same mechanism, in a few words.
+        num_clients: Size of the cohort. None takes three or four, or more if groups are larger.
+        num_dropped: Number of clients at the end of the cohort that never answer.
+        everybody: Whether every client is attacked at once, in a cohort of very few coordinates. For
+            mechanisms that send one symbol and claim the same about each message, whatever the other clients
+            do.
+        to_center: Whether the pair is an end of the range and its centre instead of both ends. This is worse
+            if values in the middle are coupled.
+        only_sums: Whether only the claims about sums differ from the mechanism's other cases.
+        dropout_probability: Probability that a client does not answer a round. The claims about sums are then
+            those of the privacy report.
+        min_survivors: Number of clients that confirm a sum with secure aggregation against an active server.
+            All others, at the end of the cohort, are left out. The claims are those of the privacy report.
     """
 
     mechanism: Mechanism
@@ -440,10 +492,11 @@ class AuditCase:
     min_survivors: int | None = None
 
     def without_clients(self) -> tuple[AuditCase, ...]:
-        """Settings in which clients are missing and the report works that into the claims about sums.
+        """Return cases with missing clients, which the privacy report includes in the claims about sums.
 
-        Each client of eight drops out with a chance of 1/5; and six of eight confirm, the two that a lying
-        server leaves out are the last ones, which work alone where others work in groups.
+        In the first case each of eight clients drops out with probability 1/5. In the second case six of
+        eight clients confirm. The two clients that a lying server leaves out are the last ones, which are
+        unpaired if other clients are in groups.
         """
         among = replace(self, num_clients=8, only_sums=True)
         return (

@@ -1,4 +1,4 @@
-"""Promises: to whom, about what, between which neighbours, and the settings that an audit tries."""
+"""Privacy claims: the adversary, the loss, the adjacency, the unit and the assumptions."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 class Adversary(Enum):
-    """Whom a claim is about: a view of one round.
+    """Adversary of a claim, by its view of one round.
 
-    Each has one name in code and configurations, the member's in any case, and one for readers, its value
-    (`title` without the article), which tables, sentences and pictures use.
+    The member's name, in any case, is used in code and configurations. The value is for readers: tables,
+    sentences and pictures use it, or `title`, which leaves out the article.
 
-    Example:
+    Examples:
         >>> Adversary["SECAGG_SERVER"].title
         'server behind secure aggregation'
         >>> Adversary.SECAGG_SERVER.sees
@@ -35,12 +35,12 @@ class Adversary(Enum):
 
     @property
     def title(self) -> str:
-        """Name without its article: a table's row, a legend's entry."""
+        """Name without its article, for rows of tables and entries of legends."""
         return self.value.partition(" ")[2]
 
     @property
     def sees(self) -> str:
-        """Everything that this adversary is shown."""
+        """Adversary's view: everything that it is shown."""
         return _SEES[self]
 
 
@@ -55,16 +55,16 @@ _SEES = {
 
 
 class Neighbours(Enum):
-    """Neighbouring relation: what may differ between the two worlds that the adversary tells apart."""
+    """Adjacency: how two inputs may differ that the adversary tries to distinguish."""
 
     SUBSTITUTION = "one client's update is replaced by any other"
     ZERO_OUT = "one client's update is replaced by zero"
 
 
 class Unit(Enum):
-    """Unit that one loss of a claim is about.
+    """Unit that one loss of a claim is about: a coordinate, a block of coordinates or a whole message.
 
-    A message is made of all units, a run of all messages.
+    A message consists of all units, and a run of all messages.
     """
 
     COORDINATE = "coordinate"
@@ -74,13 +74,13 @@ class Unit(Enum):
 
 @dataclass(frozen=True)
 class Slack:
-    """Distance of a released law from the one that a claim describes, for any input.
+    """Distance of a released distribution from the one that a claim describes, for any input.
 
     Accountants charge it.
 
     Args:
-        distance: Total variation, >= 0, once `log_ratio` is set aside.
-        log_ratio: Largest |ln| of the ratio of the two laws, >= 0.
+        distance: Total variation, >= 0, of the part that `log_ratio` does not bound.
+        log_ratio: Largest |ln| of the ratio of the two densities, >= 0.
 
     Raises:
         ValueError: If a value is negative or not finite.
@@ -100,16 +100,18 @@ NO_SLACK = Slack()
 
 @dataclass(frozen=True)
 class PrivacyClaim:
-    """One sentence of a privacy report: this loss, so many times a round, against this adversary.
+    """Privacy claim about one round: a loss, its number of compositions, and an adversary.
 
     Args:
+        adversary: Adversary that the claim holds against.
         loss: Loss of one composition, worst case over inputs.
-        compositions: How many times `loss` composes per client and round; `dim` for a
-            mechanism that treats coordinates independently, 1 for a whole-vector mechanism.
-        assumptions: What has to hold for the claim to be true, in words.
-        unit_losses: How many of the losses one unit has a part in, >= 1.
-        slack: How far what is released may be from the law that `loss` describes, over one round.
-        unit: What the loss is about: one coordinate, one block of them, or the client's whole message.
+        compositions: Number of times that `loss` composes per client and round: `dim` for a mechanism that
+            treats coordinates independently, 1 for a whole-vector mechanism.
+        neighbours: Adjacency of the claim.
+        assumptions: Conditions of the claim, in words.
+        unit_losses: Number of these losses that one unit takes part in, >= 1.
+        slack: Distance of the released distribution from the one that `loss` describes, over one round.
+        unit: Subject of one loss: a coordinate, a block of coordinates, or the client's whole message.
     """
 
     adversary: Adversary
@@ -131,33 +133,42 @@ class PrivacyClaim:
         several = self.unit_losses != self.compositions and not isinstance(self.loss, NonPrivate)
         if self.unit is Unit.MESSAGE and several:
             raise ValueError(
-                f"{self.compositions} losses make up a message, so one of them is of a smaller unit; "
-                "say which: Unit.COORDINATE or Unit.BLOCK"
+                f"unit must be smaller than a message, as {self.compositions} losses make up one message. "
+                "Set unit to Unit.COORDINATE or Unit.BLOCK."
             )
 
 
 def same_for_all(
     loss: Loss, compositions: int, assumptions: tuple[str, ...] = (), **about: Any
 ) -> tuple[PrivacyClaim, ...]:
-    """The same claim about every adversary.
+    """Return the same claim about every adversary.
 
     Args:
+        loss: Loss of one composition.
+        compositions: Number of compositions per client and round.
+        assumptions: Conditions of the claim, in words.
         about: Further fields of `PrivacyClaim`.
     """
     return tuple(PrivacyClaim(who, loss, compositions, assumptions=assumptions, **about) for who in Adversary)
 
 
 def single_message_claims(claims: tuple[PrivacyClaim, ...]) -> tuple[PrivacyClaim, ...]:
-    """The claim about one message, for everybody: where messages are worked on further before they go."""
+    """Return the claim about one message for every adversary, if messages are processed before sending."""
     alone = next(claim for claim in claims if claim.adversary is Adversary.EAVESDROPPER)
     return tuple(replace(alone, adversary=who) for who in Adversary)
 
 
 def count_hidden_clients(context: RoundContext, max_dropped: int = 0) -> dict[Adversary, tuple[int, int]]:
-    """Views of a sum: clients that tell all they know, and how many do not and answer, the victim included.
+    """Count known and hidden clients, for each adversary that sees a sum.
 
     Args:
+        context: Public facts of the round.
         max_dropped: Dropouts that the claims allow for.
+
+    Returns:
+        By adversary: the number of clients whose data and randomness it knows, and of other clients that
+        answer. The second
+        number includes the victim and is at least 1.
     """
     left = len(context.cohort) - max_dropped
     known = {Adversary.CLIENT: 1, Adversary.SECAGG_SERVER: context.num_corrupt, Adversary.OUTSIDER: 0}
@@ -165,9 +176,9 @@ def count_hidden_clients(context: RoundContext, max_dropped: int = 0) -> dict[Ad
 
 
 def no_guarantee(reason: str, compositions: int) -> tuple[PrivacyClaim, ...]:
-    """Nothing is claimed against anybody, and why."""
+    """Return claims of no guarantee against any adversary, with the reason."""
     return same_for_all(NonPrivate(reason), compositions)
 
 
 class AbortedRoundError(Exception):
-    """A round that can't be finished, and why. The model stays as it was and the charge stands."""
+    """Error of a round that can't be finished. The model is unchanged, and the charge stands."""

@@ -1,4 +1,4 @@
-"""A round as mechanisms see it, and a message."""
+"""Public facts of a round, and the messages of its clients."""
 
 import math
 from dataclasses import dataclass
@@ -12,16 +12,18 @@ SMALLEST_RADIUS = 1e-300
 
 @dataclass(frozen=True)
 class HandOver:
-    """Who takes back whose noise, where clients correlate theirs over rounds (`Mechanism.hands_on`). Public.
+    """Public pairs of clients that hand noise on, so that it cancels over rounds (`Mechanism.hands_on`).
 
     Args:
-        since: Round and attempt from which on rounds follow each other without a gap or a repetition.
-        before: (client, predecessor) for clients of this round: whose noise of the round before they take
-            back. Only predecessors whose message is in that round's sum.
-        after: (client, successor) for clients of this round: who takes back their noise in the next one.
+        since: Round and attempt in which the current block began. A block is a run of rounds without a gap or
+            a repetition.
+        before: (client, predecessor) for clients of this round. The client subtracts noise of its
+            predecessor, a client of the previous round whose message is in that round's sum.
+        after: (client, successor) for clients of this round. The successor subtracts the client's noise in
+            the next round.
 
     Raises:
-        ValueError: If somebody stands twice on one side.
+        ValueError: If a client appears twice on one side.
     """
 
     since: tuple[int, int]
@@ -32,59 +34,63 @@ class HandOver:
         for pairs in (self.before, self.after):
             own, others = {client for client, _ in pairs}, {other for _, other in pairs}
             if len(own) != len(pairs) or len(others) != len(pairs):
-                raise ValueError(
-                    "noise is handed on from one client to one other, so each stands in one pair of a round; "
-                    f"got {pairs[:10]}"
-                )
+                raise ValueError(f"each client may be in one pair of a round only, got {pairs[:10]}")
 
     def check(self, round: int, attempt: int, members: frozenset[int]) -> None:
         """Refuse a hand-over that does not belong to a round.
 
+        Noise that was handed on can be subtracted once only. A repeated or redrawn round therefore begins a
+        new block, in which no client has a predecessor.
+
+        Args:
+            round: Round number.
+            attempt: Number of earlier attempts at the round.
+            members: Cohort of the round.
+
         Raises:
-            ValueError: With the cure.
+            ValueError: If the round is not in the block, if the first round of a block has predecessors, or
+                if a pair is not one client of this cohort and one of another.
         """
         first, _ = self.since
         repeated = round > first and attempt > 0
         if self.since > (round, attempt) or repeated or (round == first and self.since[1] != attempt):
             raise ValueError(
-                f"round {round}, attempt {attempt} is no part of a block of rounds that begins with "
-                f"{self.since}: noise that was handed on is taken back once, and a repeated or redrawn round "
-                f"begins a new block, since=({round}, {attempt}) and no predecessors"
+                f"round {round}, attempt {attempt} is not part of the block that begins with {self.since}. "
+                f"Begin a new block: since=({round}, {attempt}) and no predecessors."
             )
         if self.before and round == first:
-            raise ValueError(f"round {round} is the first of its block, so nobody has handed anything on yet")
+            raise ValueError(f"round {round} is the first of its block, so it must have no predecessors")
         for client, other in (*self.before, *self.after):
             if client not in members or other in members:
                 raise ValueError(
-                    f"noise goes from a client of one round to one of the next, and client {client} with "
-                    f"{other} are not one of this round's cohort and one of another; cohorts that take turns "
-                    "(cohort=Cyclic(...)) are disjoint"
+                    f"a pair must have one client of this cohort, got client {client} with {other}. "
+                    "Use disjoint cohorts that take turns: cohort=Cyclic(...)."
                 )
 
 
 @dataclass(frozen=True)
 class RoundContext:
-    """Public facts of one round, known to everybody before the first client sends anything.
+    """Public facts of one round, which every party knows before the first client sends anything.
 
     Args:
         round: Round number, counted from 0.
-        groups: The cohort, cut into the groups that share peer randomness. A pair is a group of
-            two, a client on its own a group of one; the order inside a group gives each client's rank.
-        segments: Length of each segment (layer) of the flat vector; they sum to `dim`.
+        groups: Cohort, split into the groups that share peer randomness. A pair is a group of two, and an
+            unpaired client a group of one. The order inside a group gives each client's rank.
+        segments: Length of each segment (layer) of the flat vector. The lengths sum to `dim`.
         center: `(len(segments),)` float64, centre of each segment's range, in units of the update.
-        radius: `(len(segments),)` float64, >= 1e-300, half-width of each segment's range, same units.
-        attempt: 0, and one more for every repetition of the same round, so that no stream is
-            ever used for two payloads.
-        num_corrupt: Clients of the cohort that may tell a server behind secure aggregation all they know,
-            their own coins and noise included; which ones is open.
-        since: Round and attempt from which on the server's rounds follow each other without a gap or a
-            repetition, which its own noise may count on (`Mechanism.separation`); None is this round. Clients
-            are not told.
-        hand_over: Pairs of clients that hand noise on, for mechanisms that ask (`Mechanism.hands_on`); None
-            is a round by itself.
+        radius: `(len(segments),)` float64, >= 1e-300, half-width of each segment's range, in units of the
+            update.
+        attempt: Number of earlier attempts at the same round, so that no stream is used for two payloads.
+        num_corrupt: Number of unknown clients of the cohort that may reveal everything to a server behind
+            secure aggregation, their coins and noise included.
+        since: Round and attempt in which the server's current block of rounds, without gaps or repetitions,
+            began. The server's noise may rely on it (`Mechanism.separation`). None is this round. Clients do
+            not get it.
+        hand_over: Pairs of clients that hand noise on, for mechanisms with `Mechanism.hands_on`. None for a
+            round by itself.
 
     Raises:
-        ValueError: If a client stands in two groups, or shapes, radii or numbers make no sense.
+        ValueError: If a client is in two groups, or if shapes, radii or numbers are invalid.
     """
 
     round: int
@@ -100,7 +106,7 @@ class RoundContext:
     def __post_init__(self) -> None:
         clients = [client for group in self.groups for client in group]
         if len(set(clients)) != len(clients):
-            raise ValueError(f"a client may stand in one group only, got groups {self.groups}")
+            raise ValueError(f"a client may be in one group only, got groups {self.groups}")
         if any(size < 1 for size in self.segments) or not self.segments:
             raise ValueError(f"segments must be non-empty with sizes >= 1, got {self.segments}")
         expected = (len(self.segments),)
@@ -111,15 +117,15 @@ class RoundContext:
             )
         radii = self.radius.tolist()
         if not all(map(math.isfinite, (*self.center.tolist(), *radii))):
-            raise ValueError("center and radius must be finite; check the range rule and the global model")
+            raise ValueError("center and radius must be finite. Check the range rule and the global model.")
         if not 0 <= self.num_corrupt <= len(clients):
             raise ValueError(
                 f"num_corrupt must be in [0, cohort size = {len(clients)}], got {self.num_corrupt}"
             )
-        if (smallest := min(radii)) < SMALLEST_RADIUS:  # float32 has no such number
+        if (smallest := min(radii)) < SMALLEST_RADIUS:  # 1 / radius would be infinite
             raise ValueError(
-                f"radius must be > 0 in every segment, {SMALLEST_RADIUS:g} at least, so that 1 / radius is a "
-                f"number; got {smallest}; set a floor"
+                f"radius must be at least {SMALLEST_RADIUS:g} in every segment, got {smallest}. "
+                "Set the floor of the range rule."
             )
         if self.hand_over is not None:
             self.hand_over.check(self.round, self.attempt, frozenset(clients))
@@ -131,12 +137,12 @@ class RoundContext:
 
     @cached_property
     def cohort(self) -> tuple[int, ...]:
-        """The clients of this round, sorted."""
+        """Clients of this round, sorted."""
         return tuple(sorted(client for group in self.groups for client in group))
 
     @cached_property
     def members(self) -> frozenset[int]:
-        """The cohort as a set."""
+        """Cohort as a set."""
         return frozenset(self.cohort)
 
     @cached_property
@@ -159,14 +165,14 @@ class RoundContext:
 
 @dataclass(frozen=True)
 class Message:
-    """Integer symbols of one client or a stack, and their bits on the wire.
+    """Integer symbols of one client or of a batch of clients, and their number of bits.
 
     Args:
-        symbols: `(dim_on_the_wire,)` integers of one client, or `(clients, dim_on_the_wire)` of a
-            stack. Summing over clients is meaningful iff the mechanism is homomorphic.
+        symbols: `(dim_on_the_wire,)` integers of one client, or `(clients, dim_on_the_wire)` of a batch.
+            Symbols may be summed over clients if the mechanism is homomorphic.
         num_bits: Total length of the clients' bitstreams, side information included.
-        num_clipped: Coordinates that lay outside the declared range and were clipped. A diagnostic
-            of the simulation: it is not sent, and it is not private.
+        num_clipped: Number of coordinates outside the range, which were clipped. It is a diagnostic of the
+            simulation, not sent and not private.
     """
 
     symbols: Tensor

@@ -1,12 +1,12 @@
-"""Where the quantiser's range comes from: centre and radius per segment, from public quantities only.
+"""Rules for the quantiser's range: centre and radius per segment, from public quantities only.
 
-A rule sees the released global model, the decoded (hence released) mean and the mechanism's public
-noise variance, never a client's update: by post-processing a range costs no privacy.
+A rule reads the released global model, the decoded (hence released) mean and the mechanism's public noise
+bound, but never a client's update. By post-processing, a range therefore costs no privacy.
 
-The paper's rule (CorBin-FL: min and max of the previous global model) feeds the decoding noise back
-into the range: with updates that change nothing, the radius of LDP-FL at epsilon = 0.5, 50 clients
-and 1e5 parameters grows 2.6-fold every round. It is here because the paper uses it; `AdaptiveRange`
-is the rule that survives.
+The rule of the CorBin-FL paper (min and max of the previous global model) feeds the decoding noise back into
+the range. Even if updates change nothing, the radius of LDP-FL at epsilon = 0.5, 50 clients and 1e5
+parameters grows 2.6-fold every round. It is included because the paper uses it. `AdaptiveRange` has no such
+feedback.
 """
 
 import math
@@ -22,18 +22,18 @@ from lightning_fedq.functional.checks import check_fields, check_positive
 
 
 class Ranges(NamedTuple):
-    """One range per segment, float64 on the CPU, in units of what is quantised."""
+    """One range per segment, float64 on the CPU, in units of the values that are quantised."""
 
     center: Tensor
     radius: Tensor
 
 
 class RangeRule(ABC):
-    """Rule for the quantiser's ranges of the first round and of each next one."""
+    """Rule for the quantiser's ranges, in the first round and in each next round."""
 
     @abstractmethod
     def first(self, weights: Tensor, segments: Sequence[int]) -> Ranges:
-        """Ranges of round 0, from the public initial model `(dim,)`."""
+        """Return the ranges of round 0 from the public initial model `(dim,)`."""
 
     @abstractmethod
     def following(
@@ -44,13 +44,14 @@ class RangeRule(ABC):
         noise_variance: Tensor | None,
         segments: Sequence[int],
     ) -> Ranges:
-        """Ranges of the next round.
+        """Return the ranges of the next round.
 
         Args:
+            ranges: Ranges of this round.
             weights: `(dim,)`, the global model after this round's step.
-            mean: `(dim,)`, the decoded mean of what the clients sent in this round.
+            mean: `(dim,)`, the decoded mean of the updates (or weights) that clients sent in this round.
             noise_variance: `(len(segments),)`, a public upper bound on the variance of `mean`, or None.
-            segments: Segment lengths.
+            segments: Length of each segment.
         """
 
 
@@ -59,10 +60,10 @@ class FixedRange(RangeRule):
     """Fixed public range, the same in every round and segment.
 
     Args:
-        radius: Half-width, > 0, in units of what is quantised.
-        center: Centre.
+        radius: Half-width, > 0, in units of the values that are quantised.
+        center: Centre of the range.
 
-    Example:
+    Examples:
         >>> FixedRange(0.1)  # Federated(..., ranges=this): [-0.1, 0.1] in every round
         FixedRange(radius=0.1, center=0.0)
     """
@@ -96,10 +97,11 @@ class PreviousMinMax(RangeRule):
     """Range from the previous global model's min and max in each segment, CorBin-FL's rule for weights.
 
     Args:
-        margin: Factor on the half-range, >= 1; the paper's is 1.
-        floor: Smallest radius, as a fraction of the largest segment's; keeps an all-zero bias from freezing.
+        margin: Factor on the half-range, >= 1. The paper uses 1.
+        floor: Smallest radius, as a fraction of the largest segment's radius. It keeps an all-zero bias
+            trainable.
 
-    Example:
+    Examples:
         >>> PreviousMinMax(margin=1.2)  # Federated(..., ranges=this, target="weights")
         PreviousMinMax(margin=1.2, floor=0.001)
     """
@@ -111,7 +113,7 @@ class PreviousMinMax(RangeRule):
         check_fields(self)
         check_positive(margin=self.margin, floor=self.floor)
         if self.margin < 1:
-            raise ValueError(f"margin must be >= 1, got {self.margin}; less would clip the model itself")
+            raise ValueError(f"margin must be >= 1, got {self.margin}. A smaller one would clip the model.")
 
     def first(self, weights: Tensor, segments: Sequence[int]) -> Ranges:
         parts = torch.split(weights.detach().double().cpu(), list(segments))
@@ -134,23 +136,24 @@ class PreviousMinMax(RangeRule):
 
 @dataclass(frozen=True)
 class AdaptiveRange(RangeRule):
-    """Adaptive range that follows the size of the mean update, with the decoding noise taken out.
+    """Adaptive range that follows the size of the mean update, with the decoding noise subtracted.
 
-    The next radius aims at `multiple` times sqrt(mean square of the decoded mean - noise bound). The
-    bound is never below the noise's variance, and is raised by four standard deviations of a mean of
-    as many squares of normal values as the segment has coordinates: noise alone hardly ever pushes the
-    radius up, not even that of a small bias. Where the noise hides the signal, the radius (and with it
-    the noise) shrinks slowly until the signal shows or the floor is met; slowly, because a client's
-    update is larger than the mean that the rule can see.
+    The target of the next radius is `multiple` times sqrt(mean square of the decoded mean - noise bound). The
+    noise bound is at least the noise's variance, plus four standard deviations of its estimate from the
+    segment's coordinates. Noise alone therefore hardly ever increases the radius, even for a short bias
+    vector.
+
+    If the noise hides the signal, the radius and the noise shrink until the signal appears or the floor is
+    reached. They shrink slowly, because a client's update is larger than the mean that the rule sees.
 
     Args:
         initial: First radius, as a fraction of the root mean square of the initial weights, > 0.
-        multiple: Aim, in units of the mean update's root mean square, > 0.
-        growth: Largest factor up per round, >= 1.
-        shrink: Largest factor down per round, in (0, 1].
+        multiple: Target radius over the mean update's root mean square, > 0.
+        growth: Largest growth factor of the radius in a round, >= 1.
+        shrink: Smallest factor of the radius in a round, in (0, 1].
         floor: Smallest radius, in units of the update, > 0.
 
-    Example:
+    Examples:
         >>> AdaptiveRange(initial=0.01)  # Federated(..., ranges=this)
         AdaptiveRange(initial=0.01, multiple=4.0, growth=2.0, shrink=0.95, floor=1e-06)
     """
@@ -168,7 +171,7 @@ class AdaptiveRange(RangeRule):
             raise ValueError(f"growth must be >= 1 and shrink <= 1, got {self.growth} and {self.shrink}")
 
     def first(self, weights: Tensor, segments: Sequence[int]) -> Ranges:
-        """One radius for all segments: per-segment ones would be wrong for biases that start at zero."""
+        """Return one radius for all segments, because biases that start at zero have no size."""
         size = weights.detach().double().square().mean().sqrt().item() or 1.0
         radius = torch.full((len(segments),), max(self.initial * size, self.floor), dtype=torch.float64)
         return Ranges(torch.zeros_like(radius), radius)

@@ -1,13 +1,12 @@
-"""Privacy losses: what a claim says about one composition, as accountants need it.
+"""Privacy losses of one composition, in the form that accountants need.
 
-`Loss` is the interface. Every accountant, report and audit asks a loss through it and knows no kind by name,
-so that a new kind is one class in one file, anywhere: a subclass with a privacy curve (`curve`), or a
-`RenyiLoss` where a bound on Renyi divergences is all that is known. What a kind knows better than the
-defaults it overrides: closed forms over many compositions, infinite mass, a pure epsilon, what dropouts
-change.
+`Loss` is the interface. Accountants, reports and audits use a loss through it only, without knowing its
+class. So a new kind of loss is one subclass in one file: it defines a privacy curve (`curve`), or derives
+from `RenyiLoss` where only bounds on Renyi divergences are known. A subclass can override the defaults with
+exact knowledge: closed forms over many compositions, infinite mass, a pure epsilon, the effect of dropouts.
 
-The curve of a claim is the largest of the curves of its pairs, in both orders, at every epsilon; a maximum of
-convex curves is the curve of some pair again, and that pair dominates every case.
+The curve of a claim is the largest of the curves of its pairs of distributions, in both orders, at every
+epsilon. A maximum of convex curves is again the curve of some pair, and that pair dominates every case.
 """
 
 from lightning_fedq.privacy.losses.divergences import ConcentratedLoss, RenyiLoss, concentrated_epsilon

@@ -1,4 +1,4 @@
-"""Losses known by the laws of their worst pairs: mass functions, and sums of coins."""
+"""Losses known by the distributions of their worst pairs: mass functions, and sums of random bits."""
 
 from __future__ import annotations
 
@@ -16,26 +16,32 @@ from lightning_fedq.privacy.losses.loss import _AIM, Array, Law, Loss, composed_
 
 
 class _OfPairs(Loss):
-    """A loss dominated by the worst of some pairs of pmfs, each with a chance that the worlds differ."""
+    """A loss dominated by the worst of some pairs of mass functions.
+
+    Each pair has a probability that its two inputs differ at all.
+    """
 
     def _laws(self) -> Iterator[Law]:
-        """All (P, Q, weight), in both orders."""
+        """Yield all (P, Q, weight), in both orders.
+
+        The two inputs differ with probability `weight`.
+        """
         raise NotImplementedError
 
     def curve(self, epsilons: Array) -> Array:
-        # exact for the pmfs given
-        worst = -np.expm1(np.minimum(epsilons, 0.0))  # max(0, 1 - e^epsilon), below which no curve lies
+        # every curve is at least max(0, 1 - e^epsilon)
+        worst = -np.expm1(np.minimum(epsilons, 0.0))
         floor = worst.copy()
         for p, q, weight in self._laws():
-            # where the worlds agree, and this is known, the curve is the floor
+            # with probability 1 - weight both inputs have the same outcomes, so the curve is the floor
             worst = np.maximum(worst, weight * hockey_stick(p, q, epsilons) + (1.0 - weight) * floor)
         return worst
 
     @cached_property
     def _extremes(self) -> tuple[float, float, float, float]:
-        """Infinite mass, largest loss, root mean square and size of the finite losses."""
-        found = [(weight * float(p[q <= 0].sum()), *_largest(p, q)) for p, q, weight in self._laws()]
-        mass, pure, std, top = (max(column) for column in zip(*found, strict=True))
+        """Infinite mass, largest loss, and root mean square and largest size of the finite losses."""
+        extremes = [(weight * float(p[q <= 0].sum()), *_largest(p, q)) for p, q, weight in self._laws()]
+        mass, pure, std, top = (max(column) for column in zip(*extremes, strict=True))
         return mass, pure, std, top
 
     @property
@@ -52,7 +58,7 @@ class _OfPairs(Loss):
 
 
 def _largest(p: Array, q: Array) -> tuple[float, float, float]:
-    """Largest loss, and root mean square and largest absolute value of the finite ones."""
+    """Return the largest loss, and the root mean square and largest absolute value of the finite losses."""
     both = (p > 0) & (q > 0)
     losses = np.log(p[both] / q[both])
     pure = math.inf if bool((q[p > 0] <= 0).any()) else float(losses.max())
@@ -63,10 +69,11 @@ def _largest(p: Array, q: Array) -> tuple[float, float, float]:
 
 @dataclass(frozen=True)
 class PmfPairs(_OfPairs):
-    """A loss dominated, at every epsilon, by the worst of some pairs of probability mass functions.
+    """Loss dominated, at every epsilon, by the worst of some pairs of probability mass functions.
 
     Args:
-        pairs: `(p, q)` pairs, in either order, as both are looked at; each p and q sums to 1.
+        pairs: Pairs `(p, q)` of mass functions, each of which sums to 1. Both orders of a pair count.
+        note: Source of the loss, one line for the report.
     """
 
     pairs: tuple[tuple[tuple[float, ...], tuple[float, ...]], ...]
@@ -80,7 +87,7 @@ class PmfPairs(_OfPairs):
 
     @property
     def _response_level(self) -> float | None:
-        """Level of a randomised response, if the loss is one."""
+        """Epsilon of the randomised response that the loss is, or None if it is another loss."""
         if len(self.pairs) == 1:
             p, q = self.pairs[0]
             if len(p) == 2 and p == q[::-1] and min(p) > 0.0:
@@ -89,7 +96,7 @@ class PmfPairs(_OfPairs):
 
     @property
     def method(self) -> str:
-        """A randomised response has a closed form."""
+        """Name of the closed form of a randomised response. "" for other losses."""
         return "" if self._response_level is None else "exact binomial composition"
 
     def epsilon(self, delta: float, count: int) -> float:
@@ -98,22 +105,26 @@ class PmfPairs(_OfPairs):
         return randomized_response_epsilon(level, count, delta)
 
     def advice(self, steps: float, delta: float) -> str:
-        # by the rule of thumb that many small losses add up to a Gaussian one
+        # rule of thumb: many small losses add up to a Gaussian loss
         if composed_mass(self.infinite_mass, steps) > delta:
             return ""
         level = gaussian_mu(_AIM, delta) / math.sqrt(steps)
-        return f"an epsilon of about {level:.2g} a loss would bring it to about {_AIM:g}"
+        return f"an epsilon of about {level:.2g} per loss would bring it to about {_AIM:g}"
 
 
 @dataclass(frozen=True)
 class HiddenPair:
-    """Two laws of one group's part of a sum, to be hidden by `num_coins` independent coins of other clients.
+    """Two distributions of one group's part of a sum, hidden by independent bits of other clients.
 
     Args:
-        p: Pmf on {0, 1, ...} in one world; both orders of (p, q) are meant.
-        q: Pmf in the other world, of the same length.
-        num_coins: Independent coins added to it, >= 0.
-        weight: Chance in (0, 1] that the two worlds differ at all, if the adversary learns whether they do.
+        p: Mass function on {0, 1, ...} for one input. Both orders of (p, q) count.
+        q: Mass function for the neighbouring input, of the same length.
+        num_coins: Number of independent randomised bits that hide the group, >= 0.
+        weight: Probability, in (0, 1], that the two inputs lead to different distributions at all, if the
+            adversary learns whether they do.
+
+    Raises:
+        ValueError: If a number is out of range, or the mass functions have different lengths.
     """
 
     p: tuple[float, ...]
@@ -124,19 +135,24 @@ class HiddenPair:
     def __post_init__(self) -> None:
         if self.num_coins < 0 or not 0.0 < self.weight <= 1.0 or len(self.p) != len(self.q):
             raise ValueError(
-                f"a hidden pair needs num_coins >= 0, weight in (0, 1] and pmfs of one length, got {self}"
+                f"Expected num_coins >= 0, weight in (0, 1] and p and q of equal length, got {self}"
             )
 
     def laws(self, low: float, high: float) -> Iterator[Law]:
-        """(P, Q, weight) of the sum in both orders, for all splits of the other coins.
+        """Yield (P, Q, weight) of the sum in both orders, for all splits of the other bits.
 
-        Where zeros and ones exchanged turn a low coin into a high one, and one world into the other or both
-        into themselves, a split and its mirror image show the same, and half of the splits are enough.
+        A split says how many of the other bits have probability `high`. If exchanging zeros and ones swaps p
+        and q, or leaves both unchanged, a split and its mirror image give the same pair, so half of the
+        splits suffice.
+
+        Args:
+            low: Smallest probability of a one.
+            high: Largest probability of a one.
         """
         mirrored = {self.p[::-1], self.q[::-1]} == {self.p, self.q}
-        most = (self.num_coins + 1) // 2 if mirrored else self.num_coins
+        max_high = (self.num_coins + 1) // 2 if mirrored else self.num_coins
         for num_coins, num_high in coin_splits(self.num_coins):
-            if num_high > most:
+            if num_high > max_high:
                 break
             noise = coin_sum_pmf(num_coins, num_high, low, high)
             p, q = np.convolve(noise, self.p), np.convolve(noise, self.q)
@@ -146,16 +162,17 @@ class HiddenPair:
 
 @dataclass(frozen=True)
 class CoinSum(_OfPairs):
-    """Loss of a sum of bits: the worst of some pairs, each with independent coins on top.
+    """Loss of a sum of randomised bits: the worst of some pairs, each hidden by independent bits.
 
-    Every coin is a one with some probability in [low, high] that the adversary picks, so the loss is
-    the worst over 0 <= j <= num_coins of Binomial(j, high) + Binomial(num_coins - j, low). Beyond 400 coins
-    splits are bounded in stretches (`coin_splits`), so that this is a certificate for any number of coins.
+    Every bit is a one with some probability in [low, high] that the adversary picks. So the loss is the worst
+    over 0 <= j <= num_coins of Binomial(j, high) + Binomial(num_coins - j, low). Beyond 400 bits, splits are
+    bounded in stretches (`coin_splits`), so the loss is an upper bound for any number of bits.
 
     Args:
         low: Smallest probability of a one, in (0, 1/2).
-        high: Largest, 1 - low.
+        high: Largest probability of a one, 1 - low.
         victims: One pair for every place that the victim may have in the round.
+        note: Source of the loss, one line for the report.
 
     Raises:
         ValueError: If low is not in (0, 1/2), or high is not 1 - low.
@@ -169,9 +186,7 @@ class CoinSum(_OfPairs):
 
     def __post_init__(self) -> None:
         if not 0.0 < self.low < 0.5 or abs(self.low + self.high - 1.0) > 1e-12:
-            raise ValueError(
-                f"a sum of coins needs low in (0, 1/2) and high = 1 - low, got {self.low} and {self.high}"
-            )
+            raise ValueError(f"Expected low in (0, 1/2) and high = 1 - low, got {self.low} and {self.high}")
 
     def _laws(self) -> Iterator[Law]:
         for victim in self.victims:
@@ -180,13 +195,15 @@ class CoinSum(_OfPairs):
     def after_dropouts(
         self, group_sizes: Sequence[int], probability: float, failure: float, num_corrupt: int = 0
     ) -> CoinSum:
-        """Fewer coins hide the victim: except with probability `failure` a round, at least so many answer.
+        """Return the loss with the bits of the clients that answer.
 
-        A victim whose partner dropped out is a lone coin itself, so that place is added. A coin of a group of
-        colluding clients hides nobody.
+        At least so many clients answer, except with probability `failure` a round.
+
+        A victim whose partner dropped out sends a single bit, so that place is added. The bits of a group
+        with colluding clients hide nobody.
         """
         groups = [size for size in group_sizes if size > 1]
-        # the victim's group and a curious client's do not count; which they are is unknown, so the best go
+        # the groups of the victim and of a curious client hide nobody: leave out those that would hide most
         groups.sort(key=lambda size: size * probability ** (size - 1), reverse=True)
         others = tuple(groups[1 + max(num_corrupt, 1) :])
         victims = [
@@ -200,7 +217,7 @@ class CoinSum(_OfPairs):
         return CoinSum(self.low, self.high, (*victims, alone), f"{self.note}, after dropouts")
 
     def left_out(self, count: int) -> CoinSum:
-        # lone clients go first, and a victim whose partner goes is one itself
+        # the server leaves out unpaired clients first, and a victim without its partner is unpaired itself
         victims = [replace(victim, num_coins=max(victim.num_coins - count, 0)) for victim in self.victims]
         fewest = min(victim.num_coins for victim in victims)
         alone = HiddenPair((self.high, self.low), (self.low, self.high), fewest)
@@ -209,11 +226,9 @@ class CoinSum(_OfPairs):
         )
 
     def advice(self, steps: float, delta: float) -> str:
-        # how many clients that work alone would do
+        # number of unpaired clients that would suffice
         half_level = 0.5 * math.log(self.high / self.low)
         coins = math.ceil((2.0 * math.sinh(half_level) / gaussian_mu(_AIM, delta)) ** 2 * steps)
         mass = (self.high - self.low) * steps / delta
         coins = max(coins, math.ceil(math.log(max(mass, 1.0)) / -math.log(self.high)))
-        return (
-            f"about {coins:.3g} clients that work alone in every round would bring epsilon to about {_AIM:g}"
-        )
+        return f"about {coins:.3g} unpaired clients in every round would bring epsilon to about {_AIM:g}"

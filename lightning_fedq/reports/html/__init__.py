@@ -1,1 +1,1 @@
-"""One HTML page about one or several runs, which needs nothing else to be read. No Lightning in here."""
+"""Self-contained HTML page about one or several runs. The package does not use Lightning."""

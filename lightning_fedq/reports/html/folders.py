@@ -1,4 +1,4 @@
-"""Contents of a run folder, as the page of `fedq report` needs them."""
+"""Reader of run folders for the page of `fedq report`."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from lightning_fedq.privacy.document import OtherVersionError, from_json
 from lightning_fedq.privacy.report import PrivacyReport
 from lightning_fedq.reports.runs import Row, read_rows
 
-_NO_RUN = "give the folder of a finished run that had the RunFolder callback, such as runs/digits_private"
+_NO_RUN = "Give the folder of a finished run with the RunFolder callback, such as runs/digits_private."
 
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run.
+    """Contents of the folder of a finished run.
 
     Args:
         name: Name of the run on the page.
-        rows: Rounds, as in `metrics.csv`.
+        rows: Rows of `metrics.csv`, one per round.
         summary: Contents of `summary.json`.
-        privacy: The report of `privacy.json`; None where another version wrote it.
-        note: What to do about that.
-        config: Resolved configuration as YAML; "" where none was written.
+        privacy: Report of `privacy.json`. None if another version of this package wrote it.
+        note: Advice if `privacy` is None, otherwise "".
+        config: Resolved configuration as YAML, or "" if the folder has none.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Run:
     config: str
 
     def column(self, name: str) -> list[tuple[float, float]]:
-        """Round and value of a column, where it has one."""
+        """Return (round, value) pairs of a column, without rounds in which the value is missing or NaN."""
         return [(row["round"], row[name]) for row in self.rows if name in row and row[name] == row[name]]
 
 
@@ -44,13 +44,13 @@ def read(folder: Path, name: str) -> Run:
     """Read a run folder.
 
     Raises:
-        ValueError: If it is not the folder of a finished run; with what is missing.
+        ValueError: If it is not the folder of a finished run. The message has the missing file.
     """
     if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder; {_NO_RUN}")
+        raise ValueError(f"{folder} is not a folder. {_NO_RUN}")
     for file in ("metrics.csv", "summary.json", "privacy.json"):
         if not (folder / file).is_file():
-            raise ValueError(f"there is no {file} in {folder}; {_NO_RUN}")
+            raise ValueError(f"There is no {file} in {folder}. {_NO_RUN}")
     privacy, note = None, ""
     try:
         privacy = from_json((folder / "privacy.json").read_text())

@@ -1,4 +1,4 @@
-"""The page of `fedq report`: an overview, charts, who learns how much, each document."""
+"""Page of `fedq report`: an overview, charts, privacy by adversary, and the privacy document of each run."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from lightning_fedq.reports.plot_style import darken, legend, panels, png, serie
 from lightning_fedq.reports.runs import metric_mode, plain_log, set_round_axis
 
 Table = tuple[Sequence[str], Sequence[tuple["str | Cell", "Sequence[str | Cell]"]]]
-"""Heads, and rows of a name and cells."""
+"""Column heads, and rows that have a name and cells."""
 
 
 def page(runs: Sequence[Run], monitor: str) -> str:
-    """The whole page as HTML, in one file: light and dark, wide and narrow, without a network.
+    """Return the whole page as self-contained HTML, for light and dark mode and narrow screens.
 
     Args:
         runs: Runs to show side by side.
@@ -49,7 +49,7 @@ def page(runs: Sequence[Run], monitor: str) -> str:
 
 
 def _document(run: Run) -> tuple[str, Markup]:
-    """Title and text of a run's privacy document, or what to do where another version wrote it."""
+    """Return title and text of a run's privacy document, or advice if another version wrote it."""
     if run.privacy is None:
         return "Privacy", Markup("<p>{}</p>").format(run.note)
     title, parts = document(run.privacy)
@@ -57,18 +57,27 @@ def _document(run: Run) -> tuple[str, Markup]:
 
 
 def _shown(run: Run, who: str | None = None) -> PrivacySummary:
+    """Return the privacy summary of a run against an adversary, empty if its report can't be read."""
     return PrivacySummary("", None, "") if run.privacy is None else summarise_privacy(run.privacy, who)
 
 
 def _common(runs: Sequence[Run]) -> str:
+    """Return the name of the adversary that all runs are compared for."""
     return common_adversary([run.privacy for run in runs if run.privacy is not None])
 
 
 def _overview(runs: Sequence[Run], monitor: str) -> Table:
+    """Return the overview table: metric, epsilon, noise-to-signal ratio and bits of each run."""
     better = "larger" if metric_mode(monitor) == "max" else "smaller"
     who = _common(runs)
     epsilon = f"epsilon of the run, {adversary_title(who)}"
-    heads = ("run", f"{monitor} ({better} is better)", epsilon, "noise over signal R", "bits a parameter")
+    heads = (
+        "run",
+        f"{monitor} ({better} is better)",
+        epsilon,
+        "noise-to-signal ratio R",
+        "bits per parameter",
+    )
     rows: list[tuple[str | Cell, list[str | Cell]]] = []
     for run in runs:
         best, values = run.summary.get("best") or {}, run.column(monitor)
@@ -77,17 +86,17 @@ def _overview(runs: Sequence[Run], monitor: str) -> Table:
         tests = [f"; {name} {number(v)}" for name, v in run.summary["metrics"].items() if name[:4] == "test"]
         down = "-" if bits is None else number(bits.down, 3)
         noise = ((run.summary.get("noise_over_signal") or {}).get("words") or "").rpartition(": ")
-        found = _shown(run, who)
+        summary = _shown(run, who)
         cells: list[str | Cell] = [
             Cell(
                 number(values[-1][1] if values else None),
                 f"best {number(best.get('value'))}{after}{''.join(tests)}",
                 strong=True,
             ),
-            privacy_cell(found, _differing_target(run, who)),
+            privacy_cell(summary, _differing_target(run, who)),
             Cell(noise[2] or "-", noise[0]),
             Cell(
-                f"up {number(run.summary['bits_per_parameter'])}, down {down}",
+                f"uplink {number(run.summary['bits_per_parameter'])}, downlink {down}",
                 f"{run.summary['rounds']} rounds",
             ),
         ]
@@ -96,13 +105,13 @@ def _overview(runs: Sequence[Run], monitor: str) -> Table:
 
 
 def _differing_target(run: Run, who: str) -> str:
-    """Target of a run towards somebody else than who is shown, "" without one."""
+    """Return a run's target if it is against another adversary than the shown one, otherwise ""."""
     own = _shown(run)
     return f"{own.asked}; {adversary_title(own.who)}" if own.asked and own.who != who else ""
 
 
 def _adversary_table(runs: Sequence[Run]) -> Table:
-    """Epsilon and verdict by adversary of several runs, a column a run."""
+    """Return a table of epsilon and verdict, with a row per adversary and a column per run."""
     groups = [
         {line.row.name: line.group for line in report_rows(run.privacy)} if run.privacy else {}
         for run in runs
@@ -122,7 +131,7 @@ def _adversary_table(runs: Sequence[Run]) -> Table:
 
 
 class Line(NamedTuple):
-    """A series of a chart: name, rounds and values, place among the colours, and whether it is a limit."""
+    """Series of a chart: name, (round, value) pairs, number of its colour, and whether it is a limit."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -131,17 +140,17 @@ class Line(NamedTuple):
 
 
 def line_chart(lines: Sequence[Line], label: str, zero: bool = False) -> Markup:
-    """Draw series against rounds, for light and for dark paper, as pictures in the page.
+    """Draw series against rounds as a light and a dark picture that are embedded in the page.
 
-    A logarithmic axis where values differ by more than 50 times.
+    The axis is logarithmic if values differ by more than a factor of 50.
 
     Args:
-        report_rows: What to draw; infinite and missing values are left out.
-        label: What a reader who can't see the picture is told, with the names of several series.
-        zero: Whether the axis begins at 0.
+        lines: Series to draw, without infinite and missing values.
+        label: Alternative text of the picture. The names of several series are appended.
+        zero: Whether the axis starts at 0.
 
     Returns:
-        A `<picture>` element; "" where there is no value.
+        A `<picture>` element, or "" if there is no value.
     """
     finite = [(line, [(x, y) for x, y in line.points if math.isfinite(y)]) for line in lines]
     finite = [(line, points) for line, points in finite if points]
@@ -169,23 +178,26 @@ def line_chart(lines: Sequence[Line], label: str, zero: bool = False) -> Markup:
 
 
 def _figures(runs: Sequence[Run], monitor: str) -> Iterator[tuple[str, Markup, list[str]]]:
-    """Titles, charts and notes of the charts by round."""
+    """Yield title, chart and notes of each chart by round."""
     metric = [Line(run.name, run.column(monitor), place) for place, run in enumerate(runs)]
     yield monitor, line_chart(metric, f"{monitor} by round"), []
     who = _common(runs)
     yield (f"epsilon spent, {adversary_title(who)}", *_epsilons(runs, who))
     bits = [Line(run.name, bits_by_round(run), place) for place, run in enumerate(runs)]
-    yield "bits a parameter, up", line_chart(bits, "bits a parameter by round", zero=True), []
+    yield "uplink bits per parameter", line_chart(bits, "bits per parameter by round", zero=True), []
 
 
 def _epsilons(runs: Sequence[Run], who: str) -> tuple[Markup, list[str]]:
-    """Curves towards one adversary, and what runs have at the end that were not asked about it."""
+    """Return the chart of epsilon by round against one adversary, and notes on runs without such a curve.
+
+    A run has a curve only against the adversary of its own target.
+    """
     drawn, notes = [], []
     for place, run in enumerate(runs):
         privacy = run.privacy
         if privacy is None or privacy.about.name != who or not privacy.by_round:
-            found = _shown(run, who)
-            notes.append(f"{run.name}: {found.printed} {found.verdict}, not drawn")
+            summary = _shown(run, who)
+            notes.append(f"{run.name}: {summary.printed} {summary.verdict}, not drawn")
             continue
         drawn.append(Line(run.name, privacy.by_round, place))
         asked = privacy.asked
@@ -195,7 +207,7 @@ def _epsilons(runs: Sequence[Run], who: str) -> tuple[Markup, list[str]]:
 
 
 def bits_by_round(run: Run) -> list[tuple[float, float]]:
-    """Bits that a client sends for a parameter, by round: updates, keys and shares, set-up."""
+    """Return the uplink bits of a client per parameter, by round, with updates, keys, shares and set-up."""
     known = [row for row in run.rows if row["num_received"] and "uplink_bits" in row]
     bits = [(row["uplink_bits"] + row["setup_bits"]) / row["num_received"] for row in known]
     dim = run.summary["num_parameters"] + run.summary.get("num_buffers", 0)
@@ -206,7 +218,7 @@ def bits_by_round(run: Run) -> list[tuple[float, float]]:
 
 
 def number(value: Any, digits: int = 4) -> str:
-    """A number for a reader, "-" where there is none."""
+    """Return a number as text, or "-" if it is None or NaN."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "-"
     return f"{value:.{digits}g}" if isinstance(value, float) else f"{value:,}"
@@ -214,7 +226,16 @@ def number(value: Any, digits: int = 4) -> str:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table: words, in a verdict's colour where they are one, what was asked for, small print."""
+    """Cell of a table.
+
+    Args:
+        words: Text of the cell.
+        small: Small print below the text.
+        colour: Colour of the text, if it is a verdict.
+        asked: Target that was asked for.
+        strong: Whether the text is bold.
+        is_cell: Always True. Templates use it to distinguish cells from plain text.
+    """
 
     words: str = ""
     small: str = ""
@@ -225,7 +246,7 @@ class Cell:
 
 
 def privacy_cell(found: PrivacySummary, small: str = "") -> Cell:
-    """Epsilon and its word in the word's colour, and what was asked for."""
+    """Return a cell with epsilon and verdict in the colour of the verdict, and the target."""
     words = f"{found.printed} {found.verdict}".strip()
     colour = "bad" if found.met is False else VERDICTS.get(found.verdict, "bad")
     return Cell(words, small, colour, found.asked)

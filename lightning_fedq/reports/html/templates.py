@@ -1,4 +1,4 @@
-"""Pages from templates that escape whatever is put into them: names of runs are anybody's words."""
+"""Templates of the HTML page. They escape all values, because names of runs are arbitrary text."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def _environment() -> Environment:
 
 
 def render(name: str, **values: object) -> Markup:
-    """A template of `pages/`, with values in it that can add no element and no attribute.
+    """Render a template of `pages/`. Values are escaped, so they can't add elements or attributes.
 
     Args:
         name: File of the template.
-        values: What it names; all of them must be there.
+        values: All variables of the template.
 
-    Example:
+    Examples:
         >>> print(render("chart.html", label='"><script>', light="", dark="").splitlines()[2])
         <img alt="&#34;&gt;&lt;script&gt;" src="data:image/png;base64,">
     """

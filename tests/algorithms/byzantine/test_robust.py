@@ -147,7 +147,7 @@ def test_breakdown_points_and_their_warning():
     assert [breakdown_point(rule, 10) for rule in ("geometric_median", "centered_clipping")] == [4, 4]
     check_breakdown("median", 11, 0.45)
     with pytest.warns(
-        UserWarning, match="trimmed_mean of 10 rows withstands 1 Byzantine clients, 2 are expected"
+        UserWarning, match="trimmed_mean of 10 rows tolerates 1 Byzantine clients, but 2 are expected"
     ):
         check_breakdown("trimmed_mean", 10, 0.2, num_byzantine=1)
     with pytest.raises(ValueError, match=r"fraction must be in \[0, 1\), got 1.0"):

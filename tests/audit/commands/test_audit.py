@@ -47,7 +47,7 @@ def test_claims_about_vectors_are_audited_in_two_shapes():
 def test_the_help_says_what_is_fast_and_what_is_long(capsys):
     assert main(["audit", "--help"]) == 0
     printed = capsys.readouterr().out
-    assert "fast:" in printed and "10^6" in printed and "long:" in printed and "1e8" in printed
+    assert "fast:" in printed and "10^6" in printed and "slow:" in printed and "1e8" in printed
 
 
 FEW_DRAWS = 10_000

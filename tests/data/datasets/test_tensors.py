@@ -74,5 +74,5 @@ def test_another_seed_gives_another_split_and_the_same_seed_the_same():
 
 
 def test_too_large_a_limit_is_refused():
-    with pytest.raises(ValueError, match=r"num_train = 2000, but there are only 1150"):
+    with pytest.raises(ValueError, match=r"num_train is 2000, but there are only 1150"):
         DigitsDataModule(num_train=2000).setup("fit")

@@ -31,9 +31,9 @@ def test_without_a_folder_the_environment_says_it(monkeypatch):
 
 def test_missing_files_name_the_cure(tmp_path):
     for data in (MNISTDataModule(str(tmp_path)), CIFAR10DataModule(str(tmp_path))):
-        with pytest.raises(FileNotFoundError, match=r"set data.root, or FEDQ_DATA .* or data.download"):
+        with pytest.raises(FileNotFoundError, match=r"Set data.root, or FEDQ_DATA .* or set data.download"):
             data.setup("fit")
-    with pytest.raises(FileNotFoundError, match=r"must hold train/<class>"):
+    with pytest.raises(FileNotFoundError, match=r"Found no folder .* Put train/<class>"):
         CIFAR10DataModule(str(tmp_path), image_folder=True).setup("fit")
 
 
@@ -79,5 +79,5 @@ def test_other_archives_are_not_taken_for_images(tmp_path):
         (tmp_path / "a.png").write_bytes(b"")
         Image.new("RGB", (32, 32)).save(tmp_path / "a.png")
         archive.add(tmp_path / "a.png", "train/cat/a.png")
-    with pytest.raises(FileNotFoundError, match=r"has no test/<class>/\*; data.root must hold"):
+    with pytest.raises(FileNotFoundError, match=r"has no test/<class>/\*. Put train/<class>"):
         CIFAR10DataModule(str(tmp_path)).setup("fit")

@@ -144,7 +144,7 @@ def test_memory_that_is_not_there():
             return 10**13
 
     with pytest.raises(
-        MemoryError, match=r"10,000,000,000,000 images need 800,000 GB; keep fewer, or of a smaller"
+        MemoryError, match=r"10,000,000,000,000 images need 800,000 GB. Keep fewer images, use a smaller"
     ):
         FixedFeatures(20, 16, pictures=None).compute_features(Huge())
 
@@ -163,16 +163,16 @@ def test_a_file_is_its_hash_or_nothing(tmp_path):
     torch.save(made.state_dict(), file)
     again = FixedFeatures(20, 16, file=file, sha256=made.sha256)
     assert torch.equal(again(IMAGES), made(IMAGES))
-    words = rf"sha256 is {made.sha256}, wanted is abc; give the file= that was saved"
+    words = rf"sha256 is {made.sha256}, but abc was expected. Give the file="
     with pytest.raises(ValueError, match=words):
         FixedFeatures(20, 16, file=file, sha256="abc")
     other = FixedFeatures(20, 16, seed=1)
-    with pytest.raises(ValueError, match=f"sha256 is {other.sha256}, wanted is {made.sha256}"):
+    with pytest.raises(ValueError, match=f"sha256 is {other.sha256}, but {made.sha256} was expected"):
         again.load_state_dict(other.state_dict())  # a checkpoint
     with pytest.raises(RuntimeError, match="size mismatch for axes"):
         FixedFeatures(10, 16, file=file)
     for setting in ({"norm": "log"}, {"mean": 0.5}, {"std": 2.0}):  # of which the projection is not
-        with pytest.raises(ValueError, match=f"wanted is {made.sha256}"):
+        with pytest.raises(ValueError, match=f"but {made.sha256} was expected"):
             FixedFeatures(20, 16, file=file, sha256=made.sha256, **setting)
     copy.deepcopy(made).load_state_dict(other.state_dict())  # any
 
@@ -182,7 +182,7 @@ def test_a_file_is_its_hash_or_nothing(tmp_path):
     [
         (
             torch.rand(2, 1, 28, 28),
-            "shape (N, 1, 16, 16), got torch.float32 of shape (2, 1, 28, 28); give Fixed",
+            "shape (N, 1, 16, 16), got torch.float32 of shape (2, 1, 28, 28). Give Fixed",
         ),
         (torch.rand(2, 3, 16, 16), "got torch.float32 of shape (2, 3, 16, 16)"),
         (torch.rand(2, 21), "got torch.float32 of shape (2, 21)"),
@@ -190,8 +190,8 @@ def test_a_file_is_its_hash_or_nothing(tmp_path):
             torch.zeros(2, 1, 16, 16, dtype=torch.uint8),
             "images must be floats of shape (N, 1, 16, 16), got torch.u",
         ),
-        (3 * torch.rand(2, 1, 16, 16) + 2, "in [0, 1] after images * std + mean, got 2"),
-        (255 * torch.rand(2, 1, 16, 16), "give FixedFeatures the mean and std that the data set"),
+        (3 * torch.rand(2, 1, 16, 16) + 2, "images * std + mean must be in [0, 1], got 2"),
+        (255 * torch.rand(2, 1, 16, 16), "Give FixedFeatures the mean and std by which the data set"),
         (IMAGES.log(), "got -"),
         (IMAGES * float("nan"), "got nan to nan"),
     ],
@@ -206,7 +206,7 @@ def test_images_of_another_kind(images, words):
     [{"side": 8}, {"side": 18}, {"channels": 2}, {"pool": 3}, {"pool": 0}, {"size": 0}, {"size": 1297}],
 )
 def test_settings_out_of_range(setting):
-    with pytest.raises(ValueError, match=r"1 <= size <= .* are needed, got .*; resize the images"):
+    with pytest.raises(ValueError, match=r"1 <= size <= .*, got .*. Resize the images"):
         FixedFeatures(**{"size": 20, "side": 16, **setting})
 
 
@@ -292,7 +292,7 @@ def test_a_checkpoint_brings_its_projection(tmp_path):
 def test_keeping_needs_something_to_keep_by():
     data = Images(keep_features=True)
     data.setup("fit")
-    with pytest.raises(ValueError, match=r"one FixedFeatures, found 0; give Linear\(features="):
+    with pytest.raises(ValueError, match=r"one FixedFeatures, got 0. Use Linear\(features="):
         data.train_dataloader()
 
 

@@ -21,5 +21,5 @@ def test_a_server_refuses_what_nobody_can_have_sent(mechanism):
     context, public = make_context(mechanism, (0, 1)), PublicRandomness(SeededKeys(0), 0)
     with pytest.raises(ValueError, match=r"messages must have shape \(2, 8\)"):
         mechanism.decode(torch.zeros(2, 7, dtype=torch.int64), (0, 1), context, public)
-    with pytest.raises(ValueError, match="drop the client that sent something else"):
+    with pytest.raises(ValueError, match="Drop the client that sent something else"):
         mechanism.decode(torch.full((2, 8), 9), (0, 1), context, public)

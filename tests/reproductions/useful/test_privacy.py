@@ -20,7 +20,7 @@ needs_mnist = pytest.mark.skipif(not FEDQ_DATA, reason="FEDQ_DATA is not set: no
 pytestmark = [
     # seeded runs, whose masks are counted: the experiment says so
     pytest.mark.filterwarnings("ignore:the keys come from a seed:UserWarning"),
-    pytest.mark.filterwarnings("ignore:masking is accounted for only:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Masking is accounted for only:UserWarning"),
 ]
 
 
