@@ -16,7 +16,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS)
 # a test that hangs ends its worker, and the others go on; files in conftest.py's order, the longest first
 WORKERS = -n 2 --dist loadfile --no-loadscope-reorder -o faulthandler_exit_on_timeout=true
 
-.PHONY: coverage deploy-demo demo test test-all test-flower test-slow test-oldest check docs tables tutorials gpu setup clean clean-compiled
+.PHONY: coverage deploy-demo demo release test test-all test-flower test-slow test-oldest check docs tables tutorials gpu setup clean clean-compiled
 setup: $(VENV)/.ready
 
 # what the library itself needs
@@ -81,6 +81,12 @@ tables: setup
 # run the tutorials, and write their pages and notebooks
 tutorials: setup
 	OMP_NUM_THREADS=1 MPLBACKEND=agg $(BIN)/python docs/tutorial.py
+
+# all of a release but the upload: versions, wheel and sdist, and a try in empty environments of these interpreters
+PYTHONS ?= python3.10 python3.13
+release: setup
+	$(BIN)/python -m pip install --quiet 'twine>=6.1'
+	$(BIN)/python tests/release.py $(PYTHONS)
 
 # lines that the fast tests run, as a table; child processes are not counted
 coverage: setup

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from lightning_fedq import mechanisms
 from lightning_fedq.imports import lazily
 
-__version__ = "0.3.0.dev0"
+__version__ = "0.3.0"
 
 if TYPE_CHECKING:
     from lightning_fedq.algorithms import (
