@@ -32,7 +32,7 @@ from lightning_fedq import cli, mechanisms
 from lightning_fedq.commands import mechanism_row
 from lightning_fedq.commands.configs import configs, fragments
 from lightning_fedq.commands.mechanisms import SHIPPED
-from lightning_fedq.commands.shown import FLAGS, SHIPPED as HELP, WRITERS, writers
+from lightning_fedq.commands.shown import FLAGS, SETTINGS, SHIPPED as HELP, WRITERS, writers
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism
 
 DOCS = Path(__file__).parent
@@ -329,12 +329,23 @@ def _flags(check: bool) -> dict[str, str]:
     return {FLAGS: done.stdout, WRITERS: writers()}
 
 
+def _settings() -> dict[str, str]:
+    """Arguments of every public class by its name, with spaces between them."""
+    kinds = {name: getattr(lightning_fedq, name) for name in sorted(lightning_fedq.__all__)}
+    return {
+        name: " ".join(inspect.signature(kind).parameters)
+        for name, kind in kinds.items()
+        if inspect.isclass(kind)
+        and not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(kind).parameters.values())
+    }
+
+
 def made(check: bool) -> Iterator[tuple[Path, str]]:
     """Every file with something that is made here, and what it should hold."""
     yield LISTS, _LISTS.sub(lambda found: f"{found[1]}{_names()}\n{found[2]}", LISTS.read_text())
     shown = {**mechanism_row.SETTING, "mechanisms": _described()}
     yield SHIPPED, json.dumps(shown, indent=1, ensure_ascii=False) + "\n"
-    shown = {**{name: _help(name) for name in cli.OTHERS}, **_flags(check)}
+    shown = {**{name: _help(name) for name in cli.OTHERS}, **_flags(check), SETTINGS: _settings()}
     yield HELP, json.dumps(shown, indent=1, ensure_ascii=False) + "\n"
     for page in PAGES:
         yield page, renewed(page.read_text())

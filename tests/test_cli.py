@@ -20,8 +20,9 @@ from lightning_fedq.cli import OTHERS, TRAINING, main
 from lightning_fedq.commands.mechanism_row import describe
 from lightning_fedq.commands.mechanism_text import parse_mechanism
 from lightning_fedq.commands.mechanisms import SHIPPED
+from lightning_fedq.commands.options import without_other_classes
 from lightning_fedq.commands.run import FedqCLI
-from lightning_fedq.commands.shown import described, refuse_unknown
+from lightning_fedq.commands.shown import described, refuse_unknown, refuse_unknown_settings
 from lightning_fedq.data.datasets import DigitsDataModule
 from lightning_fedq.mechanisms import LDPQ, SIGM, GaussianNoise
 from lightning_fedq.mechanisms.interface import Adversary, GaussianLoss
@@ -183,6 +184,42 @@ def test_flags_that_there_are_go_to_the_parser(monkeypatch):
     refuse_unknown(["digits_private", *(word for pair in flags.items() for word in pair), *more])
     monkeypatch.setattr("lightning_fedq.commands.shown.writers", lambda: "other packages")
     refuse_unknown(["--of_another_lightning"])  # only its parser knows
+
+
+def test_abbreviations_are_refused_with_the_nearest_option(capsys):
+    """`--trainer.max_epoch 3` was taken as an abbreviation, and `--set Federated.num_client=7` took 8 s."""
+    assert main(["fit", "digits_private", "--trainer.max_epoch", "3"]) == 2
+    assert "Did you mean 'trainer.max_epochs'?" in capsys.readouterr().err
+    assert main(["privacy", "digits_private", "--round", "3"]) == 2
+    assert "Did you mean '--rounds'?" in capsys.readouterr().err
+
+
+def test_unknown_settings_are_refused_before_slow_imports(tmp_path):
+    code = (
+        "import sys; from lightning_fedq.cli import main; "
+        "status = main(['fit', 'digits_private', '--set', 'Federated.num_client=7']); "
+        "sys.exit(1 if 'torch' in sys.modules else status)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "Did you mean 'num_clients'?" in done.stderr
+
+
+def test_settings_of_another_package_are_checked_by_its_class(tmp_path):
+    """A configuration may name a class Federated that is not the library's."""
+    path = tmp_path / "own.yaml"
+    path.write_text(yaml.safe_dump({"trainer": {"callbacks": [{"class_path": "mine.Federated"}]}}))
+    names = ["Federated.num_client", "CorBin.epsilo"]
+    assert without_other_classes(names, ["--config", str(path)]) == ["CorBin.epsilo"]
+    refuse_unknown_settings(["Federated.privacy.epsilon", "trainer.max_epochs", "Unknown.x"])
+    with pytest.raises(ValueError, match="CorBin has no setting 'epsilo'"):
+        refuse_unknown_settings(["CorBin.epsilo"])
+
+
+def test_the_package_is_the_command(capsys):
+    done = subprocess.run(
+        [sys.executable, "-m", "lightning_fedq", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"fedq {lightning_fedq.__version__}\n"
 
 
 @pytest.mark.parametrize(("key", "option"), [("model", "hidden"), ("data", "batch_size")])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from importlib import import_module
 from itertools import pairwise
@@ -65,6 +65,13 @@ def take_changes(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
             raise ValueError("--set needs NAME=VALUE such as Federated.num_clients=7")
         changes += settings
     return rest, parse_changes(changes)
+
+
+def without_other_classes(names: Iterable[str], arguments: Sequence[str]) -> list[str]:
+    """Return the dotted names that don't begin with a class of another package in a named configuration."""
+    paths = [str(node["class_path"]) for config in _configs(arguments) for _, node in classes(config)]
+    others = {path.rpartition(".")[2] for path in paths if not path.startswith("lightning_fedq.")}
+    return [name for name in names if name.partition(".")[0] not in others]
 
 
 def change_setting(config: dict[str, Any], name: str, value: Any) -> None:

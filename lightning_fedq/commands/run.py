@@ -115,7 +115,10 @@ class FedqCLI(LightningCLI):
             subclass_mode_data=True,
             save_config_callback=None,
             parser_class=SuggestingParser,
-            parser_kwargs={"prog": "fedq", **{name: described(name) for name in TRAINING}},
+            parser_kwargs={
+                "prog": "fedq",
+                **{name: {"allow_abbrev": False, **described(name)} for name in TRAINING},
+            },
             args=list(args),
             run=run,
         )

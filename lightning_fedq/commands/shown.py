@@ -12,12 +12,13 @@ import json
 import re
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from lightning_fedq.commands.configs import TRAINING, configs
-from lightning_fedq.commands.errors import suggest
+from lightning_fedq.commands.errors import nearest, suggest
 
 SHIPPED = Path(__file__).with_suffix(".json")
 CHOICES = (
@@ -30,8 +31,8 @@ CHOICES = (
 """Help on the options that `expand` and `take_changes` add to LightningCLI."""
 
 
-FLAGS, WRITERS = "fit NAME", "fit NAME is from"
-"""Keys in `shown.json` of the help of `fedq fit NAME`, and of the package versions that produced it."""
+FLAGS, WRITERS, SETTINGS = "fit NAME", "fit NAME is from", "settings"
+"""Keys in `shown.json`: help of `fedq fit NAME`, package versions that produced it, arguments by class."""
 _PACKAGES = ("pytorch-lightning", "jsonargparse", "docstring-parser", "torch")
 
 
@@ -80,8 +81,8 @@ def read_help(command: str, *names: str) -> str | None:
 def refuse_unknown(arguments: Sequence[str]) -> None:
     """Refuse an option that `fedq fit` does not have, before the slow imports.
 
-    The parser checks settings below a class (`--model.lr`, `--trainer.callbacks.mechanism`) and abbreviated
-    names. It checks all options if the stored help is from other package versions.
+    The parser checks settings below a class (`--model.lr`, `--trainer.callbacks.mechanism`). It checks all
+    options if the stored help is from other package versions.
 
     Raises:
         ValueError: If an option is unknown. The message has the nearest option.
@@ -93,14 +94,34 @@ def refuse_unknown(arguments: Sequence[str]) -> None:
     leaves = [f"{key}." for key in keys if not any(other.startswith(f"{key}.") for other in keys)]
     for argument in arguments:
         option = argument.removeprefix("--").partition("=")[0].rstrip("+")
-        known = option.startswith(tuple(leaves)) or any(key.startswith(option) for key in keys)
+        known = option in keys or option.startswith(tuple(leaves))
         if argument.startswith("--") and not known:
             words = f"unrecognized arguments: --{option}"
             near = f".{hint}" if (hint := suggest(words, keys)) else "."
             raise ValueError(f"{words}{near} fedq fit NAME --help lists the options")
 
 
-def _shipped() -> dict[str, str]:
+def refuse_unknown_settings(names: Iterable[str]) -> None:
+    """Refuse a setting that its class does not have, before the slow imports.
+
+    Args:
+        names: Dotted names of `--set`. Names that don't begin with a public class are checked later.
+
+    Raises:
+        ValueError: If a class has no such argument. The message has the nearest argument.
+    """
+    arguments = _shipped()[SETTINGS]
+    for name in names:
+        kind, _, setting = name.partition(".")
+        setting = setting.partition(".")[0]
+        choices = arguments.get(kind, setting).split()
+        if setting not in choices:
+            raise ValueError(
+                f"{kind} has no setting {setting!r}, got --set {name}.{nearest(setting, choices)}"
+            )
+
+
+def _shipped() -> dict[str, Any]:
     """Return the contents of `shown.json`."""
-    shipped: dict[str, str] = json.loads(SHIPPED.read_text(encoding="utf-8"))
+    shipped: dict[str, Any] = json.loads(SHIPPED.read_text(encoding="utf-8"))
     return shipped

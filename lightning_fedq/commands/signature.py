@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import NoneType
 from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
+from lightning_fedq.commands.errors import nearest
+
 Command = Callable[..., int | None]
 
 
@@ -30,7 +32,7 @@ def run(command: Command | Mapping[str, Command], prog: str, argv: Sequence[str]
         ValueError: If the words don't match the parameters.
         SystemExit: If the words ask for help.
     """
-    parser = _Parser(prog=prog, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = _Parser(prog=prog, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     if callable(command):
         if any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(command).parameters.values()):
             return command(*argv) or 0
@@ -39,7 +41,8 @@ def run(command: Command | Mapping[str, Command], prog: str, argv: Sequence[str]
         several = parser.add_subparsers(required=True, metavar="|".join(command))
         for name, function in command.items():
             first = str(inspect.getdoc(function)).partition("\n\n")[0].replace("%", "%%")
-            _describe(several.add_parser(name, help=first, formatter_class=parser.formatter_class), function)
+            settings = {"formatter_class": parser.formatter_class, "allow_abbrev": False}
+            _describe(several.add_parser(name, help=first, **settings), function)
     options = vars(parser.parse_args([re.sub(r"^--[^=]+", _with_dashes, word) for word in argv]))
     status: int | None = options.pop("command")(**options)
     return status or 0
@@ -49,8 +52,16 @@ class _Parser(argparse.ArgumentParser):
     """Parser that raises errors, so that `cli.main` prints them without the long usage."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise a ValueError with the message."""
-        raise ValueError(f"{message}. {self.prog} --help lists the options")
+        """Raise a ValueError with the message, and with the nearest option to an unknown one."""
+        unknown = re.search(r"unrecognized arguments: (--[^\s=]+)", message)
+        hint = nearest(unknown[1], self._options()) if unknown else ""
+        raise ValueError(f"{message}.{hint} {self.prog} --help lists the options")
+
+    def _options(self) -> list[str]:
+        """Return the options of this parser and of its subcommands."""
+        choices = [action.choices for action in self._actions if isinstance(action.choices, Mapping)]
+        parsers = [self, *(parser for mapping in choices for parser in mapping.values())]
+        return [option for parser in parsers for option in parser._option_string_actions]
 
 
 def _with_dashes(flag: re.Match[str]) -> str:
