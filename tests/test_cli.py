@@ -121,7 +121,7 @@ def test_a_wrong_option_is_one_line(capsys):
     """Nothing has run of which there would be a trace."""
     assert main(["plan", "--epsilon", "8", "--hlp"]) == 2
     told = capsys.readouterr().err.strip()
-    assert told == "error: unrecognized arguments: --hlp. fedq plan --help lists the options"
+    assert told == "error: unrecognized arguments: --hlp. Did you mean '--help'? fedq plan --help lists the options"
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_flags_that_there_are_go_to_the_parser(monkeypatch):
     flags = {
         "--with": "corbin",
         "--set": "Federated.num_clients=7",
-        "--trainer.max_epoch": "3",
+        "--trainer.max_epochs": "3",
         "--model.lr": "1",
     }
     more = [
@@ -279,7 +279,7 @@ def test_settings_by_short_names(tmp_path, capsys):
     assert resolved["trainer"]["max_epochs"] == 1 and resolved["model"]["init_args"]["lr"] == 0.01
     for change, hint in (
         ("Federated.num_client=7", "Did you mean 'num_clients'?"),
-        ("num_clients", "a setting is name=value"),
+        ("num_clients", "A setting is name=value"),
         ("--trainer.max_epochs=1", "--set needs NAME=VALUE"),
     ):
         assert main([*fit, "--set", change]) == 2

@@ -71,7 +71,7 @@ class Population(ABC):
         ranks: Strategy of this process if several ranks train the clients. None if there is one process.
         limit: Number of steps after which `fast_dev_run` cuts a round. 0 for no limit.
         coming: Returns the stacks of the next round, or of the open one. The fit sets it.
-        is_training: Has the training begun, so that the training loader may be renewed?
+        is_training: Whether the training has begun, so that the training loader may be renewed.
     """
 
     ranks: DistributedClientsStrategy | None = None

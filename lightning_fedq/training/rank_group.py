@@ -86,7 +86,7 @@ class RankGroup:
         timeout: Time after which a rank that does not answer counts as lost.
 
     Attributes:
-        is_lost: Has another rank failed to answer? Then no rank is asked any more.
+        is_lost: Whether another rank failed to answer. Then no rank is asked any more.
 
     Raises:
         RankLostError: In every method, if another rank has ended or does not answer. Other reasons for which

@@ -314,7 +314,7 @@ def test_the_page_says_who_held_the_keys_and_what_the_run_was_held_to(tmp_path):
             federated = Federated(federated.engine.mechanism, 4, ledger=federated.ledger, clients_per_step=1)
             budget = PrivacyBudget(99.0, 1e-3, "server")
     assert target_rounds == 4
-    assert "| rounds charged | 4, of earlier" in (tmp_path / "two" / "report.md").read_text()
+    assert "| rounds charged | 4, with earlier" in (tmp_path / "two" / "report.md").read_text()
     assert "All clients, 2 rounds: " in (tmp_path / "two" / "privacy.md").read_text()
     assert (
         "4 rounds were charged, and the table of this folder has 2"

@@ -1,6 +1,7 @@
 """Every tensor that can be reached from some objects and files, and where two runs differ in them."""
 
 import functools
+import re
 import types
 from collections import deque
 from collections.abc import Mapping
@@ -34,11 +35,15 @@ _NO_DATA = {"_data_fetcher", "_combined_loader", "_data_source", "_batch", "_use
 """Where Lightning keeps batches: the data themselves, of which nobody claims that they can't be seen."""
 
 
+_LEDGER = re.compile("[0-9a-f]{16}")
+"""Random name of a ledger."""
+
+
 def _inside(value):
-    if isinstance(value, Mapping):  # other keys than names may differ from run to run
+    if isinstance(value, Mapping):  # other keys than names differ from run to run, as names of ledgers do
         named = enumerate(value.items())
         return [
-            (repr(key) if isinstance(key, str) else str(number), part)
+            (repr(key) if isinstance(key, str) and not _LEDGER.fullmatch(key) else str(number), part)
             for number, (key, part) in named
             if key not in _WITH_A_SEED
         ]

@@ -177,8 +177,8 @@ def test_workers_end_with_who_started_them(tmp_path: Path, monkeypatch: pytest.M
 class Dies(pl.Callback):
     """Ends the process of a worker."""
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        if not trainer.callbacks[0].ledger.max_charges and Path("first").exists():
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:  # trials run the hooks of the start, too
+        if Path("first").exists():
             os.kill(os.getpid(), signal.SIGKILL)
         Path("first").touch()
 

@@ -119,3 +119,21 @@ NOT_RUN = (
     "The generator state of torch {} has an unknown layout",  # no such torch is at hand
 )
 """Beginnings of errors whose cures no test can run, with the reason beside each."""
+
+UNTRIED = (
+    "Langevin must detect clipped updates. Use Federated(diagnostics=True)",
+    "Found no folder {}. Put train/<class>/* and test/<class>/* into data.root",
+    "{} has no {}/<class>/*. Put train/<class>/* and test/<class>/* into data.root",
+    "Keep the checkpoint's noise, batch_size, local_epochs, local_steps and limit_train_batches",
+    "per-sample losses and is now the sum. Use one reduction",
+    "Begin a new block at a repeated round",
+    "claims() has no claim about {}. Return NonPrivate('why') if nothing holds",
+    "the claim about {} has no assumptions. Name keys and randomness",
+    "there is no rule {}. Choose from {}",
+    "Use DistributedDiscreteGaussian if every client takes part in every round",
+    "is a mechanism, not a {}. Pass it to the callback Federated",
+    "Begin a new block: since=({}, {}) and no predecessors",
+    "Use disjoint cohorts that take turns: cohort=Cyclic(...)",
+    "there is no mechanism {}. Run `fedq mechanisms` to list them",
+)
+"""Parts of errors whose cures no test runs yet. Their words did not name a cure before 0.3.0."""

@@ -101,7 +101,7 @@ def test_another_answer_in_place_of_a_registration_is_refused(tmp_path):
         return reply
 
     refused = pytest.warns(UserWarning, match="Node 101 is no client of this federation")
-    with refused, pytest.warns(UserWarning, match="goes on with 3 of 4 clients"):
+    with refused, pytest.warns(UserWarning, match="continues with 3 of 4 clients"):
         one = deployment(make(), 3, tmp_path, patience=0.3)
         _, server = one.run(LoopGrid(*clients(make, tmp_path), replay))
     assert server.records[-1].num_received == 3

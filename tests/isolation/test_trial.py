@@ -132,7 +132,7 @@ def test_an_error_of_a_checkpoint_hides_nothing_and_is_told():
         fit(SavedLate)
     with pytest.warns(UserWarning, match=r"could not look into a checkpoint \(AttributeError: .*best"):
         fed = fit(NotYetSaved)
-    assert "It could not look into a checkpoint (AttributeError: " in fed.fit.isolation
+    assert "checkpoint (AttributeError: " in fed.fit.isolation
 
 
 class ReadsSteps(Shape):

@@ -101,7 +101,7 @@ def test_a_target_for_one_round_sets_no_limit():
 def test_a_second_fit_is_not_paid_for():
     federated = federation()
     trained(federated, rounds=3)
-    with pytest.raises(ValueError, match="for 3 rounds, 3 are charged and the Trainer wants 2 more"):
+    with pytest.raises(ValueError, match="for 3 rounds, but 3 are charged and the Trainer wants 2 more"):
         trained(federated, rounds=2)
     assert federated.ledger.max_charges == 3
 
@@ -141,7 +141,7 @@ def test_a_resumed_run_keeps_what_was_found_and_refuses_others(tmp_path):
         whole.lightning_module.parameters(), resumed.lightning_module.parameters(), strict=True
     ):
         assert torch.equal(one, other)
-    with pytest.raises(ValueError, match="calibrated for 3 rounds, the Trainer wants 5; keep max_epochs"):
+    with pytest.raises(ValueError, match="calibrated for 3 rounds, but the Trainer wants 5. Keep max_epochs"):
         trained(federation(seed=1, clients=4), rounds=5, ckpt_path=path)
     beyond = federation(first.mechanism, privacy=None, seed=1, clients=4)
     trained(beyond, rounds=5, ckpt_path=path)

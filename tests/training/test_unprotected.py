@@ -208,7 +208,7 @@ def after_a_round(mechanism, clients, **settings):
 def test_without_a_target_the_first_round_says_so():
     """One bit a coordinate of an update of a thousandth of its range, and two clients."""
     [said] = after_a_round(LDPQ(0.05), 4)
-    assert "in round 1 the squared error" in said and "over 2 rounds" in said
+    assert "round 1 has a noise-to-signal ratio of" in said and "over 2 rounds" in said
     assert after_a_round(FedAvg(), 4) == []
     assert after_a_round(LDPQ(8.0), 100) == []
     assert after_a_round(LDPQ(0.05), 4, diagnostics=False) == []

@@ -77,7 +77,7 @@ def minus_logs(tails: Floats, low: Flags, out: Floats) -> None:
 
     Args:
         tails: Tails in (0, 1/2], `(n,)`, n up to `BLOCK`.
-        low: Which of the two logarithms to compute, `(n,)`.
+        low: Choice between the two logarithms, `(n,)`.
         out: Results, `(n,)`, overwritten. It must not be `tails`.
     """
     mantissas = np.empty(BLOCK, np.int64)
