@@ -38,7 +38,7 @@ LINES = {
     "listed": "mechanisms SQKR LDPQ",
     "planned": f"privacy {CONFIG}",
     "spent": "privacy checkpoints/*.ckpt",
-    "audited": "audit SQKR --draws 1e5",
+    "audited": "audit SQKR --draws 1e6",
     "compared": "compare --mechanisms SQKR --on digits --rounds 2 --epsilon 8 --adversary server "
     "--seeds 1 --bare --jobs 1",
 }

@@ -164,7 +164,7 @@ def test_where_something_is_claimed_it_stays_with_the_clients(tmp_path):
     lines = [json.loads(line) for line in (run / "clients" / "evaluation.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == [1, 2, 3]
     assert len(lines[-1]["by_client"]["personal/val_acc"]) == CLIENTS
-    assert "Not out: `val_acc`, `val_loss` on clients' held-out samples" in page(tmp_path)
+    assert "Not released: `val_acc`, `val_loss` on clients' held-out samples" in page(tmp_path)
 
 
 def test_whoever_decides_by_it_in_a_private_run_finds_no_such_metric():

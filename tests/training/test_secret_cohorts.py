@@ -245,7 +245,7 @@ def test_a_run_folder_tells_rounds_and_no_charges(tmp_path, capsys):
     html = (tmp_path / "page.html").read_text()
     assert "outsider, cohorts secret" in html and ">outsider<" in html
     assert main(["compare", str(path), "--monitor", "update_norm", "--out", str(tmp_path / "both")]) == 0
-    assert "towards outsider, cohorts secret, asked for 2 over the run: met" in " ".join(
+    assert "against outsider, cohorts secret, asked for 2 over the run: met" in " ".join(
         capsys.readouterr().out.split()
     )
     assert stated["by_round"][-1] == [4, pytest.approx(stated["secret"]["epsilon_run"])]
