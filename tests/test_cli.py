@@ -121,7 +121,10 @@ def test_a_wrong_option_is_one_line(capsys):
     """Nothing has run of which there would be a trace."""
     assert main(["plan", "--epsilon", "8", "--hlp"]) == 2
     told = capsys.readouterr().err.strip()
-    assert told == "error: unrecognized arguments: --hlp. Did you mean '--help'? fedq plan --help lists the options"
+    assert (
+        told
+        == "error: unrecognized arguments: --hlp. Did you mean '--help'? fedq plan --help lists the options"
+    )
 
 
 @pytest.mark.parametrize(

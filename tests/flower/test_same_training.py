@@ -404,7 +404,9 @@ def test_a_plateau_of_what_clients_log_is_refused_before_anybody_is_charged(tmp_
     """It ended with Lightning's error after one charged round. What validation logs, too, the server has."""
     make = lambda: federated(COIN)  # noqa: E731
     grid = LoopGrid(*clients(make, tmp_path / "one", module=lambda: Logs(False)))
-    with pytest.raises(RuntimeError, match="ReduceLROnPlateau watches 'loss', which clients log only in training"):
+    with pytest.raises(
+        RuntimeError, match="ReduceLROnPlateau watches 'loss', which clients log only in training"
+    ):
         deployment(make(), 1, tmp_path / "one", module=lambda: Logs(False)).run(grid)
     assert {kind for kind, _ in grid.log} == {"register"}
     both = lambda: Logs(True)  # noqa: E731

@@ -141,7 +141,9 @@ def test_a_resumed_run_keeps_what_was_found_and_refuses_others(tmp_path):
         whole.lightning_module.parameters(), resumed.lightning_module.parameters(), strict=True
     ):
         assert torch.equal(one, other)
-    with pytest.raises(ValueError, match="calibrated for 3 rounds, but the Trainer wants 5. Keep max_epochs"):
+    with pytest.raises(
+        ValueError, match=r"calibrated for 3 rounds, but the Trainer wants 5\. Keep max_epochs"
+    ):
         trained(federation(seed=1, clients=4), rounds=5, ckpt_path=path)
     beyond = federation(first.mechanism, privacy=None, seed=1, clients=4)
     trained(beyond, rounds=5, ckpt_path=path)
