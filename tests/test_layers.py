@@ -134,7 +134,7 @@ ALLOWED = {
         *("mechanisms.near_optimal_utility", "scipy", *HOST),
     },
 }
-TOP = {"cli", "commands", "flower", "audit", "comparison"}
+TOP = {"__main__", "cli", "commands", "flower", "audit", "comparison"}
 ASIDE = ("audit", "comparison", "leakage")
 LIGHTNING = {"pytorch_lightning", "lightning"}
 
