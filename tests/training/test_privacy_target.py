@@ -157,7 +157,7 @@ def test_a_resumed_run_keeps_what_was_found_and_refuses_others(tmp_path):
         trained(federation(seed=1, clients=4, privacy=other), rounds=3, ckpt_path=path)
     with pytest.raises(ValueError, match=r"asked = RotatedCoins.*kappa=4\.5.*here RotatedCoins.*kappa=3\.0"):
         trained(federation(fedq.RotatedCoins(1.0, kappa=3.0), seed=1, clients=4), rounds=3, ckpt_path=path)
-    with pytest.raises(ValueError, match="the checkpoint is of another federation: mechanism ="):
+    with pytest.raises(ValueError, match="The checkpoint is of another federation: mechanism ="):
         trained(
             federation(privacy=None, mechanism=fedq.LDPQ(1.0), seed=1, clients=4), rounds=3, ckpt_path=path
         )
