@@ -41,8 +41,9 @@ def run(command: Command | Mapping[str, Command], prog: str, argv: Sequence[str]
         several = parser.add_subparsers(required=True, metavar="|".join(command))
         for name, function in command.items():
             first = str(inspect.getdoc(function)).partition("\n\n")[0].replace("%", "%%")
-            settings = {"formatter_class": parser.formatter_class, "allow_abbrev": False}
-            _describe(several.add_parser(name, help=first, **settings), function)
+            formatter = parser.formatter_class
+            added = several.add_parser(name, help=first, formatter_class=formatter, allow_abbrev=False)
+            _describe(added, function)
     options = vars(parser.parse_args([re.sub(r"^--[^=]+", _with_dashes, word) for word in argv]))
     status: int | None = options.pop("command")(**options)
     return status or 0
