@@ -24,7 +24,7 @@ from lightning_fedq.commands.together import cost_of_folder, page_of_runs
 from lightning_fedq.dpsgd.statement import SampleStatement
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.mechanisms.registry import mechanism_class
-from lightning_fedq.privacy.cohorts import Available, CohortLaw, Cyclic, DisjointOnce, FixedSize
+from lightning_fedq.privacy.cohorts import read_law
 from lightning_fedq.privacy.document import document, from_json, to_json
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
@@ -205,23 +205,14 @@ def _read_target(state: Mapping[str, Any]) -> PrivacyTarget | None:
 
 
 def _make_planner(federation: Mapping[str, Any], may_be_silent: bool) -> RoundPlanner:
-    """Return the planner of future rounds from the state of a federation.
-
-    The clients that a user-defined rule will name are not known. The planner assumes the worst case, in which
-    the rule names all clients in every round.
-    """
-    clients, size = int(federation["num_clients"]), int(federation["clients_per_round"])
-    laws: dict[str, type[Any]] = {law.word: law for law in (FixedSize, Cyclic, DisjointOnce)}
-    law: CohortLaw = laws[federation.get("participation", "random")](size)
-    if "available" in federation:
-        law = Available(lambda round: range(clients), size)
+    """Return the planner of future rounds from the state of a federation."""
     deadline = federation.get("deadline")
     limit = None if deadline is None else Deadline(**parse_call(deadline)[1])
     simulated = limit is not None and limit.durations is not None
     return RoundPlanner(
-        clients,
+        int(federation["num_clients"]),
         0,
-        law,
+        read_law(federation),
         float(federation["dropout_probability"]),
         may_be_silent and not simulated,
         deadline=limit,

@@ -16,7 +16,7 @@ from lightning_fedq.privacy.collusion import CHANCE
 from lightning_fedq.privacy.grid import SMALLEST_DELTA
 from lightning_fedq.privacy.losses import GaussianLoss, Loss
 from lightning_fedq.privacy.run import Run
-from lightning_fedq.privacy.sampled import secret_epsilon
+from lightning_fedq.privacy.sampled import find_secrecy_obstacle, secret_epsilon
 
 _OF_SUMS = (Adversary.SECAGG_SERVER, Adversary.OUTSIDER, Adversary.CLIENT)
 
@@ -177,8 +177,14 @@ class Account:
             rounds: Released rounds of the run.
 
         Raises:
-            ValueError: If the claim is not under substitution, or there is no account of the draw.
+            ValueError: If the claim is not an outsider's, a condition of secret cohorts is not met, or there
+                is no account of the draw.
         """
+        if claim.adversary is not Adversary.OUTSIDER:
+            raise ValueError(f"{claim.adversary.value} knows who took part. Use adversary='outsider'.")
+        threat = self.run.threat
+        if why := find_secrecy_obstacle(self.run.sampling, threat.plain_sum, threat.num_byzantine):
+            raise ValueError(f"secret cohorts need {why}")
         law, clients = self.run.sampling.law, self.run.num_clients
         amplified = secret_epsilon(
             claim.loss,

@@ -6,9 +6,10 @@ Planner, run, plan and report use the same law object, so the cohort that is acc
 is drawn. A law knows neither the number of clients nor a seed: its methods take them as arguments. Known
 cohorts follow from public randomness and secret ones from a key, never from data.
 
-A user-defined law is a frozen dataclass derived from `CohortLaw` with its own `draw_cohort`. Unless every
-round is a uniform draw from all clients, it also defines `max_rounds` and sets `of_all = False`. Claims then
-never average over its draw.
+A user-defined law is a frozen dataclass derived from `CohortLaw` with its own `draw_cohort`. Without more,
+claims assume that one client may take part in every round, and that colluders may all be in one cohort. A law
+may define `max_rounds` to state fewer rounds of a client. A class that replaces the draw of another law must
+not keep that law's account of the draw, so it is refused.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from __future__ import annotations
 import hashlib
 import json
 import operator
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass, replace
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar
 
@@ -34,6 +35,9 @@ Streams = Callable[..., Stream]
 """Function that returns a random stream for a purpose, a round and an attempt. Streams are public, or known
 to the server only."""
 
+_ACCOUNT = ("of_all", "max_rounds", "lottery", "num_cohorts", "num_rounds", "independent_draw_loss")
+"""Members of a law that are true only of its own draw."""
+
 
 class CohortLaw(ABC):
     """Law by which clients take part in a round. Subclasses are frozen dataclasses.
@@ -44,7 +48,6 @@ class CohortLaw(ABC):
         secret: Whether only the server learns which clients took part.
         own_draws: Whether every client draws for itself, so that nobody learns how many took part.
         of_all: Whether cohorts are drawn from all clients, each client with the same probability.
-        word: Name of the law in a checkpoint.
         rule_name: Name of a user-defined rule in a checkpoint. "" without a rule.
         own_conditions: Conditions of a secret draw that replace those of the same name in `secret_row`.
     """
@@ -52,10 +55,28 @@ class CohortLaw(ABC):
     size: int | None
     secret: bool = False
     own_draws: ClassVar[bool] = False
-    of_all: ClassVar[bool] = True
-    word: ClassVar[str] = "of its own"
+    of_all: ClassVar[bool] = False
     rule_name: str = ""
     own_conditions: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Check that a class with its own draw does not keep the account of another law's draw.
+
+        Raises:
+            TypeError: If it does.
+        """
+        super().__init_subclass__(**options)
+
+        def place(name: str) -> int:
+            return next(index for index, base in enumerate(cls.__mro__) if name in vars(base))
+
+        draw, own = place("draw_cohort"), cls.__mro__.index(CohortLaw)
+        for name in _ACCOUNT:
+            if draw < place(name) < own:
+                raise TypeError(
+                    f"{cls.__name__} has its own draw_cohort, but keeps {name} of {cls.__mro__[1].__name__}. "
+                    "Derive it from CohortLaw."
+                )
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -85,15 +106,23 @@ class CohortLaw(ABC):
         """Check that a federation of `clients` clients has such cohorts.
 
         Raises:
-            ValueError: If a cohort would be empty or larger than the federation, or a secret draw would
-                include all clients.
+            TypeError: If the law is not a frozen dataclass.
+            ValueError: If a cohort would be empty or larger than the federation, a secret draw would include
+                all clients, or the law has no account of its secret draw.
         """
+        settings: Any = getattr(self, "__dataclass_params__", None)
+        if not is_dataclass(self) or not settings.frozen:
+            raise TypeError(f"{type(self).__name__} is not a frozen dataclass. Add @dataclass(frozen=True).")
         if not 1 <= self.cohort_size(clients) <= clients:
             raise ValueError(f"cohorts must have 1 to num_clients = {clients} clients, got {self}")
         if self.secret and self.size == clients:
             raise ValueError(
                 f"secret cohorts need S1, a draw, but all {clients} clients take part in every round. "
                 f"Use a size below {clients}, or known cohorts."
+            )
+        if self.secret and type(self).independent_draw_loss is CohortLaw.independent_draw_loss:
+            raise ValueError(
+                f"{self} is secret, but has no account of its draw. Use FixedSize(..., secret=True)."
             )
 
     def check_rounds(self, rounds: int, clients: int) -> str:
@@ -111,8 +140,11 @@ class CohortLaw(ABC):
         """Return the reason why a mechanism does not fit such cohorts, with the cure. "" if it fits."""
         return ""
 
-    def draw_cohort(self, clients: int, round: int, attempt: int, stream: Streams) -> list[int]:
+    @abstractmethod
+    def draw_cohort(self, clients: int, round: int, attempt: int, stream: Streams) -> Sequence[int]:
         """Draw the cohort of a round, in the order in which clients are put into groups.
+
+        The same arguments always give the same cohort.
 
         Args:
             clients: Number of clients of the federation.
@@ -124,10 +156,9 @@ class CohortLaw(ABC):
         Raises:
             ValueError: If there is no cohort for this round.
         """
-        return stream("cohort", round, attempt).choice(clients, self.cohort_size(clients))
 
     def num_cohorts(self, clients: int) -> int | None:
-        """Return the number of disjoint cohorts. None where every round draws its cohort independently."""
+        """Return the number of disjoint cohorts that take turns. None where a client may return at once."""
         return None
 
     def num_rounds(self, clients: int) -> int | None:
@@ -136,7 +167,7 @@ class CohortLaw(ABC):
 
     def max_rounds(self, rounds: int, clients: int) -> int | None:
         """Return the largest number of rounds of one client among `rounds`. None if a random draw decides."""
-        return None
+        return rounds
 
     def lottery(self, rounds: int, clients: int) -> tuple[int, float]:
         """Return the most rounds with one client in the draw, and its largest probability in one of them.
@@ -152,7 +183,12 @@ class CohortLaw(ABC):
 
     def note(self, rounds: int, clients: int) -> str:
         """Return sentences for a report on how often a client takes part. "" where a random draw decides."""
-        return ""
+        if (most := self.max_rounds(rounds, clients)) is None:
+            return ""
+        return (
+            f"Cohorts follow the user-defined law {self}, which is assumed to use public facts only. A "
+            f"client takes part in {most} rounds at most. No claim counts on a random draw."
+        )
 
     def method(self, rounds: int, clients: int) -> str:
         """Return the name of the accounting method of a secret draw, with its numbers."""
@@ -179,21 +215,30 @@ class CohortLaw(ABC):
         Raises:
             ValueError: If the draw is known, or there is no account of such a draw.
         """
-        if self.secret:
-            return None
         raise ValueError(f"{self} has no secret draw, so nothing amplifies. Use FixedSize(..., secret=True).")
 
 
+class _UniformDraw(CohortLaw):
+    """Law that draws each cohort uniformly from all clients, independently of other rounds."""
+
+    of_all = True
+
+    def draw_cohort(self, clients: int, round: int, attempt: int, stream: Streams) -> list[int]:
+        return stream("cohort", round, attempt).choice(clients, self.cohort_size(clients))
+
+    def max_rounds(self, rounds: int, clients: int) -> None:
+        return None
+
+
 @dataclass(frozen=True)
-class Everybody(CohortLaw):
+class Everybody(_UniformDraw):
     """All clients take part in every round."""
 
     size = None
-    word = "random"
 
 
 @dataclass(frozen=True)
-class FixedSize(CohortLaw):
+class FixedSize(_UniformDraw):
     """Law that draws `size` of all clients in every round, without replacement.
 
     Draws of different rounds are independent.
@@ -208,10 +253,14 @@ class FixedSize(CohortLaw):
 
     size: int
     secret: bool = False
-    word = "random"
 
     def with_secret(self) -> FixedSize:
         return replace(self, secret=True)
+
+    def independent_draw_loss(
+        self, loss: Loss, compositions: int, rounds: int, clients: int
+    ) -> tuple[Loss, int] | None:
+        return None if self.secret else super().independent_draw_loss(loss, compositions, rounds, clients)
 
 
 @dataclass(frozen=True)
@@ -226,7 +275,7 @@ class Cyclic(CohortLaw):
     """
 
     size: int
-    word = "cyclic"
+    of_all = True
 
     def num_cohorts(self, clients: int) -> int:
         return clients // self.size
@@ -237,6 +286,7 @@ class Cyclic(CohortLaw):
         return f"{over}num_clients asks all clients" if rest else ""
 
     def draw_cohort(self, clients: int, round: int, attempt: int, stream: Streams) -> list[int]:
+        self.check_rounds(round + 1, clients)  # raises if no cohort is left
         # the stream of round 0 is used in all rounds, so all rounds have the same partition into cohorts
         dealt, turn = stream("disjoint cohorts", 0), round % self.num_cohorts(clients)
         return dealt.permutation(clients)[turn * self.size : (turn + 1) * self.size]
@@ -265,8 +315,6 @@ class DisjointOnce(Cyclic):
         size: Number of clients of a cohort, >= 1.
     """
 
-    word = "once"
-
     def num_rounds(self, clients: int) -> int:
         return self.num_cohorts(clients)
 
@@ -279,10 +327,6 @@ class DisjointOnce(Cyclic):
                 + (f"DisjointOnce({fits}) or fewer." if fits else "fewer rounds.")
             )
         return ""
-
-    def draw_cohort(self, clients: int, round: int, attempt: int, stream: Streams) -> list[int]:
-        self.check_rounds(round + 1, clients)
-        return super().draw_cohort(clients, round, attempt, stream)
 
     def max_rounds(self, rounds: int, clients: int) -> int:
         return min(rounds, 1)
@@ -301,7 +345,7 @@ class Poisson(CohortLaw):
     size: int
     secret = True
     own_draws = True
-    word = "poisson"
+    of_all = True
     own_conditions = (
         "S1: every client draws for itself, independently of all others and anew in every round, "
         "whether it takes part, by a key that only the server has",
@@ -327,6 +371,9 @@ class Poisson(CohortLaw):
         ).tolist()  # probability is size / clients exactly
         return members
 
+    def max_rounds(self, rounds: int, clients: int) -> None:
+        return None
+
     def note(self, rounds: int, clients: int) -> str:
         return (
             f"Every client draws for itself whether it takes part, so a cohort has {self.size} clients on "
@@ -351,11 +398,12 @@ class Poisson(CohortLaw):
         return PoissonGaussianLoss(loss.noise_multiplier, self.size / clients, loss.note), rounds
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Available(CohortLaw):
     """Law that draws `size` clients in every round from those that a user-defined rule names as available.
 
-    Claims never average over this draw.
+    Claims never average over this draw. A law remembers what its rule named, so that the same clients are
+    priced and drawn. A run starts only if its rule still names them.
 
     Args:
         rule: Function from the number of a round, from 0, to its available clients. It must return the same
@@ -366,8 +414,6 @@ class Available(CohortLaw):
 
     rule: Annotated[Callable[[int], Sequence[int]], "a function of the round's number that returns clients"]
     size: int
-    of_all = False
-    word = "random"
     _named: dict[tuple[int, int], list[int]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -380,7 +426,7 @@ class Available(CohortLaw):
         return getattr(self.rule, "__qualname__", type(self.rule).__name__)
 
     def list_available(self, round: int, clients: int) -> list[int]:
-        """Return the sorted clients from whom the cohort of a round is drawn. Results are cached.
+        """Return the sorted clients from whom the cohort of a round is drawn. Results are remembered.
 
         The rule is called twice in a round's first use, and both results must be equal.
 
@@ -389,10 +435,16 @@ class Available(CohortLaw):
             ValueError: If the rule names too few clients, unknown clients or duplicates, or other clients in
                 its second call.
         """
-        if (round, clients) in self._named:
-            return self._named[round, clients]
+        if (round, clients) not in self._named:
+            named = self._call_rule(round, clients)
+            self._check_named(named, round, clients)
+            self._named[round, clients] = named
+        return self._named[round, clients]
+
+    def _call_rule(self, round: int, clients: int) -> list[int]:
+        """Return what the rule names now, sorted."""
         try:
-            named, second_call = (sorted(map(operator.index, self.rule(round))) for _ in range(2))
+            named = sorted(map(operator.index, self.rule(round)))
         except TypeError as error:
             raise TypeError(f"{self} must return integers in round {round}: {error}") from error
         if len({*named}) != len(named) or not {*named} <= {*range(clients)} or len(named) < self.size:
@@ -400,15 +452,20 @@ class Available(CohortLaw):
                 f"{self} must name at least {self.size} of the clients 0 to {clients - 1}, each once, got "
                 f"{len(named)} for round {round}: {named[:10]}. Use a smaller cohort."
             )
-        if named != second_call:
+        return named
+
+    def _check_named(self, named: list[int], round: int, clients: int) -> None:
+        """Check that the rule names these clients again."""
+        if named != self._call_rule(round, clients):
             raise ValueError(
                 f"{self} named different clients in two calls for round {round}. "
                 "Let the rule depend on the number of the round only."
             )
-        return self._named.setdefault((round, clients), named)
 
     def check_rounds(self, rounds: int, clients: int) -> str:
-        self.digest(rounds, clients)
+        # a rule may have changed since another federation with this law has asked it
+        for round in range(rounds):
+            self._check_named(self.list_available(round, clients), round, clients)
         return ""
 
     def draw_cohort(self, clients: int, round: int, attempt: int, stream: Streams) -> list[int]:
@@ -437,8 +494,77 @@ class Available(CohortLaw):
         )
 
 
+@dataclass(frozen=True)
+class RecordedLaw(CohortLaw):
+    """Law of a checkpoint that is known by name only, because the law or its rule is user-defined.
+
+    It is for accounting only. Any client is assumed to take part in every round, so the drawn clients, the
+    first ones, stand for any others.
+
+    Args:
+        size: Number of clients of a round, >= 1.
+        name: Name of the law in the checkpoint.
+    """
+
+    size: int
+    name: str
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def draw_cohort(self, clients: int, round: int, attempt: int, stream: Streams) -> list[int]:
+        return list(range(self.size))
+
+
 def make_cohort_law(cohort: CohortLaw | int | None) -> CohortLaw:
     """Return the law of a shorthand: `FixedSize` for a number, `Everybody` for None."""
     if isinstance(cohort, CohortLaw):
         return cohort
     return Everybody() if cohort is None else FixedSize(cohort)
+
+
+_WORDS: dict[type[CohortLaw], str] = {
+    Everybody: "random",
+    FixedSize: "random",
+    Available: "random",
+    Cyclic: "cyclic",
+    DisjointOnce: "once",
+    Poisson: "poisson",
+}
+"""Names in checkpoints. A class that is not in this table, even a subclass of one, has its own name."""
+
+
+def is_user_defined(law: CohortLaw) -> bool:
+    """Return whether a law's class is not one of this module."""
+    return type(law) not in _WORDS
+
+
+def describe_law(law: CohortLaw, clients: int) -> dict[str, str]:
+    """Return a law as a checkpoint of a federation of `clients` clients describes it.
+
+    Examples:
+        >>> describe_law(Cyclic(10), 60)
+        {'clients_per_round': '10', 'participation': 'cyclic'}
+    """
+    word = _WORDS.get(type(law), f"{type(law).__module__}.{law}")
+    rule = {"available": law.rule_name} if law.rule_name else {}
+    return {"clients_per_round": str(law.cohort_size(clients)), "participation": word, **rule}
+
+
+def read_law(words: Mapping[str, str]) -> CohortLaw:
+    """Return the law that a checkpoint describes. A user-defined law or rule becomes a `RecordedLaw`.
+
+    Args:
+        words: Settings of the checkpoint's federation, with those of `describe_law`.
+
+    Examples:
+        >>> read_law({"clients_per_round": "10", "participation": "cyclic"})
+        Cyclic(size=10)
+        >>> read_law({"clients_per_round": "10", "participation": "hospital.Weekdays(size=10)"})
+        hospital.Weekdays(size=10)
+    """
+    size, word = int(words["clients_per_round"]), words.get("participation", "random")
+    kinds = {"random": FixedSize, "cyclic": Cyclic, "once": DisjointOnce}
+    if "available" in words:
+        return RecordedLaw(size, f"Available({words['available']}, {size})")
+    return kinds[word](size) if word in kinds else RecordedLaw(size, word)

@@ -199,10 +199,10 @@ def secret_epsilon(
         )
     check_loss(loss)
     _ = loss.infinite_mass  # raises for `NonPrivate`
+    # raises for a law without an account of a secret draw, also if no round was released
+    drawn_loss = law.independent_draw_loss(loss, compositions, rounds, num_clients)
     if rounds == 0:
         return 0.0
-
-    drawn_loss = law.independent_draw_loss(loss, compositions, rounds, num_clients)
 
     def exact(remaining_delta: float) -> float:
         if drawn_loss is not None:

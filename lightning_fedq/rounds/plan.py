@@ -19,7 +19,7 @@ from lightning_fedq.keys.randomness import (
     pack_fields,
 )
 from lightning_fedq.mechanisms.interface import Mechanism
-from lightning_fedq.privacy.cohorts import CohortLaw, Everybody
+from lightning_fedq.privacy.cohorts import CohortLaw, Everybody, is_user_defined
 from lightning_fedq.privacy.run import Sampling
 from lightning_fedq.rounds.deadline import Deadline
 
@@ -211,9 +211,23 @@ class RoundPlanner:
                 cohorts that were drawn for a block of rounds.
 
         Raises:
-            ValueError: If there is no cohort for this round.
+            ValueError: If there is no cohort for this round, or a user-defined law draws no valid one.
         """
-        return self.law.draw_cohort(self.num_clients, round, attempt, self._stream)
+        clients, law = self.num_clients, self.law
+        members = list(law.draw_cohort(clients, round, attempt, self._stream))
+        if not is_user_defined(law):
+            return members
+        size = self.cohort_size
+        if len(members) != size or len({*members}) != size or not {*members} <= {*range(clients)}:
+            raise ValueError(
+                f"{law} must draw {size} different clients of 0 to {clients - 1}, got {len(members)} in "
+                f"round {round}: {members[:10]}."
+            )
+        if members != list(law.draw_cohort(clients, round, attempt, self._stream)):
+            raise ValueError(
+                f"{law} drew different cohorts in two calls for round {round}. Use only its stream."
+            )
+        return members
 
     def _stream(self, purpose: str, round: int, attempt: int = 0) -> Stream:
         """Return the stream that draws cohorts: from the secret key if there is one, else from the seed."""

@@ -32,7 +32,7 @@ from lightning_fedq.functional.checks import check_fields
 from lightning_fedq.keys.randomness import PublicRandomness
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.mechanisms.interface.ranges import AdaptiveRange, PreviousMinMax, RangeRule
-from lightning_fedq.privacy.cohorts import CohortLaw, DisjointOnce, make_cohort_law
+from lightning_fedq.privacy.cohorts import CohortLaw, DisjointOnce, describe_law, make_cohort_law
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.run import check_colluders
 from lightning_fedq.privacy.target import PrivacyTarget
@@ -327,11 +327,9 @@ class Federation:
         return {
             "mechanism": repr(self.mechanism),
             "num_clients": str(clients.num_clients),
-            "clients_per_round": str(self.planner.cohort_size),
-            "participation": self.planner.law.word,
+            **describe_law(self.planner.law, clients.num_clients),
             "dropout_probability": str(clients.dropout_probability),
             **({} if clients.deadline is None else {"deadline": repr(clients.deadline)}),
-            **({"available": rule} if (rule := self.planner.law.rule_name) else {}),
             "weighting": server.weighting,
             "aggregator": repr(server.aggregator),
             "secure_aggregation": repr(server.secure_aggregation),
