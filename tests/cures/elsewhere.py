@@ -6,7 +6,12 @@ _LEDGER = "callbacks/test_federated_ledger.py::"
 _CONSTRAINTS = "training/test_constraints.py::"
 _LAST = "flower/test_store.py::test_a_checkpoint_that_is_lost_or_damaged_is_named_with_its_cure"
 _RECORDS = "training/test_linear_bytes.py::test_records_that_are_not_the_checkpoint_s_are_named"
+_LAWS = "privacy/test_own_cohort_laws.py::test_the_cures_of_refused_laws_help"
 TESTED = {
+    "knows who took part. Use adversary='outsider'": _LAWS,
+    "is not a frozen dataclass. Add @dataclass(frozen=True)": _LAWS,
+    "is secret, but has no account of its draw. Use FixedSize": _LAWS,
+    "drew different cohorts in two calls for round {}. Use only its stream": _LAWS,
     "Validation fails after a round ({}), because clients' changes to modules": (
         "isolation/test_trial.py::test_a_validation_that_needs_what_clients_keep_is_refused_before_the_first_round"
     ),

@@ -110,3 +110,38 @@ def test_a_checkpoint_reads_a_users_law_as_its_worst_case():
     assert read.max_rounds(ROUNDS, CLIENTS) == ROUNDS
     available = read_law(describe_law(fedq.Available(range(CLIENTS).__getitem__, 6), CLIENTS))
     assert isinstance(available, RecordedLaw) and available.max_rounds(ROUNDS, CLIENTS) == ROUNDS
+
+
+class Plain(CohortLaw):
+    """A law that is no dataclass."""
+
+    size = 6
+
+    def draw_cohort(self, clients, round, attempt, stream):
+        return list(range(6))
+
+
+class Restless(First):
+    """Other clients in every call."""
+
+    calls = iter(range(10))
+
+    def draw_cohort(self, clients, round, attempt, stream):
+        first = next(Restless.calls)
+        return list(range(first, first + self.size))
+
+
+def test_the_cures_of_refused_laws_help():
+    with pytest.raises(ValueError, match="Use adversary='outsider'"):
+        epsilon(fedq.FixedSize(6, secret=True), Adversary.SERVER, secret=True)
+    assert epsilon(fedq.FixedSize(6, secret=True), Adversary.OUTSIDER, secret=True) < 2.0
+    with pytest.raises(ValueError, match=r"Use FixedSize\(..., secret=True\)"):
+        First(6, secret=True).check(CLIENTS)
+    fedq.FixedSize(6, secret=True).check(CLIENTS)
+
+    with pytest.raises(TypeError, match="Add @dataclass"):
+        Plain().check(CLIENTS)
+    First(6).check(CLIENTS)
+    with pytest.raises(ValueError, match="Use only its stream"):
+        RoundPlanner(CLIENTS, 0, Restless(6)).plan(0, NOISE)
+    assert RoundPlanner(CLIENTS, 0, First(6)).plan(0, NOISE).cohort == tuple(range(6))
