@@ -312,9 +312,7 @@ class Snapshot:
         for *_, modes in self._frozen:  # an evaluation may have changed the modes of shared modules
             for part, training in modes:
                 part.training = training
-        unpickler = pickle.Unpickler(io.BytesIO(self._bytes))
-        unpickler.persistent_load = _LoadedObjects(self, seed).__getitem__  # type: ignore[method-assign]
-        twins, roots, _ = unpickler.load()
+        twins, roots, _ = _Unpickler(self._bytes, _LoadedObjects(self, seed)).load()
         return twins, roots
 
     def clone(self, number: int) -> Tensor:
@@ -345,6 +343,17 @@ class _LoadedObjects(dict[Any, Any]):
             self._seed = (self._seed + _APART) % 2**63
             self[key] = new_generator(self._world.table[item], self._seed)
         return self[key]
+
+
+class _Unpickler(pickle.Unpickler):
+    """Unpickler that reads a snapshot. Since Python 3.13, an instance cannot be given `persistent_load`."""
+
+    def __init__(self, content: bytes, loaded: _LoadedObjects) -> None:
+        super().__init__(io.BytesIO(content))
+        self._loaded = loaded
+
+    def persistent_load(self, key: Any) -> Any:
+        return self._loaded[key]
 
 
 class _Pickler(pickle.Pickler):
