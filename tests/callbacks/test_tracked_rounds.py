@@ -111,4 +111,5 @@ def test_a_table_of_whose_updates_were_not_finite_tells_who_was_drawn(tmp_path):
     logger = pl.loggers.WandbLogger(project="tests", save_dir=str(tmp_path), offline=True)
     with pytest.raises(ValueError, match="WandbRounds writes values computed from the drawn clients' data"):
         make_trainer(fed, WandbRounds(), max_epochs=1, logger=logger).fit(Classifier(), datamodule=Digits(80))
+    logger.experiment.finish()  # Lightning had opened it, and the next test would go on in it
     make_trainer(fed, max_epochs=1).fit(Classifier(), datamodule=Digits(80))

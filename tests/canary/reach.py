@@ -21,8 +21,8 @@ LISTED = {
     "_logged_metrics": "the same",
     "_results": "the same",
     "_exact": "the exact mean, which only a simulation knows",
-    "kept": "what clients keep to themselves, in the simulation's memory",
-    "opened": "the same, of an open round",
+    "committed": "what clients keep to themselves, in the simulation's memory",
+    "pending": "the same, of an open round",
     "_reached": "what the program's own globals hold (on a device of `tests.elsewhere`, all of its tensors)",
     "client_evaluations": "what models score on clients' held-out samples, in the simulation's memory",
 }
