@@ -10,8 +10,8 @@ from importlib import import_module
 from lightning_fedq import __version__
 from lightning_fedq.commands.configs import EVALUATION, TRAINING, expand
 from lightning_fedq.commands.errors import TRACE, complaint, nearest
-from lightning_fedq.commands.options import import_named_classes, take_changes, without_other_classes
-from lightning_fedq.commands.shown import read_help, refuse_unknown, refuse_unknown_settings
+from lightning_fedq.commands.options import import_named_classes, refuse_unknown_settings, take_changes
+from lightning_fedq.commands.shown import read_help, refuse_unknown
 from lightning_fedq.commands.signature import run
 
 OTHERS = {
@@ -89,7 +89,7 @@ def _run(argv: Sequence[str] | None) -> int:
     if command in TRAINING:
         try:
             arguments, changes = take_changes(expand(arguments))
-            refuse_unknown_settings(without_other_classes(changes, arguments))
+            refuse_unknown_settings(changes, arguments)
         except ValueError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from datetime import datetime
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,15 +34,9 @@ def find_version_errors(root: Path) -> list[str]:
     heading = re.search(r"^## (\S+) \((.+)\)$", texts["CHANGELOG.md"], re.M)
     if heading is None or heading[1] != version:
         errors.append(f"CHANGELOG.md does not begin with {version} and a date.")
-    elif released is None or not _is_same_day(released[1], heading[2]):
+    elif released is None or released[1] != f"{datetime.strptime(heading[2], '%d %B %Y'):%Y-%m-%d}":
         errors.append(f"CITATION.cff and CHANGELOG.md have different dates for {version}.")
     return errors
-
-
-def _is_same_day(iso: str, words: str) -> bool:
-    """Whether 2026-11-29 and "29 November 2026" are the same day."""
-    year, _, day = iso.split("-")
-    return words.startswith(f"{int(day)} ") and words.endswith(year)
 
 
 def run(folder: Path, *command: object) -> None:

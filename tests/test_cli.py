@@ -20,9 +20,9 @@ from lightning_fedq.cli import OTHERS, TRAINING, main
 from lightning_fedq.commands.mechanism_row import describe
 from lightning_fedq.commands.mechanism_text import parse_mechanism
 from lightning_fedq.commands.mechanisms import SHIPPED
-from lightning_fedq.commands.options import without_other_classes
+from lightning_fedq.commands.options import refuse_unknown_settings
 from lightning_fedq.commands.run import FedqCLI
-from lightning_fedq.commands.shown import described, refuse_unknown, refuse_unknown_settings
+from lightning_fedq.commands.shown import described, refuse_unknown
 from lightning_fedq.data.datasets import DigitsDataModule
 from lightning_fedq.mechanisms import LDPQ, SIGM, GaussianNoise
 from lightning_fedq.mechanisms.interface import Adversary, GaussianLoss
@@ -197,7 +197,7 @@ def test_abbreviations_are_refused_with_the_nearest_option(capsys):
     assert "Did you mean '--rounds'?" in capsys.readouterr().err
 
 
-def test_unknown_settings_are_refused_before_slow_imports(tmp_path):
+def test_unknown_settings_are_refused_before_slow_imports():
     code = (
         "import sys; from lightning_fedq.cli import main; "
         "status = main(['fit', 'digits_private', '--set', 'Federated.num_client=7']); "
@@ -211,14 +211,16 @@ def test_settings_of_another_package_are_checked_by_its_class(tmp_path):
     """A configuration may name a class Federated that is not the library's."""
     path = tmp_path / "own.yaml"
     path.write_text(yaml.safe_dump({"trainer": {"callbacks": [{"class_path": "mine.Federated"}]}}))
-    names = ["Federated.num_client", "CorBin.epsilo"]
-    assert without_other_classes(names, ["--config", str(path)]) == ["CorBin.epsilo"]
-    refuse_unknown_settings(["Federated.privacy.epsilon", "trainer.max_epochs", "Unknown.x"])
-    with pytest.raises(ValueError, match="CorBin has no setting 'epsilo'"):
-        refuse_unknown_settings(["CorBin.epsilo"])
+    for named in (["--config", str(path)], ["--trainer.callbacks+=mine.Federated"]):
+        refuse_unknown_settings(["Federated.num_client"], named)
+        with pytest.raises(ValueError, match="There is no setting 'epsilo'. Did you mean 'epsilon'"):
+            refuse_unknown_settings(["Federated.num_client", "CorBin.epsilo"], named)
+    refuse_unknown_settings(["Federated.privacy.epsilon", "trainer.max_epochs", "Unknown.x"], [])
+    with pytest.raises(ValueError, match="There is no setting 'num_client'. Did you mean 'num_clients'"):
+        refuse_unknown_settings(["Federated.num_client"], ["digits_private"])
 
 
-def test_the_package_is_the_command(capsys):
+def test_the_package_is_the_command():
     done = subprocess.run(
         [sys.executable, "-m", "lightning_fedq", "--version"], capture_output=True, text=True, check=True
     )

@@ -29,7 +29,7 @@ def test_all_files_name_one_version():
         ("CITATION.cff", "version: 0.3.0", "version: 0.2.9", "CITATION.cff does not have the version"),
         ("README.md", "Version 0.3", "Version 0.2", "README.md does not have the version"),
         ("CHANGELOG.md", "## 0.3.0 (", "## 0.3.1 (", "CHANGELOG.md does not begin with"),
-        ("CITATION.cff", "date-released: 2026", "date-released: 2025", "different dates"),
+        ("CITATION.cff", "date-released: 2026-11", "date-released: 2026-10", "different dates"),
         ("lightning_fedq/__init__.py", '"0.3.0"', '"0.3.0.dev0"', "is no release version"),
     ],
 )

@@ -14,6 +14,7 @@ import yaml
 
 from lightning_fedq.commands.configs import SUFFIXES
 from lightning_fedq.commands.errors import nearest
+from lightning_fedq.commands.shown import read_settings
 
 _ARGUMENTS = {"PrivacyTarget": "Federated.privacy", "SecAgg": "Federated.secure_aggregation"}
 """Classes that a configuration writes as an argument of `Federated`, without their class path."""
@@ -67,11 +68,33 @@ def take_changes(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     return rest, parse_changes(changes)
 
 
-def without_other_classes(names: Iterable[str], arguments: Sequence[str]) -> list[str]:
-    """Return the dotted names that don't begin with a class of another package in a named configuration."""
+def refuse_unknown_settings(names: Iterable[str], arguments: Sequence[str]) -> None:
+    """Refuse a setting that its class does not have, before the slow imports.
+
+    `change_setting` checks all other names, and classes of another package with the name of a public class.
+
+    Args:
+        names: Dotted names of `--set`.
+        arguments: Arguments of the command line, which may name classes and configurations.
+
+    Raises:
+        ValueError: If a public class has no such argument. The message has the nearest argument.
+    """
+    words = [word for argument in arguments for word in argument.split("=", 1)]
     paths = [str(node["class_path"]) for config in _configs(arguments) for _, node in classes(config)]
-    others = {path.rpartition(".")[2] for path in paths if not path.startswith("lightning_fedq.")}
-    return [name for name in names if name.partition(".")[0] not in others]
+    others = {path.rpartition(".")[2] for path in [*words, *paths] if not path.startswith("lightning_fedq.")}
+    settings = read_settings()
+    for name in names:
+        kind, _, rest = name.partition(".")
+        setting = rest.partition(".")[0]
+        if kind in settings and kind not in others and setting not in settings[kind]:
+            raise _unknown_setting(name, setting, settings[kind])
+
+
+def _unknown_setting(name: str, setting: str, choices: Sequence[str]) -> ValueError:
+    """Return the error about a part of a dotted name, with the nearest setting or all settings."""
+    hint = nearest(setting, choices) or f" It has: {', '.join(choices)}."
+    return ValueError(f"{name!r}: There is no setting {setting!r}.{hint}")
 
 
 def change_setting(config: dict[str, Any], name: str, value: Any) -> None:
@@ -152,7 +175,7 @@ def _key(node: Any, part: str, name: str) -> Any:
         return int(part)
     choices = list(node) if isinstance(node, dict) else [str(place) for place in range(len(node or []))]
     if not isinstance(node, dict) or part not in node:
-        raise ValueError(f"{name!r}: There is no setting {part!r}.{nearest(part, choices)} It has: {choices}")
+        raise _unknown_setting(name, part, choices)
     return part
 
 

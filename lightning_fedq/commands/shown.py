@@ -12,13 +12,13 @@ import json
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from lightning_fedq.commands.configs import TRAINING, configs
-from lightning_fedq.commands.errors import nearest, suggest
+from lightning_fedq.commands.errors import suggest
 
 SHIPPED = Path(__file__).with_suffix(".json")
 CHOICES = (
@@ -101,24 +101,9 @@ def refuse_unknown(arguments: Sequence[str]) -> None:
             raise ValueError(f"{words}{near} fedq fit NAME --help lists the options")
 
 
-def refuse_unknown_settings(names: Iterable[str]) -> None:
-    """Refuse a setting that its class does not have, before the slow imports.
-
-    Args:
-        names: Dotted names of `--set`. Names that don't begin with a public class are checked later.
-
-    Raises:
-        ValueError: If a class has no such argument. The message has the nearest argument.
-    """
-    arguments = _shipped()[SETTINGS]
-    for name in names:
-        kind, _, setting = name.partition(".")
-        setting = setting.partition(".")[0]
-        choices = arguments.get(kind, setting).split()
-        if setting not in choices:
-            raise ValueError(
-                f"{kind} has no setting {setting!r}, got --set {name}.{nearest(setting, choices)}"
-            )
+def read_settings() -> dict[str, list[str]]:
+    """Return the arguments of each public class, by its name, without importing the class."""
+    return {name: arguments.split() for name, arguments in _shipped()[SETTINGS].items()}
 
 
 def _shipped() -> dict[str, Any]:

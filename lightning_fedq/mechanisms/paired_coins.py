@@ -75,9 +75,6 @@ class _EveryoneHides(CoinSum):
         # each client that answers is one randomised bit, even if its partner does not answer
         return super().after_dropouts((1,) * sum(group_sizes), probability, failure, num_corrupt)
 
-    def advice(self, steps: float, delta: float) -> str:
-        return super().advice(steps, delta).replace("clients that work alone", "clients")
-
 
 @dataclass(frozen=True)
 class PairedCoins(OneBitMechanism):
@@ -235,7 +232,7 @@ class PairedCoins(OneBitMechanism):
             if num_known:
                 places += [_SecretKnown(p, q, max(others + 1 - num_known, 0)) for p, q in laws]
             note = "one bit among the other clients' bits, with their secrets and the partner's bit known"
-            return _EveryoneHides(nu, 1.0 - nu, tuple(places), note)
+            return _EveryoneHides(nu, 1.0 - nu, tuple(places), note, hiding="other clients")
 
         losses: dict[Adversary, Loss] = {
             Adversary.EAVESDROPPER: bit,

@@ -177,7 +177,7 @@ def test_a_short_name_finds_its_setting(name, where):
         ("SecAgg.run", "an argument of Federated: Federated.secure_aggregation.run"),
         ("Federatd.server_lr", "There is no Federatd.* Did you mean 'Federated'"),
         ("Twice.x", "Twice occurs 2 times"),
-        ("trainer.callbacks.3.x", "no setting '3'.* It has: .'0', '1', '2'."),
+        ("trainer.callbacks.3.x", "no setting '3'.* It has: 0, 1, 2."),
         ("trainer.callbacks.x", "no setting 'x'"),
         ("server_lr", "a dotted name such as Federated.server_lr, got 'server_lr'"),
         ("trainer.max_epochs.x", "'max_epochs' holds no settings"),

@@ -6,8 +6,23 @@ _LEDGER = "callbacks/test_federated_ledger.py::"
 _CONSTRAINTS = "training/test_constraints.py::"
 _LAST = "flower/test_store.py::test_a_checkpoint_that_is_lost_or_damaged_is_named_with_its_cure"
 _RECORDS = "training/test_linear_bytes.py::test_records_that_are_not_the_checkpoint_s_are_named"
+_HANDED = (
+    "mechanisms/test_handed_on_gaussian.py"
+    "::test_a_second_attempt_with_the_same_shares_is_refused_with_the_cure"
+)
 _LAWS = "privacy/test_own_cohort_laws.py::test_the_cures_of_refused_laws_help"
 TESTED = {
+    "Begin a new block: since=({}, {}) and no predecessors": _HANDED,
+    "Begin a new block at a repeated round": (
+        "mechanisms/test_banded_gaussian.py::test_a_repeated_round_is_no_part_of_the_block_that_it_left"
+    ),
+    "Keep the checkpoint's noise, batch_size, local_epochs, local_steps and limit_train_batches": (
+        "callbacks/test_dpsgd_clients.py"
+        "::test_without_a_seed_rounds_must_cost_what_they_cost_in_the_checkpoint"
+    ),
+    "per-sample losses and is now the sum. Use one reduction": (
+        "callbacks/test_decided_once.py::test_where_a_later_look_can_not_tell_the_first_answer_stays"
+    ),
     "knows who took part. Use adversary='outsider'": _LAWS,
     "is not a frozen dataclass. Add @dataclass(frozen=True)": _LAWS,
     "is secret, but has no account of its draw. Use FixedSize": _LAWS,
@@ -124,21 +139,3 @@ NOT_RUN = (
     "The generator state of torch {} has an unknown layout",  # no such torch is at hand
 )
 """Beginnings of errors whose cures no test can run, with the reason beside each."""
-
-UNTRIED = (
-    "Langevin must detect clipped updates. Use Federated(diagnostics=True)",
-    "Found no folder {}. Put train/<class>/* and test/<class>/* into data.root",
-    "{} has no {}/<class>/*. Put train/<class>/* and test/<class>/* into data.root",
-    "Keep the checkpoint's noise, batch_size, local_epochs, local_steps and limit_train_batches",
-    "per-sample losses and is now the sum. Use one reduction",
-    "Begin a new block at a repeated round",
-    "claims() has no claim about {}. Return NonPrivate('why') if nothing holds",
-    "the claim about {} has no assumptions. Name keys and randomness",
-    "there is no rule {}. Choose from {}",
-    "Use DistributedDiscreteGaussian if every client takes part in every round",
-    "is a mechanism, not a {}. Pass it to the callback Federated",
-    "Begin a new block: since=({}, {}) and no predecessors",
-    "Use disjoint cohorts that take turns: cohort=Cyclic(...)",
-    "there is no mechanism {}. Run `fedq mechanisms` to list them",
-)
-"""Parts of errors whose cures no test runs yet. Their words did not name a cure before 0.3.0."""

@@ -1,8 +1,11 @@
 """Cures that the split of the data over clients names."""
 
+import tarfile
+from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -16,6 +19,7 @@ from torch.utils.data import (
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.data import ClientData, FederatedDataModule, QuantitySkew, Sizes
+from lightning_fedq.data.datasets import CIFAR10DataModule
 from lightning_fedq.data.datasets.tensors import split_indices
 from lightning_fedq.data.partition import IID, Dirichlet, LabelShards
 from tests.cures.rows import dpsgd, fed, fit, row
@@ -26,6 +30,22 @@ INPUTS, LABELS = digits()
 
 def part(size=80, start=0):
     return TensorDataset(INPUTS[start : start + size], LABELS[start : start + size])
+
+
+def pictures(*parts, packed=False):
+    """The data module of class folders with one image each, or of their archive."""
+    for part in parts:
+        folder = Path("images", part, "cat")
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (32, 32)).save(folder / "0.png")
+    root = Path("images")
+    if packed:
+        root = Path("packed")
+        root.mkdir(exist_ok=True)
+        with tarfile.open(root / "images.tar.gz", "w:gz") as archive:
+            for part in parts:
+                archive.add(Path("images", part), part)
+    CIFAR10DataModule(str(root), image_folder=True).setup("test")
 
 
 def parts(count=4):
@@ -177,6 +197,18 @@ def draws_itself():
     return data
 
 
+row(
+    "Found no folder {}. Put train/<class>/* and test/<class>/* into data.root",
+    lambda: pictures("train"),
+    lambda: pictures("train", "test"),
+    error=FileNotFoundError,
+)
+row(
+    "{} has no {}/<class>/*. Put train/<class>/* and test/<class>/* into",
+    lambda: pictures("train", packed=True),
+    lambda: pictures("train", "test", packed=True),
+    error=FileNotFoundError,
+)
 row(
     "size must be >= 1, got {}. Leave clients without samples out.",
     lambda: ClientData(part, 0),

@@ -1,10 +1,14 @@
 """Cures that mechanisms and their building blocks name."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
 from lightning_fedq import Cyclic
+from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import ByzantineClients
+from lightning_fedq.cli import main
 from lightning_fedq.data.models.backbones import CNN2
 from lightning_fedq.functional.blocks.codeword import sign_words, word_table
 from lightning_fedq.functional.blocks.design import block_design
@@ -34,12 +38,15 @@ from lightning_fedq.mechanisms import (
     TernGrad,
 )
 from lightning_fedq.mechanisms.contract import BrokenContractError, check_claims
-from lightning_fedq.mechanisms.interface import Adversary, PrivacyClaim, RoundContext, Unit
-from lightning_fedq.privacy.losses import LaplaceLoss
+from lightning_fedq.mechanisms.contract_suite import RULES, check_mechanism
+from lightning_fedq.mechanisms.interface import Adversary, HandOver, PrivacyClaim, RoundContext, Unit
+from lightning_fedq.mechanisms.registry import mechanism_class
+from lightning_fedq.privacy.losses import LaplaceLoss, NonPrivate
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.secagg import SecAgg
 from tests.cures.rows import fed, fit, row
 from tests.cures.rows_rounds import TURNS, handed
+from tests.digits_run import Classifier, Digits
 from tests.one_round import make_context
 
 BEHIND = PrivacyTarget(8.0, delta=1e-5, adversary="secagg_server")
@@ -68,6 +75,44 @@ def claims_of(*more):
     return [*LDPQ(1.0).claims(make_context(LDPQ(1.0), range(4))), *more]
 
 
+row(
+    "claims() has no claim about {}. Return NonPrivate('why') if nothing holds",
+    lambda: check_claims(claims_of()[1:]),
+    lambda: check_claims([PrivacyClaim(claims_of()[0].adversary, NonPrivate("why"), 1), *claims_of()[1:]]),
+    error=BrokenContractError,
+)
+row(
+    "the claim about {} has no assumptions. Name keys and randomness",
+    lambda: check_claims([replace(claims_of()[0], assumptions=()), *claims_of()[1:]]),
+    lambda: check_claims(claims_of()),
+    error=BrokenContractError,
+)
+row(
+    "there is no rule {}. Choose from {}",
+    lambda: check_mechanism(LDPQ(1.0), rules=["integers"]),
+    lambda: check_mechanism(LDPQ(1.0), rules=[next(iter(RULES))]),
+)
+row(
+    "Use DistributedDiscreteGaussian if every client takes part in every round",
+    lambda: handed(num_cohorts=1),
+    lambda: fit(fed(ddg(0.01, 0.4))),
+)
+row(
+    "is a mechanism, not a {}. Pass it to the callback Federated",
+    lambda: pl.Trainer(callbacks=[LDPQ(1.0)], logger=False).fit(Classifier(), Digits(80)),
+    lambda: fit(fed(LDPQ(1.0))),
+    error=TypeError,
+)
+row(
+    "Use disjoint cohorts that take turns: cohort=Cyclic(...)",
+    lambda: HandOver((0, 0), before=((0, 1),)).check(1, 0, frozenset({0, 1})),
+    lambda: fit(fed(handed(), **TURNS)),
+)
+row(
+    "there is no mechanism {}. Run `fedq mechanisms` to list them",
+    lambda: mechanism_class("LPDQ"),
+    lambda: main(["mechanisms"]),
+)
 row(
     "claims() has several claims about {}. Return the worst case.",
     lambda: check_claims(claims_of(PrivacyClaim(Adversary.SERVER, LaplaceLoss(1.0), 1))),

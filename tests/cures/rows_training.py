@@ -179,6 +179,11 @@ row(
     lambda: fit(fed(algorithm=fedq.FedProx(0.1)), module=TwoLayers(), max_epochs=2),
 )
 row(
+    "Langevin must detect clipped updates. Use Federated(diagnostics=True)",
+    lambda: chain(diagnostics=False),
+    lambda: chain(diagnostics=True),
+)
+row(
     "A variance needs 2 samples, got {}. Run more rounds.",
     lambda: fedq.Langevin(0.1).variance,
     lambda: chain().variance,

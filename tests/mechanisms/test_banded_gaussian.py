@@ -128,6 +128,8 @@ def test_a_repeated_round_is_no_part_of_the_block_that_it_left():
     context = replace(make_context(mechanism, (0, 1), (5,), round=3, attempt=1), since=(0, 0))
     with pytest.raises(ValueError, match="Begin a new block at a repeated round"):
         mechanism.noise(context, PublicRandomness(SeededKeys(0), 3, 1))
+    cured = replace(context, since=(3, 1))
+    assert mechanism.noise(cured, PublicRandomness(SeededKeys(0), 3, 1)).shape == (5,)
 
 
 def test_keeps_the_contract_with_a_band():

@@ -202,3 +202,14 @@ def test_the_compiled_pass_gives_the_bits_of_the_formula(segments):
         assert torch.equal(here[row], (words < limits).to(torch.uint8))
     assert clipped == int(((rows.double() - center).abs() > radius).sum()) > 0
     assert 0.3 < float(here.double().mean()) < 0.7
+
+
+@pytest.mark.parametrize("who", [Adversary.CLIENT, Adversary.OUTSIDER])
+def test_advice_counts_every_client_as_each_one_hides(who):
+    """It said "unpaired clients", although a client of a pair hides as well."""
+    mechanism = PairedCoins(0.5)
+    [loss] = [c.loss for c in mechanism.claims(make_context(mechanism, range(40))) if c.adversary is who]
+    for kind in (loss, loss.left_out(2), loss.after_dropouts((2,) * 20, 0.9, 1e-9)):
+        assert "other clients in every round" in kind.advice(1000.0, 1e-5)
+    other = CoinSum(0.4, 0.6, (HiddenPair((0.6, 0.4), (0.4, 0.6), 9),))
+    assert "unpaired clients in every round" in other.advice(1000.0, 1e-5)

@@ -3,17 +3,20 @@
 A law without a draw was priced as a uniform secret draw: epsilon 1.02 where 11.48 is true.
 """
 
+import json
 from dataclasses import dataclass, replace
 
 import pytest
 
 import lightning_fedq as fedq
+from lightning_fedq.commands.privacy import report_of_checkpoint
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.cohorts import CohortLaw, RecordedLaw, describe_law, read_law
 from lightning_fedq.privacy.planning import Problem
 from lightning_fedq.privacy.target import planned_charges
 from lightning_fedq.rounds import RoundPlanner
+from tests.digits_run import Classifier, Digits, make_trainer
 
 CLIENTS, ROUNDS, NOISE = 60, 30, fedq.GaussianNoise(1.0, 1.0)
 
@@ -145,3 +148,20 @@ def test_the_cures_of_refused_laws_help():
     with pytest.raises(ValueError, match="Use only its stream"):
         RoundPlanner(CLIENTS, 0, Restless(6)).plan(0, NOISE)
     assert RoundPlanner(CLIENTS, 0, First(6)).plan(0, NOISE).cohort == tuple(range(6))
+
+
+def test_a_users_law_trains_is_reported_and_read_back(tmp_path):
+    """Its page, its checkpoint and rounds to come count every round."""
+    fed = fedq.Federated(fedq.LDPQ(0.5), 6, cohort=First(2), clients_per_step=1)
+    folder = fedq.RunFolder("run", str(tmp_path), show=False)
+    trainer = make_trainer(fed, folder, max_epochs=3)
+    trainer.fit(Classifier(), datamodule=Digits(60))
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    assert fed.ledger.charges.tolist() == [3, 3, 0, 0, 0, 0]
+    page = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    [stated] = [row["epsilon_run"] for row in page["rows"] if row["adversary"] == "SERVER"]
+    one, more = (report_of_checkpoint(tmp_path / "last.ckpt", n, 1e-5, secagg=False) for n in (3, 6))
+    assert one.row(Adversary.SERVER).epsilon_run == pytest.approx(stated)
+    dim = sum(parameter.numel() for parameter in trainer.lightning_module.parameters())
+    six = randomized_response_epsilon(0.5, 6 * dim, 1e-5)
+    assert more.row(Adversary.SERVER).epsilon_run == pytest.approx(six)

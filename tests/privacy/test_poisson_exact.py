@@ -20,7 +20,7 @@ EPSILONS = np.array([-3.0, -1.0, -0.2, 0.0, 0.05, 0.3, 1.0, 2.0, 4.0])
 UPDATES = (-1.0, -0.5, 0.0, 0.5, 1.0)
 
 
-def cells(m, bins, members):
+def cells(m, bins):
     edges = np.concatenate([[-np.inf], np.linspace(-4.5 - 3 * m, 4.5 + 3 * m, bins - 1), [np.inf]])
     return lambda mean: np.diff(special.ndtr(edges - m * mean))
 
@@ -48,7 +48,7 @@ def stick(p, q, epsilons=EPSILONS):
 @pytest.mark.parametrize(("size", "clients"), [(1, 2), (1, 4), (2, 3), (3, 4)])
 def test_one_poisson_round(m, size, clients):
     q = size / clients
-    draws, cell = list(poisson(q, clients)), cells(m, 1500, clients)
+    draws, cell = list(poisson(q, clients)), cells(m, 1500)
     alone = list(poisson(q, clients - 1))
     claimed, best = PoissonGaussianLoss(0.5 / m, q).curve(EPSILONS), np.zeros(len(EPSILONS))
     for others in itertools.product((-1.0, 0.0, 1.0), repeat=clients - 1):
@@ -96,7 +96,7 @@ def test_two_adaptive_rounds(m, size, clients, kind):
         draws, clients_seen = list(poisson(q, 1)), 1
     else:
         clients_seen = clients
-    cell = cells(m, 120, clients_seen)
+    cell = cells(m, 120)
     pairs = []
     for others in itertools.product((-1.0, 1.0) if kind == "fixed" else (0.0,), repeat=clients_seen - 1):
         laws = [law(cell, draws, (x, *others)) for x in (-1.0, 0.0, 1.0)]
@@ -127,7 +127,7 @@ def test_two_adaptive_rounds(m, size, clients, kind):
 @pytest.mark.parametrize("q", [(1, 4), (2, 3)])
 def test_three_rounds_of_the_worst_pair(m, q):
     size, clients = q
-    cell, draws = cells(m, 90, 1), list(poisson(size / clients, 1))
+    cell, draws = cells(m, 90), list(poisson(size / clients, 1))
     p, r = (law(cell, draws, (x,)) for x in (1.0, -1.0))
 
     def three(v):
@@ -149,14 +149,12 @@ def test_three_rounds_of_the_worst_pair(m, q):
 def test_memory_of_the_victim_is_covered():
     """Its second update may depend on whether it took part before (the law is then no product)."""
     m, q = 1.0, 0.25
-    cell = cells(m, 140, 1)
-
-    def n(x):
-        return cell(x)
+    cell = cells(m, 140)
 
     def joint(first, second):  # second: {0: x, 1: x} by the first draw
         return sum(
-            (q if c else 1 - q) * np.outer(n(first * c), (1 - q) * n(0.0) + q * n(second[c])) for c in (0, 1)
+            (q if c else 1 - q) * np.outer(cell(first * c), (1 - q) * cell(0.0) + q * cell(second[c]))
+            for c in (0, 1)
         )
 
     options = [

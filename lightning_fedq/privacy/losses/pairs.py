@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -173,6 +173,7 @@ class CoinSum(_OfPairs):
         high: Largest probability of a one, 1 - low.
         victims: One pair for every place that the victim may have in the round.
         note: Source of the loss, one line for the report.
+        hiding: Clients whose bits hide the victim, as `advice` names them.
 
     Raises:
         ValueError: If low is not in (0, 1/2), or high is not 1 - low.
@@ -182,6 +183,7 @@ class CoinSum(_OfPairs):
     high: float
     victims: tuple[HiddenPair, ...]
     note: str = ""
+    hiding: str = field(default="unpaired clients", compare=False)
     counts_answers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -214,16 +216,16 @@ class CoinSum(_OfPairs):
         ]
         fewest = min(victim.num_coins for victim in victims)
         alone = HiddenPair((self.high, self.low), (self.low, self.high), fewest)
-        return CoinSum(self.low, self.high, (*victims, alone), f"{self.note}, after dropouts")
+        note = f"{self.note}, after dropouts"
+        return CoinSum(self.low, self.high, (*victims, alone), note, self.hiding)
 
     def left_out(self, count: int) -> CoinSum:
         # the server leaves out unpaired clients first, and a victim without its partner is unpaired itself
         victims = [replace(victim, num_coins=max(victim.num_coins - count, 0)) for victim in self.victims]
         fewest = min(victim.num_coins for victim in victims)
         alone = HiddenPair((self.high, self.low), (self.low, self.high), fewest)
-        return CoinSum(
-            self.low, self.high, (*victims, alone), f"{self.note}, without {count} who are left out"
-        )
+        note = f"{self.note}, without {count} who are left out"
+        return CoinSum(self.low, self.high, (*victims, alone), note, self.hiding)
 
     def advice(self, steps: float, delta: float) -> str:
         # number of unpaired clients that would suffice
@@ -231,4 +233,4 @@ class CoinSum(_OfPairs):
         coins = math.ceil((2.0 * math.sinh(half_level) / gaussian_mu(_AIM, delta)) ** 2 * steps)
         mass = (self.high - self.low) * steps / delta
         coins = max(coins, math.ceil(math.log(max(mass, 1.0)) / -math.log(self.high)))
-        return f"about {coins:.3g} unpaired clients in every round would bring epsilon to about {_AIM:g}"
+        return f"about {coins:.3g} {self.hiding} in every round would bring epsilon to about {_AIM:g}"
