@@ -227,18 +227,23 @@ class Bins:
         Args:
             event: `(size,)`, whether each class is part of the event.
         """
+        inside, outside = self._items(event), self._items(~event)
+        if outside and len(outside) < len(inside):
+            return f"any output but {_joined(outside)}"
+        return f"output {_joined(inside)}"
+
+    def _items(self, event: NDArray[np.bool_]) -> list[str]:
+        """Return the values of an event, and the intervals of neighbouring classes."""
         if self._levels is not None:
-            values = [f"{value:.6g}" for value in self._levels[event]]
-            return f"output {_joined(values)}"
+            return [f"{value:.6g}" for value in self._levels[event]]
         ends = np.concatenate([[-np.inf], self.edges, [np.inf]])
         changes = np.flatnonzero(np.diff(np.concatenate([[0], event.astype(np.int64), [0]])))
-        spans = [
+        return [
             f"{ends[start]:.6g}"
             if ends[stop] == np.nextafter(ends[start], np.inf)
-            else f"[{ends[start]:.4g}, {ends[stop]:.4g})"
+            else f"{ends[start]:.4g} to {ends[stop]:.4g}"
             for start, stop in changes.reshape(-1, 2)
         ]
-        return f"an output in {_joined(spans)}"
 
     def fine(self, values: Array) -> Integers:
         """Return the class of each value, 0 to `size` - 1."""
@@ -308,7 +313,7 @@ class Bench:
         opposite = torch.tensor([1.0, -1.0, -1.0, 0.0], dtype=torch.float64).repeat(self.dim)[: self.dim]
         self.others = torch.stack([opposite if c % 2 else high for c in self.clients])
         self._engines: dict[int, RoundEngine] = {}
-        self._seed, self.stages = seed, dict[int, tuple[Keys, RoundEngine]]()
+        self._seed, self._stages = seed, dict[int, tuple[Keys, RoundEngine]]()
         self._lone: RoundEngine | None = None
         self._weights: Array | None = None
         rand = ClientRandomness(self.keys[2], self.clients, CALIBRATION)
@@ -450,10 +455,12 @@ class Bench:
             victim: Client whose message the views of sums and groups are about.
             updates: `(len(clients), dim)` updates of all clients, in units of the update.
         """
-        if stage not in self.stages:
-            keys = SeededKeys(3 * self._seed + (1 << 49) + stage)
-            self.stages[stage] = keys, self._engine(keys, self.segments)
-        keys, engine = self.stages[stage]
+        if stage not in self._stages:
+            own = SeededKeys(3 * self._seed + (1 << 49) + stage)
+            self._stages[stage] = own, self._engine(own, self.segments)
+        keys, engine = self._stages[stage]
+        # the same public range in every round, so that a range that follows the updates tells nothing of them
+        engine.ranges = engine.range_rule.first(engine.weights, self.segments)
         labels = np.zeros(self.dim, np.int64)
         return self._round(engine, keys, victim, round, lambda survivors: updates.clone(), labels)
 

@@ -1,8 +1,8 @@
 """Rounds with many kinds of updates, in small and large cohorts, early and late.
 
-The main simulation (`simulated`) plays one pair of updates in one small cohort, and proves a loss closely. The
-rounds here look for noise that is missing for some updates, clients, cohorts or rounds (`updates`). They need
-fewer draws, because such a fault changes frequencies much.
+The main simulation (`simulated`) plays one pair of updates in one small cohort, and proves a loss closely.
+The rounds here look for noise that is missing for some updates, clients, cohorts or rounds (`updates`).
+They need fewer draws, because such a fault changes frequencies much.
 
 **Messages.** Every client of a cohort is a draw. The updates pass from client to client over the rounds, so
 that all kinds of updates are sent in every round, and each client sends each update in two rounds in a row.
@@ -31,8 +31,18 @@ import torch
 from numpy.typing import NDArray
 
 from lightning_fedq.audit.bench import Bench, Bins, Integers, Played
-from lightning_fedq.audit.updates import FAR_DOWN, FAR_UP, PERIOD, SECOND, SUM_PAIRS, ZERO, played_updates
-from lightning_fedq.audit.views import Array, Evidence, Trial, View, clopper_pearson
+from lightning_fedq.audit.updates import (
+    FAR_DOWN,
+    FAR_UP,
+    PERIOD,
+    SECOND,
+    SUM_PAIRS,
+    ZERO,
+    PlayedUpdate,
+    played_updates,
+)
+from lightning_fedq.audit.views import MOST, Array, Evidence, Trial, View
+from lightning_fedq.functional.trade_off import binomial_bounds
 from lightning_fedq.mechanisms.interface import Adversary, AuditCase, Loss, Neighbours, PrivacyClaim
 
 LARGE = 200
@@ -68,6 +78,10 @@ class Tested:
         return self.extract in (Played.message, Played.decoded_message)
 
 
+Comparison = tuple[int, int, tuple[str, str], View]
+"""Two labels, the names of their updates, and the view that has the loss that the claim allows."""
+
+
 @dataclass
 class _Cell:
     """Counts of one view in some rounds, and the pairs of labels that are compared.
@@ -85,7 +99,7 @@ class _Cell:
     view: str
     place: str
     counts: Integers
-    pairs: list[tuple[int, int, tuple[str, str], View]]
+    pairs: list[Comparison]
     describe: Callable[[NDArray[np.bool_]], str]
     num_clients: int
     is_listed: bool
@@ -118,10 +132,10 @@ class _Cell:
             one, other = np.array([pair[:2] for pair in pairs]).T
             evidence: list[list[Evidence]] = [[] for _ in pairs]
             for epsilon in view.epsilons:
-                event = learned[one] > math.exp(epsilon) * learned[other]
+                event = learned[one] > math.exp(min(epsilon, MOST)) * learned[other]
                 hits, misses = (np.where(event, fresh[label], 0).sum(1) for label in (one, other))
-                low = clopper_pearson(hits, draws[one], alpha)[0]
-                high = clopper_pearson(misses, draws[other], alpha)[1]
+                low = binomial_bounds(hits, draws[one], alpha)[0]
+                high = binomial_bounds(misses, draws[other], alpha)[1]
                 for number, (first, second, names) in enumerate(pairs):
                     evidence[number].append(
                         Evidence(
@@ -160,17 +174,27 @@ def probe(
     cells: list[_Cell] = []
     effort = min(draws / 1_000_000, 1.0)
     long = max(_FEWEST, int(_LONGEST * effort))
-    short = max(_LONGEST, int(16 * _LONGEST * effort))
-    for clients, dim in ((size, short), (LARGE, long)):
+    short = _FEWEST if case.concentrated else max(_LONGEST, int(16 * _LONGEST * effort))
+    cohorts = ((size, short), (LARGE, long)) if can_serve(case, LARGE) else ((size, short),)
+    for clients, dim in cohorts:
         bench = Bench(case, seed + (1 << 30), (dim // 2 + dim % 2, dim // 2), clients)
         tests = tested(bench, tuple(Adversary))
-        for test in tests:
-            if not test.of_message:
-                cells += _sum_cells(bench, test)
+        if sums := [test for test in tests if not test.of_message]:
+            rounds = _play_sums(bench)
+            cells += [cell for test in sums for cell in _sum_cells(bench, test, rounds)]
         messages = [test for test in tests if test.of_message]
         if messages:
             cells += _message_cells(bench, messages)
     return Probes(cells)
+
+
+def can_serve(case: AuditCase, num_clients: int) -> bool:
+    """Return whether a case can be played in a cohort of this size."""
+    try:
+        case.mechanism.group_sizes(num_clients)
+    except ValueError:
+        return False
+    return case.num_clients is None
 
 
 class Probes:
@@ -211,7 +235,8 @@ class _Allowed:
             times: Number of positions that one outcome shows.
         """
         bench, claim = self._bench, self._claim
-        if claim.compositions != 1 or bench.follows_streams or not is_even or self._positions != bench.dim:
+        divisible = claim.compositions == 1 and self._positions == bench.dim
+        if not divisible or bench.follows_streams or bench.concentrated or not is_even:
             differing = 1
         if (view := self._views.get((differing, times))) is None:
             loss, copies = self._loss(claim.loss, differing)
@@ -279,7 +304,9 @@ class _Messages:
                 for rank, client in enumerate(group):
                     own[bench.clients.index(client)] = (index + shift + 5 * rank) % kinds
                 self.labels[number, index] = own[bench.clients.index(counted[index])]
-            self.played.append(bench.play_updates(int(ends_only), round, counted[number % len(counted)], rows[own]))
+            self.played.append(
+                bench.play_updates(int(ends_only), round, counted[number % len(counted)], rows[own])
+            )
         self.blocks = np.array([block for block, _ in self.rounds])
 
     def values(self, extract: Callable[[Played], Array]) -> Array:
@@ -308,7 +335,7 @@ def _message_cells(bench: Bench, tests: list[Tested]) -> list[_Cell]:
 
 def _pairs(
     played: _Messages, allowed: _Allowed, places: NDArray[np.bool_] | None = None, times: int = 1
-) -> list[tuple[int, int, tuple[str, str], View]]:
+) -> list[Comparison]:
     """Return the pairs of updates that a claim compares, for the coordinates of `places`."""
     pairs = []
     for first in range(len(played.updates)):
@@ -316,19 +343,24 @@ def _pairs(
             one, other = played.updates[first], played.updates[second]
             if allowed.zero_out and ZERO not in (one.name, other.name):
                 continue
-            differing, is_even = _difference(one.values, other.values, one.is_even and other.is_even, places)
+            differing, is_even = _difference(one, other, places)
             pairs.append((first, second, (one.name, other.name), allowed.view(differing, is_even, times)))
     return pairs
 
 
 def _difference(
-    one: torch.Tensor, other: torch.Tensor, is_even: bool, places: NDArray[np.bool_] | None
+    one: PlayedUpdate, other: PlayedUpdate, places: NDArray[np.bool_] | None = None
 ) -> tuple[int, bool]:
-    """Return in how many coordinates two updates differ, and whether a claim can be divided over them."""
-    differs = (one != other).numpy()
-    if places is not None and not differs[places].all():
-        return 1, False
-    return int(differs.sum()), bool(is_even and differs.all())
+    """Return in how many coordinates two updates differ, and whether a claim can be divided over them.
+
+    Args:
+        one: First update.
+        other: Second update.
+        places: `(dim,)`, the coordinates that are compared. None is all of them.
+    """
+    differs = (one.values != other.values).numpy()
+    compared = differs if places is None else differs[places]
+    return int(differs.sum()), bool(one.is_even and other.is_even and compared.all())
 
 
 def _every_update(bench: Bench, test: Tested, played: _Messages) -> list[_Cell]:
@@ -346,14 +378,15 @@ def _every_update(bench: Bench, test: Tested, played: _Messages) -> list[_Cell]:
     where = f"{size} clients"
     cells = []
 
-    def add(place: str, part: object, pairs: object, listed: bool) -> None:
-        counts = _tally(half[part], label[part], outcome[part], kinds, bins.size)  # type: ignore[index]
-        cells.append(_Cell(test.view, place, counts, pairs, bins.describe, size, listed))  # type: ignore[arg-type]
+    def add(place: str, part: NDArray[np.bool_], pairs: list[Comparison], listed: bool) -> None:
+        counts = _tally(half[part], label[part], outcome[part], kinds, bins.size)
+        cells.append(_Cell(test.view, place, counts, pairs, bins.describe, size, listed))
 
     everywhere = _pairs(played, allowed)
-    add(f"{where}, all rounds", np.s_[:], everywhere, True)
+    everything = np.ones(values.shape, np.bool_)
+    add(f"{where}, all rounds", everything, everywhere, True)
     for block, when in enumerate(_WHEN):
-        add(f"{where}, {when}", np.flatnonzero(played.blocks == block), everywhere, False)
+        add(f"{where}, {when}", everything & (played.blocks == block)[:, None, None], everywhere, False)
     if positions == bench.dim:
         index = np.arange(positions)
         for places in (
@@ -364,7 +397,7 @@ def _every_update(bench: Bench, test: Tested, played: _Messages) -> list[_Cell]:
         ):
             pairs = _pairs(played, allowed, places)
             what = f"{where}, coordinates such as number {int(np.flatnonzero(places)[0])}"
-            add(what, np.s_[:, :, places], pairs, False)
+            add(what, everything & places, pairs, False)
     low = np.asarray(np.rint(values), np.int64) if np.array_equal(values, np.rint(values)) else None
     if low is not None and bins.size < len(np.unique(values)):
         # bins of neighbouring integers can't show which of them are possible
@@ -383,12 +416,7 @@ def _remainders(event: NDArray[np.bool_]) -> str:
 
 
 def _joint_cells(
-    bench: Bench,
-    test: Tested,
-    played: _Messages,
-    bins: Bins,
-    outcome: Integers,
-    allowed: _Allowed,
+    bench: Bench, test: Tested, played: _Messages, bins: Bins, outcome: Integers, allowed: _Allowed
 ) -> list[_Cell]:
     """Return the counts of two outcomes at once: of two layers, two rounds, and two clients.
 
@@ -407,11 +435,13 @@ def _joint_cells(
         label = np.broadcast_to(played.labels[:, :, None], pair.shape)
         counts = _tally(half[:, :, :second], label, pair, kinds, width**2)
         pairs = _pairs(played, allowed, None, 2)
-        cells.append(_Cell(test.view, f"{where}, two coordinates", counts, pairs, describe_pairs, size, False))
+        cells.append(
+            _Cell(test.view, f"{where}, two coordinates", counts, pairs, describe_pairs, size, False)
+        )
     if bench.mechanism.separation > 1 or bench.mechanism.hands_on:
         return cells
 
-    def changed(shift: int, what: str) -> list[tuple[int, int, tuple[str, str], View]]:
+    def changed(shift: int, what: str) -> list[Comparison]:
         """Return the pairs (P, P) and (P, P + shift), and (P + shift, P + shift) and (P, P + shift)."""
         pairs = []
         for kind in range(kinds):
@@ -419,12 +449,9 @@ def _joint_cells(
             if allowed.zero_out and ZERO not in (names[kind], names[after]):
                 continue
             one, other = played.updates[kind], played.updates[after]
-            view = allowed.view(*_difference(one.values, other.values, one.is_even and other.is_even, None))
+            view = allowed.view(*_difference(one, other))
             for same in (kind, after):
-                both = (
-                    f"{names[same]}, for both {what}",
-                    f"{names[kind]}, then {names[after]}",
-                )
+                both = (f"{names[same]}, for both {what}", f"{names[kind]}, then {names[after]}")
                 pairs.append((same, kinds + kind, both, view))
         return pairs
 
@@ -439,7 +466,9 @@ def _joint_cells(
         spread = np.broadcast_to(label[:, None], pair.shape)
         joint += _tally(half[number], spread, pair, 2 * kinds, width**2)
     pairs = changed(step, "rounds")
-    cells.append(_Cell(test.view, f"{where}, two rounds of a client", joint, pairs, describe_pairs, size, False))
+    cells.append(
+        _Cell(test.view, f"{where}, two rounds of a client", joint, pairs, describe_pairs, size, False)
+    )
     # two clients of different groups
     if clients <= 2 * kinds:
         return cells
@@ -473,59 +502,78 @@ def _ends(bench: Bench, test: Tested, played: _Messages) -> list[_Cell]:
     label = np.broadcast_to(played.labels[:, :, None], values.shape)
     size = len(bench.clients)
     pairs = _pairs(played, _Allowed(bench, test.claim, positions))
-    parts = [
-        (f"{size} clients, round {round}", np.s_[number]) for number, (_, round) in enumerate(played.rounds)
-    ]
-    parts += [
-        (f"{size} clients, client {int(client)}", np.s_[:, index])
-        for index, client in enumerate(played.clients)
-    ]
-    return [
-        _Cell(
-            test.view,
-            place,
-            _tally(half[part], label[part], outcome[part], 2, bins.size),
-            pairs,
-            bins.describe,
-            size,
-            False,
-        )
-        for place, part in parts
-    ]
+    cells = []
+    for axis, places in (
+        (0, [f"round {round}" for _, round in played.rounds]),
+        (1, [f"client {int(client)}" for client in played.clients]),
+    ):
+        for number, place in enumerate(places):
+            parts = [np.take(array, number, axis) for array in (half, label, outcome)]
+            counts = _tally(parts[0], parts[1], parts[2], 2, bins.size)
+            cells.append(
+                _Cell(test.view, f"{size} clients, {place}", counts, pairs, bins.describe, size, False)
+            )
+    return cells
 
 
-def _sum_cells(bench: Bench, test: Tested) -> list[_Cell]:
-    """Play the rounds about a sum or a group, in which all clients but the victim send the same update."""
+@dataclass(frozen=True)
+class _SumRounds:
+    """Rounds of one pair of updates in which all clients but the victim send the same one.
+
+    Args:
+        updates: Two updates.
+        played: Rounds.
+        labels: `(rounds,)`, 2 * (number of the others' update) + number of the victim's.
+    """
+
+    updates: tuple[PlayedUpdate, PlayedUpdate]
+    played: list[Played]
+    labels: list[int]
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Names of the two updates."""
+        return self.updates[0].name, self.updates[1].name
+
+
+def _play_sums(bench: Bench) -> list[_SumRounds]:
+    """Play the rounds about sums and groups: early, then very late."""
     updates = {update.name: update for update in played_updates(bench.mechanism, bench.context(0))}
     size = len(bench.clients)
     chosen = SUM_PAIRS[:_LARGE_SUM_PAIRS] if size == LARGE else SUM_PAIRS
-    cells, number, stage = [], 0, 2 + len(bench.stages)
-    for names in chosen:
-        zero_out = test.claim.neighbours is not Neighbours.SUBSTITUTION
-        if zero_out and ZERO not in names:
+    rounds = [_SumRounds((updates[one], updates[other]), [], []) for one, other in chosen]
+    for first in BLOCKS[::2]:
+        number = first
+        for part in rounds:
+            for label in range(4):
+                victim = bench.clients[number // 4 % size]
+                rows = part.updates[label // 2].values.expand(size, -1).clone()
+                rows[bench.clients.index(victim)] = part.updates[label % 2].values
+                part.played.append(bench.play_updates(2, number, victim, rows))
+                part.labels.append(label)
+                number += 1
+    return rounds
+
+
+def _sum_cells(bench: Bench, test: Tested, rounds: list[_SumRounds]) -> list[_Cell]:
+    """Return the counts of one view of a sum or a group, one cell per pair of updates."""
+    cells, size = [], len(bench.clients)
+    zero_out = test.claim.neighbours is not Neighbours.SUBSTITUTION
+    for part in rounds:
+        if zero_out and ZERO not in part.names:
             continue
-        both = [updates[name] for name in names]
-        values: list[Array] = []
-        config: list[int] = []
-        for first in BLOCKS[::2]:
-            for others in (0, 1):
-                for own in (0, 1):
-                    victim = bench.clients[number // 4 % size]
-                    rows = both[others].values.expand(size, -1).clone()
-                    rows[bench.clients.index(victim)] = both[own].values
-                    played = bench.play_updates(stage, first + number, victim, rows)
-                    values.append(test.extract(played))
-                    config.append(2 * others + own)
-                    number += 1
-        seen = np.stack(values)
+        seen = np.stack([test.extract(played) for played in part.played])
+        one, other = part.updates
+        allowed, differs = _Allowed(bench, test.claim, seen.shape[1]), None
+        if seen.shape[1] == bench.dim:
+            differs = (one.values != other.values).numpy()
+            seen = seen[:, differs]
         half = np.stack([_halves(seen.shape[1], index // 4) for index in range(len(seen))])
         bins = Bins(seen[half == 0])
-        label = np.broadcast_to(np.array(config)[:, None], seen.shape)
+        label = np.broadcast_to(np.array(part.labels)[:, None], seen.shape)
         counts = _tally(half, label, bins.fine(seen.ravel()).reshape(seen.shape), 4, bins.size)
-        allowed = _Allowed(bench, test.claim, seen.shape[1])
-        one, other = both
-        view = allowed.view(*_difference(one.values, other.values, one.is_even and other.is_even, None))
-        pairs = [(2 * others, 2 * others + 1, names, view) for others in (0, 1)]
+        view = allowed.view(*_difference(one, other, differs))
+        pairs = [(2 * others, 2 * others + 1, part.names, view) for others in (0, 1)]
         place = f"{size} clients, all others with one of the two updates"
         cells.append(_Cell(test.view, place, counts, pairs, bins.describe, size, True))
     return cells

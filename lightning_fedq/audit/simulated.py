@@ -44,7 +44,7 @@ from lightning_fedq.audit.bench import (
     Integers,
     Played,
 )
-from lightning_fedq.audit.probes import BLOCKS, LARGE, SMALL_ROUNDS, Tested, describe_pairs, probe
+from lightning_fedq.audit.probes import BLOCKS, LARGE, SMALL_ROUNDS, Tested, can_serve, describe_pairs, probe
 from lightning_fedq.audit.views import Array, Finding, Trial, View
 from lightning_fedq.mechanisms.interface import Adversary, AuditCase, Loss, Mechanism, PrivacyClaim
 
@@ -142,22 +142,25 @@ def audit(
     if not probed:
         return tuple(findings)
     probes = probe(case, tested_claims, draws, seed, size)
-    return with_trials(findings, probes.judge(0.5 * alpha), size)
+    sizes = (size, LARGE) if can_serve(case, LARGE) else (size,)
+    return with_trials(findings, probes.judge(0.5 * alpha), sizes)
 
 
 def _is_probed(case: AuditCase) -> bool:
     """Return whether a case is played with all kinds of updates: cases without one of their own."""
     missing = case.num_dropped or case.dropout_probability or case.min_survivors is not None
-    return not (case.concentrated or case.only_sums or case.to_center or missing)
+    return not (case.only_sums or case.to_center or missing)
 
 
-def with_trials(findings: Sequence[Finding], trials: Sequence[Trial], size: int) -> tuple[Finding, ...]:
+def with_trials(
+    findings: Sequence[Finding], trials: Sequence[Trial], sizes: tuple[int, ...]
+) -> tuple[Finding, ...]:
     """Return the findings with the results of pairs of updates, each next to the view that it is about.
 
     Args:
         findings: Findings of the main simulation.
         trials: Results of all pairs, alarms first.
-        size: Size of the small cohort.
+        sizes: Sizes of the cohorts.
     """
     rest, out = list(trials), []
     for finding in findings:
@@ -169,7 +172,7 @@ def with_trials(findings: Sequence[Finding], trials: Sequence[Trial], size: int)
                 finding,
                 alarm=finding.alarm or own[0].alarm,
                 trials=tuple(own),
-                num_clients=(size, LARGE),
+                num_clients=sizes,
                 rounds=((0, last), (BLOCKS[2], BLOCKS[2] + SMALL_ROUNDS - 1)),
             )
         out.append(finding)
@@ -214,11 +217,15 @@ class _Run:
     def judge(self, each: float) -> tuple[Finding, ...]:
         """Test the claim of every view, each with error probability `each`."""
         found = (*(view.judge(each) for view in self.views), *self._grid.judge())
-        played = {"num_clients": (len(self._bench.context(0).cohort),), "rounds": ((0, self._rounds - 1),)}
-        return tuple(replace(finding, **played) for finding in found)
+        size = len(self._bench.context(0).cohort)
+        return tuple(
+            replace(finding, num_clients=(size,), rounds=((0, self._rounds - 1),)) for finding in found
+        )
 
 
-def tested_claims(bench: Bench, adversaries: Sequence[Adversary], before: Sequence[Loss] = ()) -> list[Tested]:
+def tested_claims(
+    bench: Bench, adversaries: Sequence[Adversary], before: Sequence[Loss] = ()
+) -> list[Tested]:
     """Return the claims to test, at most one for every adversary with a claim.
 
     An adversary that sees a function of an earlier view, with the same claim, is left out. Examples are the
@@ -250,7 +257,9 @@ def tested_claims(bench: Bench, adversaries: Sequence[Adversary], before: Sequen
     return tested
 
 
-def _looks(bench: Bench, adversaries: Sequence[Adversary], rounds: int, before: Sequence[Loss]) -> list[_Look]:
+def _looks(
+    bench: Bench, adversaries: Sequence[Adversary], rounds: int, before: Sequence[Loss]
+) -> list[_Look]:
     """Return the views to count, with classes that are chosen on rounds of their own.
 
     Args:

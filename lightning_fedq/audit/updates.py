@@ -30,8 +30,9 @@ class PlayedUpdate:
     Args:
         name: Description of its coordinates, for messages.
         values: `(dim,)` float64, in units of the update.
-        is_even: Whether all coordinates have the same absolute value, so that a clipped norm shortens them
-            all alike.
+        is_even: Whether a claim about a whole vector can be divided over the coordinates. It can if no
+            coordinate is larger than its share of the longest update, or if clipping a norm shortens all
+            coordinates to the same absolute value.
     """
 
     name: str
@@ -72,7 +73,9 @@ def played_updates(mechanism: Mechanism, context: RoundContext) -> tuple[PlayedU
     """
     dim = context.dim
     center, radius = (context.expand(part) for part in mechanism.clipping_range(context))
-    if (longest := mechanism.longest_update(dim)) is not None:
+    longest = mechanism.longest_update(dim)
+    shared = longest is not None
+    if longest is not None:
         radius = torch.full_like(radius, longest / math.sqrt(dim))
     place = torch.arange(dim)
     ones = torch.ones(dim, dtype=torch.float64)
@@ -83,7 +86,7 @@ def played_updates(mechanism: Mechanism, context: RoundContext) -> tuple[PlayedU
         return PlayedUpdate(name, center + factor * radius, True)
 
     def uneven(name: str, factors: Tensor) -> PlayedUpdate:
-        return PlayedUpdate(name, torch.where(factors == 0.0, zeros, center + factors * radius), False)
+        return PlayedUpdate(name, torch.where(factors == 0.0, zeros, center + factors * radius), shared)
 
     distinct = 0.9 * signs * (1.0 + place * 0.618034 % 1.0) / 2.0
     first, second = place % PERIOD == 0, place % PERIOD == SECOND

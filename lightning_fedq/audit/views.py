@@ -23,8 +23,8 @@ from typing import Literal
 import numba
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
+from lightning_fedq.functional.trade_off import binomial_bounds
 from lightning_fedq.mechanisms.interface import Loss
 from lightning_fedq.privacy.accounting import composed_grid
 from lightning_fedq.privacy.grid import LossGrid
@@ -33,6 +33,8 @@ Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
 _POSITION_CLASSES = 4
+MOST = 700.0
+"""Largest epsilon whose exponential is computed, because it must stay a float."""
 _LARGEST_EPSILON = 40.0
 _BOUNDED_POSITIONS = 32
 _ORDERS = (1.25, 2.0)
@@ -67,13 +69,20 @@ class Evidence:
 
     @property
     def proven_epsilon(self) -> float:
-        """Largest pure epsilon that the draws refute, or 0."""
-        return max(math.log(self.low / self.high), 0.0) if self.low > 0.0 else 0.0
+        """Largest pure epsilon that the draws refute, or 0.
+
+        A pure epsilon allows at most the ratio e^epsilon of the two probabilities. At a smaller epsilon e it
+        allows at most the delta of randomised response, (e^epsilon - e^e) / (1 + e^epsilon).
+        """
+        by_ratio = math.log(self.low / self.high) if self.low > 0.0 else 0.0
+        delta = self.proven_delta
+        by_delta = math.log((math.exp(self.epsilon) + delta) / (1.0 - delta)) if 0.0 < delta < 1.0 else 0.0
+        return max(by_ratio, by_delta, 0.0)
 
     @property
     def proven_delta(self) -> float:
         """Largest delta at `epsilon` that the draws refute, or 0."""
-        return max(self.low - math.exp(self.epsilon) * self.high, 0.0)
+        return max(self.low - math.exp(min(self.epsilon, MOST)) * self.high, 0.0)
 
     def sentence(self, claimed: float, allowed: float) -> str:
         """Return both updates, the outputs, their frequencies and the conclusion.
@@ -90,8 +99,9 @@ class Evidence:
                 f"delta at epsilon {self.epsilon:.3g} is at least {self.proven_delta:.3g}, and the claim is "
                 f"{allowed:.3g}"
             )
+        place = f"{self.place}: " if self.place else ""
         return (
-            f"{self.place + ': ' if self.place else ''}update '{self.updates[0]}' gives {self.outputs} with frequency {shares[0]}, update "
+            f"{place}update '{self.updates[0]}' gives {self.outputs} with frequency {shares[0]}, update "
             f"'{self.updates[1]}' with frequency {shares[1]} ({self.draws[0]} and {self.draws[1]} draws). "
             f"So {implied}"
         )
@@ -187,25 +197,21 @@ class Finding:
         tried = f"in {count} pair{'s' * (count > 1)}, {clients} clients, rounds {rounds}"
         if math.isinf(self.claim):
             return f"{self.verdict} {tried}"
-        text = f"{self.verdict} {tried}, bound {self.lower_bound:.2g} of {self.claim:.2g}"
-        if blind := self.blind:
-            lowest = blind[0]
-            text += (
-                f"; a fault that doubles the loss would not be seen in {len(blind)} of the pairs, such as "
-                f"{lowest.pair[0]} against {lowest.pair[1]} (bound {lowest.lower_bound:.2g} of "
-                f"{lowest.claim:.2g})"
-            )
-        return text
+        return f"{self.verdict} {tried}, bound {self.lower_bound:.2g} of {self.claim:.2g}"
 
-
-def clopper_pearson(hits: Counts, draws: Counts | int, alpha: float) -> tuple[Array, Array]:
-    """Return one-sided lower and upper bounds of a probability, each wrong with probability <= `alpha`."""
-    misses = draws - hits
-    lower: Array = np.where(hits > 0, special.betaincinv(np.maximum(hits, 1), misses + 1, alpha), 0.0)
-    # use the other tail because 1 - alpha loses digits, and SciPy before 1.12 finds no root there
-    rest = np.where(misses > 0, special.betaincinv(np.maximum(misses, 1), hits + 1, alpha), 0.0)
-    upper: Array = 1.0 - rest
-    return lower, upper
+    @property
+    def blind_spots(self) -> str:
+        """Sentences about pairs with a bound far below the claim, or ""."""
+        if not (blind := self.blind):
+            return ""
+        lowest = [
+            f"'{trial.pair[0]}' against '{trial.pair[1]}' ({trial.lower_bound:.2g} of {trial.claim:.2g})"
+            for trial in blind[:2]
+        ]
+        return (
+            f"the bound is below half of the claim in {len(blind)} of {len(self.trials) + 1} pairs, such as "
+            f"{' and '.join(lowest)}. A fault that doubles the loss of such a pair would not be seen there."
+        )
 
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]
@@ -228,7 +234,7 @@ def _worst(first: Array, second: Array, epsilon: float) -> Counts:
     """
     if len(first) <= 2 * _BOUNDED_POSITIONS:
         return np.arange(len(first))
-    by_delta = np.argsort(math.exp(epsilon) * second - first, kind="stable")[:_BOUNDED_POSITIONS]
+    by_delta = np.argsort(math.exp(min(epsilon, MOST)) * second - first, kind="stable")[:_BOUNDED_POSITIONS]
     by_ratio = np.argsort(second / np.maximum(first, 1e-12), kind="stable")[:_BOUNDED_POSITIONS]
     return np.union1d(by_delta, by_ratio)
 
@@ -307,8 +313,10 @@ class View:
             loss, self.copies = composition, 1
         self.loss = loss
         self.counts: Counts = np.zeros((2, 2, positions, outcomes), np.int64)
-        self._inputs = "the first update of the pair", "the second update of the pair"
-        self._describe: Callable[[NDArray[np.bool_]], str] = lambda event: f"one of {int(event.sum())} outputs"
+        self._inputs = "first", "second"
+        self._describe: Callable[[NDArray[np.bool_]], str] = lambda event: (
+            f"one of {int(event.sum())} outputs"
+        )
 
     def name_outputs(self, inputs: tuple[str, str], describe: Callable[[NDArray[np.bool_]], str]) -> None:
         """Set the names of the two updates, and a function that names a set of outcomes, for alarms."""
@@ -377,7 +385,9 @@ class View:
         ]
         alarm = ""
         if beyond:
-            *_, worst, granted = max(beyond, key=lambda entry: entry[: 1 if math.isfinite(self.claimed) else 2])
+            *_, worst, granted = max(
+                beyond, key=lambda entry: entry[: 1 if math.isfinite(self.claimed) else 2]
+            )
             alarm = worst.sentence(self.claimed, granted)
         if math.isfinite(self.claimed):
             return self.claimed, max(each.proven_epsilon for each in found), alarm
@@ -454,14 +464,14 @@ class View:
         learned = learned / learned.sum(2, keepdims=True)
         draws = fresh.sum(2)
         for epsilon in self.epsilons:
-            event = learned[0] > math.exp(epsilon) * learned[1]
+            event = learned[0] > math.exp(min(epsilon, MOST)) * learned[1]
             hits, misses = (np.where(event, fresh[label], 0).sum(1) for label in (0, 1))
             worst = _worst(hits / np.maximum(draws[0], 1), misses / np.maximum(draws[1], 1), epsilon)
-            low = clopper_pearson(hits[worst], draws[0, worst], alpha)[0]
-            high = clopper_pearson(misses[worst], draws[1, worst], alpha)[1]
+            low = binomial_bounds(hits[worst], draws[0, worst], alpha)[0]
+            high = binomial_bounds(misses[worst], draws[1, worst], alpha)[1]
             with np.errstate(divide="ignore"):
                 best = max(best, float(np.log(low / high).max()))
-            deltas = low - math.exp(epsilon) * high
+            deltas = low - math.exp(min(epsilon, MOST)) * high
             proven.append(max(float(deltas.max()), 0.0))
             place = int(deltas.argmax())
             at = int(worst[place])
