@@ -39,6 +39,7 @@ from lightning_fedq.flower.roster import Roster
 from lightning_fedq.flower.secure import remote_sums
 from lightning_fedq.flower.settings import (
     check_deployable,
+    check_folder_release,
     check_identities,
     count_rounds,
     differences,
@@ -459,6 +460,7 @@ class Deployment:
         """
         store = Store(self.home)
         with store.lock():
+            check_folder_release(self.home, store.get(_SETTINGS) or {})
             _check_checkpoint(self.home)
             module = self.module()
             check_shapes(module)

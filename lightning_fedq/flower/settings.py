@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from lightning_fedq import __version__
@@ -16,6 +17,8 @@ from lightning_fedq.rounds import ClientBudget
 from lightning_fedq.training.settings import Local
 
 PROTOCOL = "9"
+RELEASE = {"lightning_fedq": __version__, "protocol": PROTOCOL}
+"""Names of this release, as both sides compare them and as folders keep them."""
 _LONGEST = 200
 """Largest number of characters of a setting that are shown."""
 TRAVELS = "numbers that travel"
@@ -62,8 +65,7 @@ def fingerprint(federated: Federated, module: pl.LightningModule, rounds: int | 
     dim = num_coordinates(module, local.buffers, local.patterns, local.shared)
     shared = {name: value for name, value in federated.identity().items() if name not in _OF_ONE_SIDE}
     return {
-        "lightning_fedq": __version__,
-        "protocol": PROTOCOL,
+        **RELEASE,
         **shared,
         "local_epochs": str(local.local_epochs),
         "local_steps": str(local.local_steps),
@@ -165,6 +167,24 @@ def check_release(own_settings: Mapping[str, Any], server_settings: Mapping[str,
         f"{own_settings.get('protocol')} ({own_release}). First {cure} from the server's folder wheels, then "
         "restart this client with its old folder."
     )
+
+
+def check_folder_release(folder: Path, kept: Mapping[str, Any]) -> None:
+    """Refuse a folder that a release with a newer protocol has written.
+
+    Args:
+        folder: Folder of the client or the server.
+        kept: Table in the folder, with the names of the release. A table without them is accepted.
+
+    Raises:
+        ValueError: If the protocol is newer. The message names the release to install.
+    """
+    written = str(kept.get("protocol", PROTOCOL))
+    if written.isdigit() and int(written) > int(PROTOCOL):
+        raise ValueError(
+            f"{folder} was written by lightning_fedq {_short_setting(kept, 'lightning_fedq')} (protocol "
+            f"{written}), this is {__version__} (protocol {PROTOCOL}). Install that release again."
+        )
 
 
 def check_deployable(federated: Federated) -> None:

@@ -142,10 +142,11 @@ class FederatedFit(Rounds):
         self.records: list[RoundRecord] = [] if last is None else last.records
         self.client_evaluations: list[EvaluatedClients] = [] if last is None else last.client_evaluations
         self.engine: RoundEngine = self._make_server(loaded) if last is None else self._reuse_server(last)
-        self.vector.personal.resume(
-            None if last is None else last.vector.personal, saved.get("own"), loaded is not None
-        )
-        report_personal_parameters(self.vector.members.local, module)
+        if population.keeps_personal:
+            self.vector.personal.resume(
+                None if last is None else last.vector.personal, saved.get("own"), loaded is not None
+            )
+            report_personal_parameters(self.vector.members.local, module)
         self._prepare_rounds(loaded)
         self.clients_per_step = saved["clients_per_step"] if saved else self._choose_stack()
         if ranks is not None:
@@ -465,7 +466,7 @@ class FederatedFit(Rounds):
             is_seeded or elsewhere
         ):  # clients elsewhere keep their own states
             kept["algorithm"] = self.correction.state_dict()
-        if is_seeded and own.names:
+        if is_seeded and own.names and self.population.keeps_personal:
             kept["own"] = own.state_dict()
         return {
             **kept,
