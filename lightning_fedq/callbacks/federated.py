@@ -49,7 +49,6 @@ from lightning_fedq.training.checks import (
     check_averaging,
     check_batch_rule,
     check_loader_is_ours,
-    check_optimizers,
     check_resumable,
     check_setup,
     check_shapes,
@@ -267,10 +266,9 @@ class Federated(Federation, pl.Callback):
         population = self._population
         assert population is not None
         population.check_start(trainer)
-        check_shapes(pl_module)
         check_resumable(trainer)
-        check_optimizers(trainer)
         if population.ranks is not None:
+            check_shapes(pl_module)  # only tensors with a shape can be shared
             population.ranks.share(pl_module)
         forget_loader(trainer)
         target, loaded, undo = self.calibrated_target, self._loaded, self._undo

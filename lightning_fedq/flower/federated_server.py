@@ -51,6 +51,7 @@ from lightning_fedq.flower.store import Store
 from lightning_fedq.flower.training_description import callbacks_in, training_words
 from lightning_fedq.privacy.journal import name_file_in_errors, sync_folder
 from lightning_fedq.rounds import Broadcast, RoundPlan, RoundRecord, RoundServer
+from lightning_fedq.training.checks import check_shapes
 from lightning_fedq.training.loops import Schedule, idle_stack
 from lightning_fedq.training.population import PartitionedData, Population, Stacks
 from lightning_fedq.training.settings import Protection
@@ -460,6 +461,7 @@ class Deployment:
         with store.lock():
             _check_checkpoint(self.home)
             module = self.module()
+            check_shapes(module)
             check_counted(module, self.federated.local)
             exchange = Exchange(grid, self.round_timeout, rank_zero_warn)
             settings = fingerprint(self.federated, module, self.trainer.get("max_epochs"))

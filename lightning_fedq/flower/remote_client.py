@@ -75,7 +75,7 @@ from lightning_fedq.secagg import (
     StageError,
     model_digest,
 )
-from lightning_fedq.training.checks import check_hooks
+from lightning_fedq.training.checks import check_hooks, check_shapes
 from lightning_fedq.training.client_metrics import has_claim, sample_protectors
 
 Measured = dict[str, dict[str, float | None]]
@@ -152,7 +152,8 @@ class RemoteClient:
 
     def settings(self) -> dict[str, str]:
         """Return the settings that must equal the server's, as text by name."""
-        words = fingerprint(self._federated, self._module(), self._trainer.get("max_epochs"))
+        check_shapes(module := self._module())  # before their numbers are counted
+        words = fingerprint(self._federated, module, self._trainer.get("max_epochs"))
         return {**words, **training_words(self._trainer, self._module), **self._run_rehearsal()}
 
     def _run_rehearsal(self) -> dict[str, str]:

@@ -35,7 +35,7 @@ from lightning_fedq.training.checkpoints import (
     plain_records,
     report_key_source,
 )
-from lightning_fedq.training.checks import check_algorithm, check_cohorts_last, check_memory, check_statistics
+from lightning_fedq.training.checks import check_cohorts_last, check_rounds_left
 from lightning_fedq.training.client_evaluation import ClientEvaluator, EvaluatedClients, check_released
 from lightning_fedq.training.client_metrics import (
     ClientMetricsChoice,
@@ -125,6 +125,7 @@ class FederatedFit(Rounds):
             to_try,
             Members.from_plain(saved["members"]) if "members" in saved else None,
         )
+        self.side.check_algorithm(federation.mechanism)
         if to_try:
             self.side.check_smallest(to_try[0])
         self.averages = untried(trainer, self._find_trial_obstacle(), self.side.findings.raised)
@@ -247,7 +248,9 @@ class FederatedFit(Rounds):
         federation, trainer, engine = self._federation, self._trainer, self.engine
         done = 0 if loaded is not None else engine.round - trainer.current_epoch
         check_cohorts_last(federation.planner, done + (trainer.max_epochs or 0))
-        check_statistics(federation, trainer, engine, done)
+        asked = engine.statistics if engine.reads_statistics else None
+        rounds = trainer.max_epochs
+        check_rounds_left(asked, None if rounds is None or rounds < 0 else rounds, done)
         if not federation.planner.law.secret:  # a journal names the clients of every round
             keep_journal(trainer, engine.ledger, federation.seed is not None)
         if self.population.ranks is not None:
@@ -287,16 +290,10 @@ class FederatedFit(Rounds):
         return size
 
     def _begin_algorithm(self, before: FederatedFit | None, saved: Any) -> Correction | None:
-        """Return the state of the local algorithm: new, of the checkpoint, or of the last fit.
-
-        Raises:
-            ValueError: If the clients' data, optimisers or callbacks do not work with the algorithm.
-        """
-        federation, algorithm = self._federation, self._federation.local.algorithm
+        """Return the state of the local algorithm: new, of the checkpoint, or of the last fit."""
+        algorithm = self._federation.local.algorithm
         if algorithm is None:
             return None
-        check_algorithm(algorithm, self._trainer, federation.batch_rule, self._schedule.has_equal_batches)
-        check_memory(algorithm, federation.mechanism, self.vector.num_parameters, sum(self.vector.segments))
         if before is not None and before.correction is not None:
             return before.correction
         correction = algorithm.begin(self.vector.num_parameters)

@@ -49,6 +49,9 @@ TESTED = {
     "the server asks to measure. Set evaluate_clients on both sides": (
         "flower/test_remote_evaluator.py::test_what_cannot_be_is_refused_before_anybody_is_charged"
     ),
+    "leaves this client without a batch. Use a larger limit": (
+        "flower/test_client_refusals.py::test_a_limit_that_is_large_enough_registers"
+    ),
     "has a federation with other settings ({}). Restore them": (
         "flower/test_registration.py::test_an_old_home_with_new_settings_is_named"
     ),
