@@ -245,8 +245,8 @@ class DPSGD(pl.Callback):
     def check(self, dataset: Dataset[Any], client_indices: Sequence[Tensor]) -> None:
         """Refuse data in which a row appears in more than `rows_per_person` samples, also reloaded data."""
         held = list(client_indices)
-        is_read = self._read is not None and self._read[0] is dataset
-        is_read = is_read and len(self._read[1]) == len(held) and all(map(torch.equal, self._read[1], held))
+        known, parts = self._read or (None, [])
+        is_read = known is dataset and len(parts) == len(held) and all(map(torch.equal, parts, held))
         check_repeats(dataset, held, self.rows_per_person, self.count_equal_rows and not is_read)
         self._read = dataset, held
 

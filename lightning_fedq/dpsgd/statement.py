@@ -109,7 +109,7 @@ class SampleStatement:
             (
                 f"The figures are of the account with the largest epsilon ({describe_unit(self.rows)}).",
                 "All rows of a person are charged at the client where they cost most.",
-                "Rows that indices repeat are refused. Equal rows are refused, too, unless count_equal_rows is",
+                "Rows that indices repeat are refused, and equal rows also, unless count_equal_rows is",
                 "False. Short or coarse rows of a TensorDataset count as different rows: fewer than 32 whole",
                 "numbers, or only -1, 0 and 1.",
                 "The participating clients and their numbers of samples count as public.",
