@@ -49,6 +49,7 @@ from lightning_fedq.flower.settings import (
     deployed_mechanism,
     differences,
     fingerprint,
+    given_rounds,
     is_per_client,
     keeps_state,
     make_client_budget,
@@ -155,7 +156,7 @@ class RemoteClient:
     def settings(self) -> dict[str, str]:
         """Return the settings that must equal the server's, as text by name."""
         check_shapes(module := self._module())  # before their numbers are counted
-        words = fingerprint(self._federated, module, self._trainer.get("max_epochs"))
+        words = fingerprint(self._federated, module, self._given_rounds)
         return {**words, **training_words(self._trainer, self._module), **self._run_rehearsal()}
 
     def _run_rehearsal(self) -> dict[str, str]:
@@ -233,7 +234,7 @@ class RemoteClient:
         # a privacy target calibrates the mechanism
         if self._federated.calibrated_target is None:
             return self._federated.mechanism
-        return deployed_mechanism(self._federated, self._module(), self._trainer.get("max_epochs"))
+        return deployed_mechanism(self._federated, self._module(), self._given_rounds)
 
     def answer(self, kind: str, fields: Fields) -> Fields:
         """Answer one message.
@@ -325,8 +326,11 @@ class RemoteClient:
     @property
     def _trainer_rounds(self) -> int:
         """Number of rounds that the client's own Trainer allows, or `MOST_ROUNDS` if it sets none."""
-        max_epochs = self._trainer.get("max_epochs") or -1
-        return MOST_ROUNDS if max_epochs < 0 else int(max_epochs)
+        return self._given_rounds or MOST_ROUNDS
+
+    @property
+    def _given_rounds(self) -> int | None:
+        return given_rounds(self._trainer, self._federated.local.local_steps)
 
     def reply(self, kind: str, fields: Fields) -> Fields:
         """Answer one message, or return a refusal with its reason."""
