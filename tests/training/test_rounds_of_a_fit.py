@@ -54,7 +54,7 @@ def test_a_schedule_of_the_accumulation_counts():
 
 @pytest.mark.parametrize("limits", [{"max_epochs": None, "max_time": "00:01:00:00"}, {"max_epochs": -1}])
 def test_a_target_is_refused_where_the_number_is_not_known(limits):
-    with pytest.raises(ValueError, match="needs a number of rounds, got .* Set one of them"):
+    with pytest.raises(ValueError, match=r"needs a number of rounds, got .* Set one of them"):
         run(limits, privacy=target())
 
 
