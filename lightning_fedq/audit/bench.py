@@ -209,10 +209,12 @@ class Bins:
     def __init__(self, values: Array) -> None:
         levels, counts = np.unique(values, return_counts=True)
         self._levels: Array | None = levels
+        self._whole = False
         if len(levels) > _BINS:
             self._levels = None
             frequent = levels[counts * _BINS >= len(values)]  # each has a class of its own
-            after = np.nextafter(frequent, np.inf)
+            self._whole = bool((levels == np.rint(levels)).all())
+            after = frequent + 1.0 if self._whole else np.nextafter(frequent, np.inf)
             levels = np.unique(
                 np.concatenate([np.quantile(values, np.arange(_BINS) / _BINS), frequent, after])
             )
@@ -238,12 +240,15 @@ class Bins:
             return [f"{value:.6g}" for value in self._levels[event]]
         ends = np.concatenate([[-np.inf], self.edges, [np.inf]])
         changes = np.flatnonzero(np.diff(np.concatenate([[0], event.astype(np.int64), [0]])))
-        return [
-            f"{ends[start]:.6g}"
-            if ends[stop] == np.nextafter(ends[start], np.inf)
-            else f"{ends[start]:.4g} to {ends[stop]:.4g}"
-            for start, stop in changes.reshape(-1, 2)
-        ]
+        return [self._interval(ends[start], ends[stop]) for start, stop in changes.reshape(-1, 2)]
+
+    def _interval(self, low: float, high: float) -> str:
+        """Return the numbers from `low` up to, but without, `high` in words."""
+        last = high - 1.0 if self._whole else high
+        if np.isinf(low) or np.isinf(high):
+            return f"below {high:.6g}" if np.isinf(low) else f"{low:.6g} or more"
+        single = last == low if self._whole else high == np.nextafter(low, np.inf)
+        return f"{low:.6g}" if single else f"{low:.6g} to {last:.6g}"
 
     def fine(self, values: Array) -> Integers:
         """Return the class of each value, 0 to `size` - 1."""

@@ -22,7 +22,6 @@ A claim about a whole vector is divided over the coordinates in which the two up
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -31,7 +30,9 @@ import torch
 from numpy.typing import NDArray
 
 from lightning_fedq.audit.bench import Bench, Bins, Integers, Played
-from lightning_fedq.audit.updates import (
+from lightning_fedq.audit.views import MOST, Array, Evidence, Trial, View
+from lightning_fedq.functional.trade_off import binomial_bounds
+from lightning_fedq.mechanisms.contract_suite.updates import (
     FAR_DOWN,
     FAR_UP,
     PERIOD,
@@ -41,8 +42,6 @@ from lightning_fedq.audit.updates import (
     PlayedUpdate,
     played_updates,
 )
-from lightning_fedq.audit.views import MOST, Array, Evidence, Trial, View
-from lightning_fedq.functional.trade_off import binomial_bounds
 from lightning_fedq.mechanisms.interface import Adversary, AuditCase, Loss, Neighbours, PrivacyClaim
 
 LARGE = 200
@@ -55,7 +54,8 @@ _LARGE_ROUNDS, _ENDS_ROUNDS = 4, 2
 """Rounds of a block in the large cohort, and with the ends of the range only."""
 _FEWEST, _LONGEST = 16, 255
 """Coordinates of an update in the large cohort, at least and at most."""
-_LARGE_SUM_PAIRS = 2
+_FEWEST_OF_SUMS = 128
+"""Coordinates of an update in the large cohort for claims about sums, at least."""
 
 
 @dataclass(frozen=True)
@@ -130,27 +130,19 @@ class _Cell:
         trials = []
         for view, pairs in self.ordered():
             one, other = np.array([pair[:2] for pair in pairs]).T
-            evidence: list[list[Evidence]] = [[] for _ in pairs]
-            for epsilon in view.epsilons:
-                event = learned[one] > math.exp(min(epsilon, MOST)) * learned[other]
-                hits, misses = (np.where(event, fresh[label], 0).sum(1) for label in (one, other))
-                low = binomial_bounds(hits, draws[one], alpha)[0]
-                high = binomial_bounds(misses, draws[other], alpha)[1]
-                for number, (first, second, names) in enumerate(pairs):
-                    evidence[number].append(
-                        Evidence(
-                            names,
-                            self.describe(event[number]) if hits[number] else "",
-                            (int(hits[number]), int(misses[number])),
-                            (int(draws[first]), int(draws[second])),
-                            epsilon,
-                            float(low[number]),
-                            float(high[number]),
-                        )
-                    )
-            for (_, _, names), found in zip(pairs, evidence, strict=True):
-                claim, bound, alarm = view.conclude(found)
-                alarm = f"{self.place}: {alarm}" if alarm else ""
+            odds = np.exp(np.minimum(view.epsilons, MOST))[:, None, None]
+            event = learned[one] > odds * learned[other]  # (epsilons, pairs, outcomes)
+            hits, misses = (np.where(event, fresh[label], 0).sum(2) for label in (one, other))
+            low = binomial_bounds(hits, draws[one], alpha)[0]
+            high = binomial_bounds(misses, draws[other], alpha)[1]
+            claims, bounds, worst, implied = view.conclude(low, high)
+            for number, (first, second, names) in enumerate(pairs):
+                alarm, at = "", worst[number]
+                if at >= 0:
+                    counted = (hits[at, number], misses[at, number]), (draws[first], draws[second])
+                    seen = Evidence(names, self.describe(event[at, number]), *counted)
+                    alarm = f"{self.place}: {seen} {implied[number]}"
+                claim, bound = float(claims[number]), float(bounds[number])
                 trials.append(Trial(self.view, names, self.num_clients, claim, bound, alarm))
         return trials
 
@@ -175,17 +167,21 @@ def probe(
     effort = min(draws / 1_000_000, 1.0)
     long = max(_FEWEST, int(_LONGEST * effort))
     short = _FEWEST if case.concentrated else max(_LONGEST, int(16 * _LONGEST * effort))
-    cohorts = ((size, short), (LARGE, long)) if can_serve(case, LARGE) else ((size, short),)
-    for clients, dim in cohorts:
-        bench = Bench(case, seed + (1 << 30), (dim // 2 + dim % 2, dim // 2), clients)
-        tests = tested(bench, tuple(Adversary))
-        if sums := [test for test in tests if not test.of_message]:
-            rounds = _play_sums(bench)
-            cells += [cell for test in sums for cell in _sum_cells(bench, test, rounds)]
-        messages = [test for test in tests if test.of_message]
-        if messages:
+    for clients, dim, sum_dim in ((size, short, short), (LARGE, long, max(_FEWEST_OF_SUMS, long))):
+        if clients == LARGE and not can_serve(case, LARGE):
+            continue
+        bench = _bench(case, seed, dim, clients)
+        if messages := [test for test in tested(bench, tuple(Adversary)) if test.of_message]:
             cells += _message_cells(bench, messages)
+        bench = bench if dim == sum_dim else _bench(case, seed, sum_dim, clients)
+        if sums := [test for test in tested(bench, tuple(Adversary)) if not test.of_message]:
+            cells += _sum_cells(bench, sums, effort)
     return Probes(cells)
+
+
+def _bench(case: AuditCase, seed: int, dim: int, num_clients: int) -> Bench:
+    """Return a bench with `dim` coordinates in two layers and keys of its own."""
+    return Bench(case, seed + (1 << 30), (dim // 2 + dim % 2, dim // 2), num_clients)
 
 
 def can_serve(case: AuditCase, num_clients: int) -> bool:
@@ -207,15 +203,19 @@ class Probes:
         """Return the result of every pair, the alarms first. True claims raise one with at most `alpha`."""
         total = sum(cell.num_tests for cell in self._cells)
         found: dict[tuple[str, frozenset[str]], Trial] = {}
+
+        def closeness(trial: Trial) -> tuple[bool, float]:
+            return bool(trial.alarm), trial.lower_bound / trial.claim
+
         for cell in self._cells:
             for trial in cell.judge(alpha / total):
                 key = trial.view, frozenset(trial.pair)
                 before = found.get(key)
-                if (before is None and cell.is_listed) or (trial.alarm and not (before and before.alarm)):
+                if not (cell.is_listed or trial.alarm):
+                    continue
+                if before is None or closeness(trial) > closeness(before):
                     found[key] = trial
-                elif before and not before.alarm and cell.is_listed:
-                    found[key] = max(before, trial, key=lambda each: each.lower_bound / each.claim)
-        return sorted(found.values(), key=lambda trial: not trial.alarm)
+        return sorted(found.values(), key=closeness, reverse=True)
 
 
 class _Allowed:
@@ -536,16 +536,16 @@ class _SumRounds:
         return self.updates[0].name, self.updates[1].name
 
 
-def _play_sums(bench: Bench) -> list[_SumRounds]:
+def _play_sums(bench: Bench, pairs: Sequence[tuple[str, str]]) -> list[_SumRounds]:
     """Play the rounds about sums and groups: early, then very late."""
     updates = {update.name: update for update in played_updates(bench.mechanism, bench.context(0))}
     size = len(bench.clients)
-    chosen = SUM_PAIRS[:_LARGE_SUM_PAIRS] if size == LARGE else SUM_PAIRS
-    rounds = [_SumRounds((updates[one], updates[other]), [], []) for one, other in chosen]
-    for first in BLOCKS[::2]:
+    rounds = [_SumRounds((updates[one], updates[other]), [], []) for one, other in pairs]
+    for block, first in enumerate(BLOCKS[::2]):
         number = first
         for part in rounds:
-            for label in range(4):
+            for place in range(4):
+                label = place ^ block  # odd and even rounds have both updates
                 victim = bench.clients[number // 4 % size]
                 rows = part.updates[label // 2].values.expand(size, -1).clone()
                 rows[bench.clients.index(victim)] = part.updates[label % 2].values
@@ -555,25 +555,29 @@ def _play_sums(bench: Bench) -> list[_SumRounds]:
     return rounds
 
 
-def _sum_cells(bench: Bench, test: Tested, rounds: list[_SumRounds]) -> list[_Cell]:
-    """Return the counts of one view of a sum or a group, one cell per pair of updates."""
+def _sum_cells(bench: Bench, tests: Sequence[Tested], effort: float) -> list[_Cell]:
+    """Play the rounds about sums and groups and count them, one cell per view and pair of updates."""
     cells, size = [], len(bench.clients)
-    zero_out = test.claim.neighbours is not Neighbours.SUBSTITUTION
-    for part in rounds:
-        if zero_out and ZERO not in part.names:
-            continue
-        seen = np.stack([test.extract(played) for played in part.played])
+    zero_out = all(test.claim.neighbours is not Neighbours.SUBSTITUTION for test in tests)
+    chosen = [names for names in SUM_PAIRS if ZERO in names or not zero_out]
+    if size == LARGE:
+        chosen = chosen[: 2 if effort > 0.1 else 1]
+    for part in _play_sums(bench, chosen):
         one, other = part.updates
-        allowed, differs = _Allowed(bench, test.claim, seen.shape[1]), None
-        if seen.shape[1] == bench.dim:
-            differs = (one.values != other.values).numpy()
-            seen = seen[:, differs]
-        half = np.stack([_halves(seen.shape[1], index // 4) for index in range(len(seen))])
-        bins = Bins(seen[half == 0])
-        label = np.broadcast_to(np.array(part.labels)[:, None], seen.shape)
-        counts = _tally(half, label, bins.fine(seen.ravel()).reshape(seen.shape), 4, bins.size)
-        view = allowed.view(*_difference(one, other, differs))
-        pairs = [(2 * others, 2 * others + 1, part.names, view) for others in (0, 1)]
-        place = f"{size} clients, all others with one of the two updates"
-        cells.append(_Cell(test.view, place, counts, pairs, bins.describe, size, True))
+        for test in tests:
+            if test.claim.neighbours is not Neighbours.SUBSTITUTION and ZERO not in part.names:
+                continue
+            seen = np.stack([test.extract(played) for played in part.played])
+            allowed, differs = _Allowed(bench, test.claim, seen.shape[1]), None
+            if seen.shape[1] == bench.dim:
+                differs = (one.values != other.values).numpy()
+                seen = seen[:, differs]
+            half = np.stack([_halves(seen.shape[1], index // 4) for index in range(len(seen))])
+            bins = Bins(seen[half == 0])
+            label = np.broadcast_to(np.array(part.labels)[:, None], seen.shape)
+            counts = _tally(half, label, bins.fine(seen.ravel()).reshape(seen.shape), 4, bins.size)
+            view = allowed.view(*_difference(one, other, differs))
+            pairs = [(2 * others, 2 * others + 1, part.names, view) for others in (0, 1)]
+            place = f"{size} clients, all others with one of the two updates"
+            cells.append(_Cell(test.view, place, counts, pairs, bins.describe, size, True))
     return cells

@@ -45,16 +45,13 @@ _DRAWS_OF_AN_OUTLIER = 3000
 
 @dataclass(frozen=True)
 class Evidence:
-    """Draws of two updates that bound how much more likely an event is under the first one.
+    """Draws of two updates in an event that the claim does not allow to be so unequally frequent.
 
     Args:
         updates: Names of the two updates.
         outputs: Description of the event.
         hits: Number of draws in the event, by update.
         draws: Number of draws, by update.
-        epsilon: Epsilon at which the event was chosen.
-        low: Lower bound of its probability under the first update.
-        high: Upper bound of its probability under the second update.
         place: Position of the outputs, "" for all positions together.
     """
 
@@ -62,49 +59,34 @@ class Evidence:
     outputs: str
     hits: tuple[int, int]
     draws: tuple[int, int]
-    epsilon: float
-    low: float
-    high: float
     place: str = ""
 
-    @property
-    def proven_epsilon(self) -> float:
-        """Largest pure epsilon that the draws refute, or 0.
-
-        A pure epsilon allows at most the ratio e^epsilon of the two probabilities. At a smaller epsilon e it
-        allows at most the delta of randomised response, (e^epsilon - e^e) / (1 + e^epsilon).
-        """
-        by_ratio = math.log(self.low / self.high) if self.low > 0.0 else 0.0
-        delta = self.proven_delta
-        by_delta = math.log((math.exp(self.epsilon) + delta) / (1.0 - delta)) if 0.0 < delta < 1.0 else 0.0
-        return max(by_ratio, by_delta, 0.0)
-
-    @property
-    def proven_delta(self) -> float:
-        """Largest delta at `epsilon` that the draws refute, or 0."""
-        return max(self.low - math.exp(min(self.epsilon, MOST)) * self.high, 0.0)
-
-    def sentence(self, claimed: float, allowed: float) -> str:
-        """Return both updates, the outputs, their frequencies and the conclusion.
-
-        Args:
-            claimed: Claimed pure epsilon, infinite for a curve.
-            allowed: Claimed delta at `epsilon`.
-        """
+    def __str__(self) -> str:
+        """Return both updates, the outputs and their frequencies."""
         shares = [f"{hit / max(drawn, 1):.4f}" for hit, drawn in zip(self.hits, self.draws, strict=True)]
-        if self.proven_epsilon > claimed:
-            implied = f"epsilon is at least {self.proven_epsilon:.3g}, and the claim is {claimed:.3g}"
-        else:
-            implied = (
-                f"delta at epsilon {self.epsilon:.3g} is at least {self.proven_delta:.3g}, and the claim is "
-                f"{allowed:.3g}"
-            )
         place = f"{self.place}: " if self.place else ""
         return (
             f"{place}update '{self.updates[0]}' gives {self.outputs} with frequency {shares[0]}, update "
-            f"'{self.updates[1]}' with frequency {shares[1]} ({self.draws[0]} and {self.draws[1]} draws). "
-            f"So {implied}"
+            f"'{self.updates[1]}' with frequency {shares[1]} ({self.draws[0]} and {self.draws[1]} draws)."
         )
+
+
+def proven_epsilons(low: Array, high: Array, epsilons: Array) -> Array:
+    """Return the largest pure epsilons that bounds of two probabilities refute, or 0.
+
+    A pure epsilon allows at most the ratio e^epsilon of the two probabilities. At a smaller epsilon e it
+    allows at most the delta of randomised response, (e^epsilon - e^e) / (1 + e^epsilon).
+
+    Args:
+        low: Lower bounds of the probability of an event under one update.
+        high: Upper bounds of its probability under the other update.
+        epsilons: Epsilons e at which the events were chosen.
+    """
+    odds = np.exp(np.minimum(epsilons, MOST))
+    delta = np.clip(low - odds * high, 0.0, 1.0 - 1e-12)
+    with np.errstate(divide="ignore"):
+        by_ratio, by_delta = np.log(low / high), np.log((odds + delta) / (1.0 - delta))
+    return np.maximum(np.maximum(by_ratio, np.where(delta > 0.0, by_delta, 0.0)), 0.0)
 
 
 @dataclass(frozen=True)
@@ -371,30 +353,40 @@ class View:
             low, high = (middle, high) if self.allowed(middle) > delta else (low, middle)
         return high
 
-    def conclude(self, found: list[Evidence]) -> tuple[float, float, str]:
-        """Return the claim, the bound that comes closest to it, and a sentence if it is contradicted, or "".
+    def conclude(self, low: Array, high: Array) -> tuple[Array, Array, Counts, list[str]]:
+        """Compare bounds of probabilities with the claim.
 
         Args:
-            found: Evidence at each epsilon of `epsilons`.
+            low: `(epsilons, pairs)` lower bounds of the probability of an event under one update.
+            high: `(epsilons, pairs)` upper bounds of its probability under the other update.
+
+        Returns:
+            Claims and the proven bounds that are closest to them, each `(pairs,)`. The number of the epsilon
+            at which a pair contradicts the claim most, or -1, `(pairs,)`. What follows from it, or "".
         """
-        allowed = [self.allowed(each.epsilon) for each in found]
-        beyond = [
-            (each.proven_epsilon, each.proven_delta - granted, each, granted)
-            for each, granted in zip(found, allowed, strict=True)
-            if each.proven_delta > granted + 1e-12
-        ]
-        alarm = ""
-        if beyond:
-            *_, worst, granted = max(
-                beyond, key=lambda entry: entry[: 1 if math.isfinite(self.claimed) else 2]
-            )
-            alarm = worst.sentence(self.claimed, granted)
-        if math.isfinite(self.claimed):
-            return self.claimed, max(each.proven_epsilon for each in found), alarm
-        closest = max(
-            range(len(found)), key=lambda number: found[number].proven_delta / max(allowed[number], 1e-12)
-        )
-        return allowed[closest], found[closest].proven_delta, alarm
+        epsilons, pairs = np.array(self.epsilons)[:, None], np.arange(low.shape[1])
+        allowed = np.array([self.allowed(epsilon) for epsilon in self.epsilons])[:, None]
+        proven = proven_epsilons(low, high, epsilons)
+        deltas = np.maximum(low - np.exp(np.minimum(epsilons, MOST)) * high, 0.0)
+        beyond = deltas > allowed + 1e-12
+        pure = math.isfinite(self.claimed)
+        score = np.where(beyond, proven if pure else deltas - allowed, -1.0)
+        worst = np.where(beyond.any(0), score.argmax(0), -1)
+        implied = ["" for _ in pairs]
+        for pair in np.flatnonzero(worst >= 0):
+            at = worst[pair]
+            if proven[at, pair] > self.claimed:
+                said = f"epsilon is at least {proven[at, pair]:.3g}, and the claim is {self.claimed:.3g}"
+            else:
+                said = (
+                    f"delta at epsilon {self.epsilons[at]:.3g} is at least {deltas[at, pair]:.3g}, and the "
+                    f"claim is {allowed[at, 0]:.3g}"
+                )
+            implied[pair] = f"So {said}"
+        if pure:
+            return np.full(len(pairs), self.claimed), proven.max(0), worst, implied
+        closest = (deltas / np.maximum(allowed, 1e-12)).argmax(0)
+        return allowed[closest, 0], deltas[closest, pairs], worst, implied
 
     def judge(self, alpha: float) -> Finding:
         """Test the claim. A true claim raises an alarm with probability at most `alpha`."""
@@ -459,7 +451,7 @@ class View:
             what: Noun for a position in the alarm.
             label: Label of the draws that come first in `counts`.
         """
-        best, proven, evidence = 0.0, [], []
+        best, proven, lows, highs, evidence = 0.0, [], [], [], []
         learned, fresh = counts[0] + 0.5, counts[1]
         learned = learned / learned.sum(2, keepdims=True)
         draws = fresh.sum(2)
@@ -475,16 +467,13 @@ class View:
             proven.append(max(float(deltas.max()), 0.0))
             place = int(deltas.argmax())
             at = int(worst[place])
-            evidence.append(
-                Evidence(
-                    (self._inputs[label], self._inputs[1 - label]),
-                    self._describe(event[at]),
-                    (int(hits[at]), int(misses[at])),
-                    (int(draws[0, at]), int(draws[1, at])),
-                    epsilon,
-                    float(low[place]),
-                    float(high[place]),
-                    "" if what == "pooled" else f"{what} {at}",
-                )
-            )
-        return best, proven, self.conclude(evidence)[2]
+            lows.append(low[place])
+            highs.append(high[place])
+            evidence.append((at, event[at], (hits[at], misses[at]), (draws[0, at], draws[1, at])))
+        _, _, found, implied = self.conclude(np.array(lows)[:, None], np.array(highs)[:, None])
+        if found[0] < 0:
+            return best, proven, ""
+        at, event, hits, draws = evidence[found[0]]
+        names = self._inputs[label], self._inputs[1 - label]
+        seen = Evidence(names, self._describe(event), hits, draws, "" if what == "pooled" else f"{what} {at}")
+        return best, proven, f"{seen} {implied[0]}"

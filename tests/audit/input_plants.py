@@ -12,7 +12,15 @@ import numpy as np
 import torch
 
 from lightning_fedq.keys.randomness import Stream
-from lightning_fedq.mechanisms.interface import Mechanism, Message, PmfPairs, PrivacyClaim, Unit
+from lightning_fedq.mechanisms.interface import (
+    Adversary,
+    Mechanism,
+    Message,
+    NonPrivate,
+    PmfPairs,
+    PrivacyClaim,
+    Unit,
+)
 from lightning_fedq.wire.coding import FixedLength
 
 LARGEST = 127
@@ -70,18 +78,15 @@ class NoisyTernary(Mechanism):
         return -LARGEST, LARGEST
 
     def claims(self, context):
-        odds = math.exp(self.epsilon)
-        pair = (odds / (1.0 + odds), 1.0 / (1.0 + odds))
-        loss = PmfPairs(((pair, pair[::-1]),), "noise on levels")
         return tuple(
-            PrivacyClaim(who, loss, context.dim, assumptions=("fresh noise",), unit=Unit.COORDINATE)
-            for who in self.adversaries()
+            PrivacyClaim(who, self.loss(), context.dim, assumptions=("fresh noise",), unit=Unit.COORDINATE)
+            for who in Adversary
         )
 
-    def adversaries(self):
-        from lightning_fedq.mechanisms.interface import Adversary
-
-        return tuple(Adversary)
+    def loss(self):
+        odds = math.exp(self.epsilon)
+        pair = (odds / (1.0 + odds), 1.0 / (1.0 + odds))
+        return PmfPairs(((pair, pair[::-1]),), "noise on levels")
 
 
 class NothingOnZero(NoisyTernary):
@@ -289,3 +294,79 @@ class NothingOnPositiveInside(NoisyTernary):
 
     def kept(self, noise, scaled, context, rand):
         return np.where((scaled > 0.0) & (scaled < 1.0), 0.0, noise)
+
+
+# ---- a trusted server adds the noise ---------------------------------------------------------------------
+@dataclass(frozen=True)
+class NoisySum(NoisyTernary):
+    """Levels are sent as they are, and a trusted server adds the noise to their sum."""
+
+    def draw(self, client, row, context, rand):
+        return np.zeros(context.dim)
+
+    def claims(self, context):
+        seen = {Adversary.OUTSIDER, Adversary.CLIENT}
+        return tuple(
+            PrivacyClaim(who, self.loss(), context.dim, assumptions=("fresh noise",), unit=Unit.COORDINATE)
+            if who in seen
+            else PrivacyClaim(who, NonPrivate("the server is trusted"), context.dim)
+            for who in Adversary
+        )
+
+    def decode(self, symbols, clients, context, rand):
+        total = symbols.sum(0, dtype=torch.int64) if symbols.dim() == 2 else symbols
+        noise = self.geometric(self.stream(context, rand), context.dim)
+        noise = self.kept_sum(noise, total.numpy(), clients, context)
+        return super().decode(total + torch.from_numpy(noise).to(torch.int64), clients, context, rand)
+
+    def stream(self, context, rand):
+        return rand.server("noise of the sum")
+
+    def kept_sum(self, noise, total, clients, context):
+        """The noise that is added: all of it."""
+        return noise
+
+    def grid(self, context):
+        return float(context.radius[0])
+
+
+class NothingOnZeroSum(NoisySum):
+    """A sum of exactly zero is released without noise."""
+
+    def kept_sum(self, noise, total, clients, context):
+        return np.where(total == 0, 0.0, noise)
+
+
+class NothingOnSilentCohort(NoisySum):
+    """No noise if all sums are zero."""
+
+    def kept_sum(self, noise, total, clients, context):
+        return noise * bool(total.any())
+
+
+class NothingOnSumsOfManyClients(NoisySum):
+    """No noise on sums of more than 100 clients."""
+
+    def kept_sum(self, noise, total, clients, context):
+        return noise * (len(clients) <= 100)
+
+
+class NothingOnUnanimousSums(NoisySum):
+    """No noise where all clients sent the same level."""
+
+    def kept_sum(self, noise, total, clients, context):
+        return np.where(np.abs(total) == len(clients), 0.0, noise)
+
+
+class NothingOnLateSums(NoisySum):
+    """No noise on sums from round 1,000 on."""
+
+    def kept_sum(self, noise, total, clients, context):
+        return noise * (context.round < 1000)
+
+
+class SameNoiseOfTheServer(NoisySum):
+    """The server's noise is that of round 0 in every round."""
+
+    def stream(self, context, rand):
+        return super().stream(context, rand.for_round(0))

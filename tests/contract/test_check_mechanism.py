@@ -10,7 +10,7 @@ from lightning_fedq.keys.randomness import ClientRandomness, SeededKeys
 from lightning_fedq.mechanisms import LDPQ, GaussianNoise, SubtractiveDither
 from lightning_fedq.mechanisms.contract_suite import RULES, BrokenContractError, check_mechanism, make_context
 from lightning_fedq.mechanisms.interface import NO_SLACK, Mechanism, Message, single_message_claims
-from tests.audit import plants
+from tests.audit import input_plants, plants
 from tests.contract.golden import names_the_change, updated
 
 
@@ -293,6 +293,8 @@ BROKEN = [
     (NoSlack(1.0, 1.0), {"continuous_noise_has_slack"}),
     (Counts(1.0), {"keeps_no_state"}),
     (Remembers(1.0), {"keeps_no_state"}),
+    (input_plants.NothingOnZero(1.0), {"noise_for_every_input"}),
+    (input_plants.NoiseFromTheUpdate(1.0), {"noise_is_never_reused"}),
 ]
 
 

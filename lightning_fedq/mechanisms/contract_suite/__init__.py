@@ -19,7 +19,7 @@ or, one test a rule:
 from collections.abc import Iterable
 
 from lightning_fedq.mechanisms.contract import BrokenContractError
-from lightning_fedq.mechanisms.contract_suite import encoding as encoding, laws as laws
+from lightning_fedq.mechanisms.contract_suite import encoding as encoding, inputs as inputs, laws as laws
 from lightning_fedq.mechanisms.contract_suite.manual_round import (
     RULES,
     Rule,

@@ -185,8 +185,12 @@ def fresh_coins(mechanism: Mechanism) -> None:
         must(not torch.equal(symbols, again), rule, f"another {what} repeats 64 messages")
 
 
-class _Exchanged(SeededKeys):
-    """Keys of one seed, with some kinds of keys from another seed. The federation keeps its name."""
+class ExchangedKeys(SeededKeys):
+    """Keys of seed 0, with some kinds of keys from seed 1. The federation keeps its name.
+
+    Args:
+        kinds: Kinds of keys from seed 1: "public", "members", "client", "peer" and "private".
+    """
 
     def __init__(self, *kinds: str) -> None:
         super().__init__(0)
@@ -234,11 +238,11 @@ def streams_are_whose_they_are(mechanism: Mechanism) -> None:
     if not in_groups or math.isfinite(claims[Adversary.SERVER_AND_PARTNER].pure_epsilon):
         hidden.append("private")
     for kind in hidden:
-        changes = not torch.equal(message(_Exchanged(kind)), before)
+        changes = not torch.equal(message(ExchangedKeys(kind)), before)
         problem = f"other {kind} streams give the same messages, so their noise comes from other randomness"
         must(changes, rule, problem)
     for kind in ("public", "members", "client"):
-        keys = _Exchanged(kind)
+        keys = ExchangedKeys(kind)
         if torch.equal(message(keys), before):
             continue
         known = (PublicRandomness(each, 0) for each in (SeededKeys(0), keys))
