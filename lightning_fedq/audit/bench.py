@@ -60,6 +60,7 @@ _TURNS = 3
 _MEASURED = 8192
 """Coordinates of the blocks of zeros that measure the covariance of handed-on noise."""
 _ZEROS_SEED = 1 << 51
+UNIT_RANGE = FixedRange(1.0)
 
 
 @dataclass(frozen=True)
@@ -271,6 +272,7 @@ class Bench:
         num_clients: Size of the cohort. It overrides the size of the case.
         level: Adversary whose streams the worst pair may depend on.
         times: Number of repetitions of both layers in a round.
+        ranges: Range of every round.
     """
 
     def __init__(
@@ -281,6 +283,7 @@ class Bench:
         num_clients: int = 4,
         level: Adversary = Adversary.OUTSIDER,
         times: int = 1,
+        ranges: FixedRange = UNIT_RANGE,
     ) -> None:
         mechanism, min_survivors, dropout = case.mechanism, case.min_survivors, case.dropout_probability
         self.mechanism, self.segments, self.times = mechanism, segments * times, times
@@ -302,7 +305,8 @@ class Bench:
         self.clients = tuple(range(num_clients - num_dropped))
         """Clients that may answer."""
         ones = torch.ones(2 * times, dtype=torch.float64)
-        self._range = 0.0 * ones, ones
+        self._ranges = ranges
+        self._range = ranges.center * ones, ranges.radius * ones
         self.claims = {claim.adversary: claim for claim in mechanism.claims(self.context(0))}
         self.failure = 0.0
         """Probability of rounds that the claims do not cover. It is added to delta."""
@@ -429,7 +433,7 @@ class Bench:
         """Return a round engine at zero weights whose messages the bench can read."""
         start = torch.zeros(sum(segments), dtype=torch.float64)
         engine = RoundEngine(
-            self.mechanism, self._planner, keys, start, segments, FixedRange(1.0), diagnostics=False
+            self.mechanism, self._planner, keys, start, segments, self._ranges, diagnostics=False
         )
         engine.tampering = Wire()
         return engine
@@ -451,7 +455,7 @@ class Bench:
 
         return self._round(engine, keys, victim, round, updates, labels)
 
-    def play_updates(self, stage: int, round: int, victim: int, updates: Tensor) -> Played:
+    def play_updates(self, stage: int, round: int, victim: int, updates: Tensor, attempt: int = 0) -> Played:
         """Run one round with given updates.
 
         Args:
@@ -459,6 +463,7 @@ class Bench:
             round: Number of the round.
             victim: Client whose message the views of sums and groups are about.
             updates: `(len(clients), dim)` updates of all clients, in units of the update.
+            attempt: Number of earlier attempts at the round.
         """
         if stage not in self._stages:
             own = SeededKeys(3 * self._seed + (1 << 49) + stage)
@@ -467,7 +472,7 @@ class Bench:
         # the same public range in every round, so that a range that follows the updates tells nothing of them
         engine.ranges = engine.range_rule.first(engine.weights, self.segments)
         labels = np.zeros(self.dim, np.int64)
-        return self._round(engine, keys, victim, round, lambda survivors: updates.clone(), labels)
+        return self._round(engine, keys, victim, round, lambda survivors: updates.clone(), labels, attempt)
 
     def _round(
         self,
@@ -477,6 +482,7 @@ class Bench:
         round: int,
         updates: Callable[[tuple[int, ...]], Tensor],
         labels: Integers,
+        attempt: int = 0,
     ) -> Played:
         """Run one round of an engine with the updates of the clients that answer.
 
@@ -484,7 +490,7 @@ class Bench:
             ValueError: If the engine aborts the round.
         """
         round *= self._turns
-        engine.round, engine.attempt = round, 0
+        engine.round, engine.attempt = round, attempt
         engine.weights = torch.zeros(self.dim, dtype=torch.float64)
         survivors = engine.start().survivors
         engine.receive(survivors, updates(survivors))
@@ -500,7 +506,7 @@ class Bench:
             victim,
             wire.symbols,
             labels,
-            PublicRandomness(keys, round),
+            PublicRandomness(keys, round, attempt),
             np.asarray((engine.weights * len(survivors)).numpy(), np.float64),
             self.everybody,
             behind=self.behind,

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lightning_fedq.audit.bench import Bench, Bins, Integers, Played
+from lightning_fedq.audit.bench import UNIT_RANGE, Bench, Bins, Integers, Played
 from lightning_fedq.audit.views import MOST, Array, Evidence, Trial, View
 from lightning_fedq.functional.trade_off import binomial_bounds
 from lightning_fedq.mechanisms.contract_suite.updates import (
@@ -43,17 +43,22 @@ from lightning_fedq.mechanisms.contract_suite.updates import (
     played_updates,
 )
 from lightning_fedq.mechanisms.interface import Adversary, AuditCase, Loss, Neighbours, PrivacyClaim
+from lightning_fedq.mechanisms.interface.ranges import FixedRange
 
-LARGE = 200
-"""Number of clients of the large cohort."""
+LARGE = 201
+"""Number of clients of the large cohort, odd so that one client of pairs is left alone."""
+ALONE = 1
+"""Number of clients of the smallest cohort, which is played for claims about messages."""
+WIDE = FixedRange(8.0, 2.0)
+"""Range of the large cohort. In the other cohorts the range is from -1 to 1."""
 BLOCKS = (0, 30, 1000)
 """First rounds of the early, late and very late rounds."""
 SMALL_ROUNDS = 8
 """Rounds of a block in the small cohort."""
 _LARGE_ROUNDS, _ENDS_ROUNDS = 4, 2
 """Rounds of a block in the large cohort, and with the ends of the range only."""
-_FEWEST, _LONGEST = 16, 255
-"""Coordinates of an update in the large cohort, at least and at most."""
+_FEWEST, _LONGEST, _SHORT_LAYER = 16, 255, 5
+"""Coordinates of an update in the large cohort, at least and at most, and of its short layer."""
 _FEWEST_OF_SUMS = 128
 """Coordinates of an update in the large cohort for claims about sums, at least."""
 
@@ -83,7 +88,7 @@ Comparison = tuple[int, int, tuple[str, str], View]
 
 
 @dataclass
-class _Cell:
+class Cell:
     """Counts of one view in some rounds, and the pairs of labels that are compared.
 
     Args:
@@ -143,7 +148,7 @@ class _Cell:
                     seen = Evidence(names, self.describe(event[at, number]), *counted)
                     alarm = f"{self.place}: {seen} {implied[number]}"
                 claim, bound = float(claims[number]), float(bounds[number])
-                trials.append(Trial(self.view, names, self.num_clients, claim, bound, alarm))
+                trials.append(Trial(self.view, names, (self.num_clients,), claim, bound, alarm))
         return trials
 
 
@@ -153,6 +158,7 @@ def probe(
     draws: int,
     seed: int,
     size: int,
+    cells: Sequence[Cell],
 ) -> Probes:
     """Play the rounds of a case.
 
@@ -162,47 +168,105 @@ def probe(
         draws: Draws of the main simulation, which set the number of draws here.
         seed: Seed of the audit's own keys.
         size: Size of the small cohort.
+        cells: Counts of other rounds that are judged as well.
     """
-    cells: list[_Cell] = []
+    cells = [*cells]
     effort = min(draws / 1_000_000, 1.0)
     long = max(_FEWEST, int(_LONGEST * effort))
     short = _FEWEST if case.concentrated else max(_LONGEST, int(16 * _LONGEST * effort))
-    for clients, dim, sum_dim in ((size, short, short), (LARGE, long, max(_FEWEST_OF_SUMS, long))):
-        if clients == LARGE and not can_serve(case, LARGE):
-            continue
+    lengths = {ALONE: short, size: short, LARGE: long}
+    for clients in cohorts(case, size):
+        dim = lengths[clients]
+        sum_dim = max(_FEWEST_OF_SUMS, dim) if clients == LARGE else dim
         bench = _bench(case, seed, dim, clients)
         if messages := [test for test in tested(bench, tuple(Adversary)) if test.of_message]:
             cells += _message_cells(bench, messages)
         bench = bench if dim == sum_dim else _bench(case, seed, sum_dim, clients)
-        if sums := [test for test in tested(bench, tuple(Adversary)) if not test.of_message]:
+        sums = [test for test in tested(bench, tuple(Adversary)) if not test.of_message]
+        if sums and clients != ALONE:
             cells += _sum_cells(bench, sums, effort)
     return Probes(cells)
 
 
 def _bench(case: AuditCase, seed: int, dim: int, num_clients: int) -> Bench:
-    """Return a bench with `dim` coordinates in two layers and keys of its own."""
-    return Bench(case, seed + (1 << 30), (dim // 2 + dim % 2, dim // 2), num_clients)
+    """Return a bench with keys of its own, and a long layer and a short one."""
+    short = min(_SHORT_LAYER, dim // 4)
+    ranges = WIDE if num_clients == LARGE else UNIT_RANGE
+    return Bench(case, seed + (1 << 30), (dim - short, short), num_clients, ranges=ranges)
 
 
-def can_serve(case: AuditCase, num_clients: int) -> bool:
-    """Return whether a case can be played in a cohort of this size."""
-    try:
-        case.mechanism.group_sizes(num_clients)
-    except ValueError:
-        return False
-    return case.num_clients is None
+def cohorts(case: AuditCase, size: int) -> tuple[int, ...]:
+    """Return the sizes of the cohorts in which a case can be played.
+
+    Args:
+        case: Mechanism under audit and its setting.
+        size: Size of the cohort of the main simulation.
+    """
+    if case.num_clients is not None:
+        return (size,)
+    found = []
+    for clients in (ALONE, size, LARGE):
+        try:
+            case.mechanism.group_sizes(clients)
+        except ValueError:
+            if clients == size:
+                raise
+            continue
+        found.append(clients)
+    return tuple(found) if not case.mechanism.fixed_cohort else tuple(n for n in found if n > ALONE)
+
+
+class ByRound:
+    """Counts of every round of the main simulation, in which noise may be missing.
+
+    Neighbouring positions are in different halves, as a round has draws for both.
+
+    Args:
+        bench: Bench of the main simulation.
+        view: View of its first claim.
+        bins: Classes of the view's numbers.
+    """
+
+    def __init__(self, bench: Bench, view: View, bins: Bins) -> None:
+        self._bench, self._view, self._bins = bench, view, bins
+        self._counts: dict[int, Integers] = {}
+
+    def add(self, round: int, labels: Integers, classes: Integers) -> None:
+        """Count the positions of one round of one world."""
+        counted = labels >= 0
+        half = _halves(len(labels), round)
+        tally = _tally(half[counted], labels[counted], classes[counted], 2, self._bins.size)
+        self._counts[round] = self._counts.get(round, 0) + tally
+
+    def cells(self) -> list[Cell]:
+        """Return the counts of the rounds."""
+        names, size = self._bench.inputs, len(self._bench.clients)
+        allowed = View("", self._view.loss, self._view.copies, 1, 2, self._view.failure)
+        return [
+            Cell(
+                self._view.name,
+                f"{_count_clients(size)}, round {round}",
+                counts,
+                [(0, 1, names, allowed)],
+                self._bins.describe,
+                size,
+                False,
+            )
+            for round, counts in self._counts.items()
+        ]
 
 
 class Probes:
     """Counted rounds, ready to be judged."""
 
-    def __init__(self, cells: list[_Cell]) -> None:
+    def __init__(self, cells: list[Cell]) -> None:
         self._cells = cells
 
     def judge(self, alpha: float) -> list[Trial]:
         """Return the result of every pair, the alarms first. True claims raise one with at most `alpha`."""
         total = sum(cell.num_tests for cell in self._cells)
         found: dict[tuple[str, frozenset[str]], Trial] = {}
+        played: dict[tuple[str, frozenset[str]], set[int]] = {}
 
         def closeness(trial: Trial) -> tuple[bool, float]:
             return bool(trial.alarm), trial.lower_bound / trial.claim
@@ -213,9 +277,11 @@ class Probes:
                 before = found.get(key)
                 if not (cell.is_listed or trial.alarm):
                     continue
+                played.setdefault(key, set()).add(cell.num_clients)
                 if before is None or closeness(trial) > closeness(before):
                     found[key] = trial
-        return sorted(found.values(), key=closeness, reverse=True)
+        trials = [replace(trial, num_clients=tuple(sorted(played[key]))) for key, trial in found.items()]
+        return sorted(trials, key=closeness, reverse=True)
 
 
 class _Allowed:
@@ -270,6 +336,16 @@ def _rounds(bench: Bench, per_block: int) -> list[tuple[int, int]]:
     return [(block, first + step) for block, first in enumerate(BLOCKS) for step in range(per_block)]
 
 
+def _count_clients(number: int) -> str:
+    """Return a number of clients in words."""
+    return f"{number} client{'s' * (number > 1)}"
+
+
+def count_attempts(round: int) -> int:
+    """Return the number of earlier attempts at a round: one in some rounds of every block, else none."""
+    return int(round % 30 in (1, 3, 11))
+
+
 _WHEN = tuple(f"rounds from {first}" for first in BLOCKS)
 
 
@@ -304,9 +380,8 @@ class _Messages:
                 for rank, client in enumerate(group):
                     own[bench.clients.index(client)] = (index + shift + 5 * rank) % kinds
                 self.labels[number, index] = own[bench.clients.index(counted[index])]
-            self.played.append(
-                bench.play_updates(int(ends_only), round, counted[number % len(counted)], rows[own])
-            )
+            victim, attempt = counted[number % len(counted)], count_attempts(round)
+            self.played.append(bench.play_updates(int(ends_only), round, victim, rows[own], attempt))
         self.blocks = np.array([block for block, _ in self.rounds])
 
     def values(self, extract: Callable[[Played], Array]) -> Array:
@@ -322,11 +397,11 @@ def _as_victim(played: Played, client: int) -> Played:
     return replace(played, victim=client, everybody=False)
 
 
-def _message_cells(bench: Bench, tests: list[Tested]) -> list[_Cell]:
+def _message_cells(bench: Bench, tests: list[Tested]) -> list[Cell]:
     """Play the rounds about messages and count them."""
-    per_block = _LARGE_ROUNDS if len(bench.clients) == LARGE else SMALL_ROUNDS
+    per_block = {LARGE: _LARGE_ROUNDS, ALONE: 2 * SMALL_ROUNDS}.get(len(bench.clients), SMALL_ROUNDS)
     every, ends = _Messages(bench, per_block, False), _Messages(bench, _ENDS_ROUNDS, True)
-    cells: list[_Cell] = []
+    cells: list[Cell] = []
     for test in tests:
         cells += _every_update(bench, test, every)
         cells += _ends(bench, test, ends)
@@ -363,7 +438,7 @@ def _difference(
     return int(differs.sum()), bool(one.is_even and other.is_even and compared.all())
 
 
-def _every_update(bench: Bench, test: Tested, played: _Messages) -> list[_Cell]:
+def _every_update(bench: Bench, test: Tested, played: _Messages) -> list[Cell]:
     """Return the counts of rounds in which all kinds of updates are sent."""
     values = played.values(test.extract)
     rounds, clients, positions = values.shape
@@ -375,12 +450,12 @@ def _every_update(bench: Bench, test: Tested, played: _Messages) -> list[_Cell]:
     label = np.broadcast_to(played.labels[:, :, None], values.shape)
     kinds, size = len(played.updates), len(bench.clients)
     allowed = _Allowed(bench, test.claim, positions)
-    where = f"{size} clients"
+    where = _count_clients(size)
     cells = []
 
     def add(place: str, part: NDArray[np.bool_], pairs: list[Comparison], listed: bool) -> None:
         counts = _tally(half[part], label[part], outcome[part], kinds, bins.size)
-        cells.append(_Cell(test.view, place, counts, pairs, bins.describe, size, listed))
+        cells.append(Cell(test.view, place, counts, pairs, bins.describe, size, listed))
 
     everywhere = _pairs(played, allowed)
     everything = np.ones(values.shape, np.bool_)
@@ -389,20 +464,21 @@ def _every_update(bench: Bench, test: Tested, played: _Messages) -> list[_Cell]:
         add(f"{where}, {when}", everything & (played.blocks == block)[:, None, None], everywhere, False)
     if positions == bench.dim:
         index = np.arange(positions)
-        for places in (
-            index % PERIOD == 0,
-            index % PERIOD == SECOND,
-            index % 2 == 1,
-            (index % 2 == 0) & (index % SECOND != 0),
+        for name, places in (
+            ("every 16th coordinate", index % PERIOD == 0),
+            ("every other 16th coordinate", index % PERIOD == SECOND),
+            ("odd coordinates", index % 2 == 1),
+            ("other even coordinates", (index % 2 == 0) & (index % SECOND != 0)),
+            ("the last layer", index >= bench.segments[0]),
         ):
             pairs = _pairs(played, allowed, places)
-            what = f"{where}, coordinates such as number {int(np.flatnonzero(places)[0])}"
+            what = f"{where}, {name}"
             add(what, everything & places, pairs, False)
     low = np.asarray(np.rint(values), np.int64) if np.array_equal(values, np.rint(values)) else None
     if low is not None and bins.size < len(np.unique(values)):
         # bins of neighbouring integers can't show which of them are possible
         counts = _tally(half, label, low % 8, kinds, 8)
-        cells.append(_Cell(test.view, where, counts, everywhere, _remainders, size, False))
+        cells.append(Cell(test.view, where, counts, everywhere, _remainders, size, False))
     return cells + _joint_cells(bench, test, played, bins, outcome, allowed)
 
 
@@ -417,7 +493,7 @@ def _remainders(event: NDArray[np.bool_]) -> str:
 
 def _joint_cells(
     bench: Bench, test: Tested, played: _Messages, bins: Bins, outcome: Integers, allowed: _Allowed
-) -> list[_Cell]:
+) -> list[Cell]:
     """Return the counts of two outcomes at once: of two layers, two rounds, and two clients.
 
     A draw can be in two pairs of outcomes. The half depends on its coordinate only, so that both are in the
@@ -426,18 +502,20 @@ def _joint_cells(
     coarse, width, kinds = bins.coarse(outcome), bins.coarse_size, len(played.updates)
     rounds, clients, positions = outcome.shape
     half = np.broadcast_to(_halves(positions, 0), outcome.shape)
-    size, where, names = len(bench.clients), f"{len(bench.clients)} clients", [u.name for u in played.updates]
+    size, where, names = (
+        len(bench.clients),
+        _count_clients(len(bench.clients)),
+        [u.name for u in played.updates],
+    )
     cells = []
 
     if positions == bench.dim and bench.aligned:
-        first, second = bench.segments[:2]
-        pair = width * coarse[:, :, :second] + coarse[:, :, first : first + second]
+        middle = positions // 2
+        pair = width * coarse[:, :, :middle] + coarse[:, :, middle : 2 * middle]
         label = np.broadcast_to(played.labels[:, :, None], pair.shape)
-        counts = _tally(half[:, :, :second], label, pair, kinds, width**2)
+        counts = _tally(half[:, :, :middle], label, pair, kinds, width**2)
         pairs = _pairs(played, allowed, None, 2)
-        cells.append(
-            _Cell(test.view, f"{where}, two coordinates", counts, pairs, describe_pairs, size, False)
-        )
+        cells.append(Cell(test.view, f"{where}, two coordinates", counts, pairs, describe_pairs, size, False))
     if bench.mechanism.separation > 1 or bench.mechanism.hands_on:
         return cells
 
@@ -467,7 +545,7 @@ def _joint_cells(
         joint += _tally(half[number], spread, pair, 2 * kinds, width**2)
     pairs = changed(step, "rounds")
     cells.append(
-        _Cell(test.view, f"{where}, two rounds of a client", joint, pairs, describe_pairs, size, False)
+        Cell(test.view, f"{where}, two rounds of a client", joint, pairs, describe_pairs, size, False)
     )
     # two clients of different groups
     if clients <= 2 * kinds:
@@ -483,11 +561,11 @@ def _joint_cells(
         label = np.broadcast_to(played.labels[:, one, None] + own, pair.shape)
         joint += _tally(half[:, one], label, pair, 2 * kinds, width**2)
     pairs = changed(1, "clients")
-    cells.append(_Cell(test.view, f"{where}, two clients", joint, pairs, describe_pairs, size, False))
+    cells.append(Cell(test.view, f"{where}, two clients", joint, pairs, describe_pairs, size, False))
     return cells
 
 
-def _ends(bench: Bench, test: Tested, played: _Messages) -> list[_Cell]:
+def _ends(bench: Bench, test: Tested, played: _Messages) -> list[Cell]:
     """Return the counts of rounds in which the two ends of the range are sent, by round and by client."""
     values = played.values(test.extract)
     rounds, clients, positions = values.shape
@@ -504,14 +582,14 @@ def _ends(bench: Bench, test: Tested, played: _Messages) -> list[_Cell]:
     pairs = _pairs(played, _Allowed(bench, test.claim, positions))
     cells = []
     for axis, places in (
-        (0, [f"round {round}" for _, round in played.rounds]),
+        (0, [f"round {round}" + ", attempt 1" * count_attempts(round) for _, round in played.rounds]),
         (1, [f"client {int(client)}" for client in played.clients]),
     ):
         for number, place in enumerate(places):
             parts = [np.take(array, number, axis) for array in (half, label, outcome)]
             counts = _tally(parts[0], parts[1], parts[2], 2, bins.size)
             cells.append(
-                _Cell(test.view, f"{size} clients, {place}", counts, pairs, bins.describe, size, False)
+                Cell(test.view, f"{_count_clients(size)}, {place}", counts, pairs, bins.describe, size, False)
             )
     return cells
 
@@ -555,7 +633,7 @@ def _play_sums(bench: Bench, pairs: Sequence[tuple[str, str]]) -> list[_SumRound
     return rounds
 
 
-def _sum_cells(bench: Bench, tests: Sequence[Tested], effort: float) -> list[_Cell]:
+def _sum_cells(bench: Bench, tests: Sequence[Tested], effort: float) -> list[Cell]:
     """Play the rounds about sums and groups and count them, one cell per view and pair of updates."""
     cells, size = [], len(bench.clients)
     zero_out = all(test.claim.neighbours is not Neighbours.SUBSTITUTION for test in tests)
@@ -578,6 +656,6 @@ def _sum_cells(bench: Bench, tests: Sequence[Tested], effort: float) -> list[_Ce
             counts = _tally(half, label, bins.fine(seen.ravel()).reshape(seen.shape), 4, bins.size)
             view = allowed.view(*_difference(one, other, differs))
             pairs = [(2 * others, 2 * others + 1, part.names, view) for others in (0, 1)]
-            place = f"{size} clients, all others with one of the two updates"
-            cells.append(_Cell(test.view, place, counts, pairs, bins.describe, size, True))
+            place = f"{_count_clients(size)}, all others with one of the two updates"
+            cells.append(Cell(test.view, place, counts, pairs, bins.describe, size, True))
     return cells

@@ -44,7 +44,7 @@ from lightning_fedq.audit.bench import (
     Integers,
     Played,
 )
-from lightning_fedq.audit.probes import BLOCKS, LARGE, SMALL_ROUNDS, Tested, can_serve, describe_pairs, probe
+from lightning_fedq.audit.probes import BLOCKS, SMALL_ROUNDS, ByRound, Tested, describe_pairs, probe
 from lightning_fedq.audit.views import Array, Finding, Trial, View
 from lightning_fedq.mechanisms.interface import Adversary, AuditCase, Loss, Mechanism, PrivacyClaim
 
@@ -63,6 +63,8 @@ Adversaries with more streams come first.
 _SUMS = (Adversary.SECAGG_SERVER, Adversary.OUTSIDER, Adversary.CLIENT)
 
 
+_FEWEST_OF_A_ROUND = 64
+"""Number of positions from which a round is also judged by itself."""
 _MOST_TRIED = 32
 """Number of cohort sizes that are tried to get two groups."""
 
@@ -141,9 +143,9 @@ def audit(
     findings = [finding for run in runs for finding in run.judge(alpha / count * (0.5 if probed else 1.0))]
     if not probed:
         return tuple(findings)
-    probes = probe(case, tested_claims, draws, seed, size)
-    sizes = (size, LARGE) if can_serve(case, LARGE) else (size,)
-    return with_trials(findings, probes.judge(0.5 * alpha), sizes)
+    counted = [cell for run in runs for cell in run.by_round.cells()]
+    probes = probe(case, tested_claims, draws, seed, size, counted)
+    return with_trials(findings, probes.judge(0.5 * alpha), size)
 
 
 def _is_probed(case: AuditCase) -> bool:
@@ -152,15 +154,13 @@ def _is_probed(case: AuditCase) -> bool:
     return not (case.only_sums or case.to_center or missing)
 
 
-def with_trials(
-    findings: Sequence[Finding], trials: Sequence[Trial], sizes: tuple[int, ...]
-) -> tuple[Finding, ...]:
+def with_trials(findings: Sequence[Finding], trials: Sequence[Trial], size: int) -> tuple[Finding, ...]:
     """Return the findings with the results of pairs of updates, each next to the view that it is about.
 
     Args:
         findings: Findings of the main simulation.
         trials: Results of all pairs, alarms first.
-        sizes: Sizes of the cohorts.
+        size: Size of the cohort of the main simulation.
     """
     rest, out = list(trials), []
     for finding in findings:
@@ -172,7 +172,7 @@ def with_trials(
                 finding,
                 alarm=finding.alarm or own[0].alarm,
                 trials=tuple(own),
-                num_clients=sizes,
+                num_clients=tuple(sorted({size, *(each for trial in own for each in trial.num_clients)})),
                 rounds=((0, last), (BLOCKS[2], BLOCKS[2] + SMALL_ROUNDS - 1)),
             )
         out.append(finding)
@@ -189,6 +189,8 @@ class _Run:
         self.looks = _looks(bench, adversaries, draws // bench.draws // 2 * 2, promised)
         self.views: list[View] = []
         self._rounds = 0
+        if self.looks:
+            self.by_round = ByRound(bench, self.looks[0].view, self.looks[0].bins)
 
     def play(self, draws: int) -> None:
         """Run as many rounds as give `draws` draws of one coordinate."""
@@ -210,6 +212,8 @@ class _Run:
                     look.view.add(half, labels, classes)
                     if number == 0:
                         joint.add(half, round, world, labels, classes)
+                        if len(labels) >= _FEWEST_OF_A_ROUND:
+                            self.by_round.add(round, labels, classes)
                 if wire and round < _WIRE_ROUNDS:
                     wire.add(int(2 * round >= min(rounds, _WIRE_ROUNDS)), played)
         self.views = [*(look.view for look in self.looks), *joint.views, *([wire.view] if wire else [])]

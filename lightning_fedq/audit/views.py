@@ -96,7 +96,7 @@ class Trial:
     Args:
         view: Name of the view.
         pair: Names of the two updates.
-        num_clients: Size of the cohort.
+        num_clients: Sizes of the cohorts in which the pair was played.
         claim: Claimed pure epsilon, or claimed delta at the tested epsilon.
         lower_bound: Proven pure epsilon or delta.
         alarm: Evidence that contradicts the claim, or "".
@@ -104,7 +104,7 @@ class Trial:
 
     view: str
     pair: tuple[str, str]
-    num_clients: int
+    num_clients: tuple[int, ...]
     claim: float
     lower_bound: float
     alarm: str = ""
@@ -173,7 +173,8 @@ class Finding:
             return f"refuted: {self.alarm}"
         if not self.num_clients:
             return self.verdict
-        clients = " and ".join(map(str, sorted(set(self.num_clients))))
+        *first, last = map(str, self.num_clients)
+        clients = f"{', '.join(first)} and {last}" if first else last
         rounds = ", ".join(f"{first}-{last}" for first, last in self.rounds)
         count = len(self.trials) + 1
         tried = f"in {count} pair{'s' * (count > 1)}, {clients} clients, rounds {rounds}"

@@ -296,6 +296,78 @@ class NothingOnPositiveInside(NoisyTernary):
         return np.where((scaled > 0.0) & (scaled < 1.0), 0.0, noise)
 
 
+class NothingInASecondAttempt(NoisyTernary):
+    """No noise in a round that is tried again."""
+
+    def kept(self, noise, scaled, context, rand):
+        return noise * (context.attempt == 0)
+
+
+class NothingForOneClientAlone(NoisyTernary):
+    """No noise if the cohort is one client."""
+
+    def kept(self, noise, scaled, context, rand):
+        return noise * (len(context.cohort) > 1)
+
+
+class NothingInOddCohorts(NoisyTernary):
+    """No noise if the number of clients is odd."""
+
+    def kept(self, noise, scaled, context, rand):
+        return noise * (len(context.cohort) % 2 == 0)
+
+
+class NothingOnEnormousValues(NoisyTernary):
+    """Noise that is added before values are clipped does not change a value of 10^6."""
+
+    def kept(self, noise, scaled, context, rand):
+        return np.where(np.abs(scaled) > 1e3, 0.0, noise)
+
+
+class NothingOnOneHot(NoisyTernary):
+    """No noise on an update with a single value that is not zero."""
+
+    def kept(self, noise, scaled, context, rand):
+        return np.where((scaled != 0.0).sum(1, keepdims=True) == 1, 0.0, noise)
+
+
+class ForgetsTheRange(NoisyTernary):
+    """Noise is in units of the update, and levels are in units of the range."""
+
+    def kept(self, noise, scaled, context, rand):
+        return np.rint(noise / context.expand(context.radius).numpy())
+
+
+class NothingOnShortLayers(NoisyTernary):
+    """No noise on layers of fewer than 8 values."""
+
+    def kept(self, noise, scaled, context, rand):
+        lengths = np.repeat(context.segments, context.segments)
+        return np.where(lengths < 8, 0.0, noise)
+
+
+class NothingInEvery30thRound(NoisyTernary):
+    """No noise in rounds 29, 59, and so on."""
+
+    def kept(self, noise, scaled, context, rand):
+        return noise * (context.round % 30 != 29)
+
+
+class NoiseOfTheRoundBefore10(NoisyTernary):
+    """Noise is repeated after ten rounds."""
+
+    def draw(self, client, row, context, rand):
+        return super().draw(client, row, context, rand.for_round(context.round % 10))
+
+
+class OppositeNoiseOfNeighbours(NoisyTernary):
+    """Odd clients add the negative noise of the even clients before them."""
+
+    def draw(self, client, row, context, rand):
+        own = rand.private(0, f"noise {client // 2}")
+        return self.geometric(own, context.dim) * (1.0 - 2.0 * (client % 2))
+
+
 # ---- a trusted server adds the noise ---------------------------------------------------------------------
 @dataclass(frozen=True)
 class NoisySum(NoisyTernary):

@@ -1,6 +1,6 @@
 """Rules about the distribution of messages: noise for every kind of update, and fresh noise.
 
-Two hundred and four clients send sixteen kinds of updates (`updates`) in four rounds. Claims about messages
+Cohorts of 4 and 201 clients send all kinds of updates (`updates`) in four rounds. Claims about messages
 are compared with the frequencies of all outputs. The audit (`fedq audit`) does the same with more draws,
 closer bounds, and for sums.
 """
@@ -25,7 +25,9 @@ from lightning_fedq.mechanisms.interface import Adversary, Mechanism, Neighbours
 
 Integers = NDArray[np.int64]
 
-_COHORTS, _ROUNDS, _SEGMENTS = (4, 200), (0, 1, 2, 1000), (50, 46)
+_COHORTS, _ROUNDS, _SEGMENTS = (4, 201), (0, 1, 2, 1000), (50, 46)
+_CONSECUTIVE = 64
+"""Number of rounds in a row that are searched for repeated noise."""
 _ALPHA = 1e-5
 """Probability that one of the rules here fails for a correct mechanism."""
 
@@ -142,6 +144,27 @@ def noise_for_every_input(mechanism: Mechanism) -> None:
             )
 
 
+def _distances(mechanism: Mechanism) -> list[tuple[str, NDArray[np.bool_], NDArray[np.bool_]]]:
+    """Return which symbols agree in two of 64 rounds, by the distance of the rounds."""
+    try:
+        updates = played_updates(mechanism, make_context(mechanism, range(_COHORTS[0]), _SEGMENTS))
+    except ValueError:
+        return []
+    rows = torch.stack([updates[label].values for label in (0, 1, 2, 3)])
+    sent, other = (
+        np.stack([_symbols(mechanism, rows, round, keys) for round in range(_CONSECUTIVE)])
+        for keys in (SeededKeys(0), ExchangedKeys("peer", "private"))
+    )
+    return [
+        (
+            f"{_COHORTS[0]} clients, rounds {apart} apart",
+            sent[apart:] == sent[:-apart],
+            sent[apart:] == other[:-apart],
+        )
+        for apart in range(1, _CONSECUTIVE)
+    ]
+
+
 @rule
 def noise_is_never_reused(mechanism: Mechanism) -> None:
     """Symbols of an update that is sent again, or by another client, agree by chance only."""
@@ -160,6 +183,7 @@ def noise_is_never_reused(mechanism: Mechanism) -> None:
                 continue
             what = f"{part.place}, two clients with the update '{part.updates[label].name}'"
             tests.append((what, ones[:half] == ones[half : 2 * half], ones[:half] == twos[half : 2 * half]))
+    tests += _distances(mechanism)
     for what, agree, by_chance in tests:
         low, _ = binomial_bounds(np.array(int(agree.sum())), agree.size, 0.5 * _ALPHA / len(tests))
         _, high = binomial_bounds(np.array(int(by_chance.sum())), by_chance.size, 0.5 * _ALPHA / len(tests))

@@ -106,5 +106,8 @@ def played_updates(mechanism: Mechanism, context: RoundContext) -> tuple[PlayedU
         even("30% of the range, down", -0.3),
         uneven(OTHER_SPARSE, -second.double()),
         uneven("one coordinate at the range, 1% in all others", torch.where(place == 0, 1.0, 0.01 * signs)),
+        uneven("one coordinate at the range, zero in all others", (place == 0).double()),
+        even("a million times the range, up", 1e6),
+        uneven("90% of the range, up and down in turn", 0.9 * (1.0 - 2.0 * (place % 2))),
         even("99.8% of the range, down", -0.998),
     )
