@@ -415,7 +415,8 @@ def test_compare_runs_and_reads(tmp_path, capsys):
     summary = json.loads(Path("first/small/summary.json").read_text())
     about = from_json(Path("first/small/privacy.json").read_text()).about
     assert [(row["verdict"], row["epsilon"]) for row in table] == [(about.verdict, about.epsilon)] * 2
-    assert table[1]["R"] == summary["noise_over_signal"]["sim_seen"] > 0
+    noise = summary["noise_over_signal"]
+    assert table[1]["R"] == max(noise["planned"], noise["sim_seen"]) > 0
     assert Path("both/compare.png").read_bytes()[:4] == b"\x89PNG" and "small" in capsys.readouterr().out
     assert [row["rounds"] for row in table] == [2, 2]
     assert main(["compare", "first/small", "--monitor", "loss"]) == 2

@@ -480,5 +480,5 @@ def _describe_noise_cost(noise: dict[str, Any]) -> Iterator[str]:
             "divided by the squared mean update and by the number of rounds. Up to 0.1 trainings showed no "
             "loss of accuracy, and above 4 they hardly learnt. The planned R assumes that 0.3 of the "
             "updates' energy is common to all clients. The measured R is known in a simulation only, and "
-            "includes the error of clipping."
+            "includes the error of clipping. The verdict uses the larger R."
         )

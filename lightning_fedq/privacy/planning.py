@@ -317,6 +317,22 @@ def relative_error(
     return None if error is None else error / norm**2
 
 
+def planned_noise(
+    mechanism: Mechanism, cohort: int, params: int, rounds: int, homogeneity: float = HOMOGENEITY
+) -> float | None:
+    """Return the planned noise-to-signal ratio R of a run, E / (eta rounds). None without a bound on E.
+
+    Args:
+        mechanism: Mechanism of the run.
+        cohort: Number of clients of a round.
+        params: Number of parameters of the model.
+        rounds: Number of rounds of the run, >= 1.
+        homogeneity: Similarity of the clients' updates, eta, in (0, 1].
+    """
+    error = relative_error(mechanism, cohort, params, homogeneity)
+    return None if error is None else error / (homogeneity * rounds)
+
+
 def verdict_on(ratio: float) -> str:
     """Return the verdict on a noise-to-signal ratio R, in words.
 

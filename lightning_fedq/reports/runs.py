@@ -160,6 +160,11 @@ def _finite(value: Any) -> Any:
     return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
+def worse_ratio(ratios: Mapping[str, Any]) -> float | None:
+    """Return the larger of the planned and the measured ratio of a summary's `noise_over_signal`. None without both."""
+    return max((ratios[key] for key in ("planned", "sim_seen") if ratios.get(key) is not None), default=None)
+
+
 def summary_lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return a summary as pairs of a name and its value with units, for readers."""
     lines = [
