@@ -218,7 +218,7 @@ def recommended(options: Sequence[Option]) -> Option | None:
     """Return the option with the fewest bits among those of nearly the smallest R.
 
     These are the options that lose nothing (R up to `GOOD`), or whose R is within `NEARLY` of the smallest
-    one.
+    one with the same verdict.
 
     Args:
         options: Options of `plan`, best first.
@@ -236,8 +236,9 @@ def recommended(options: Sequence[Option]) -> Option | None:
     possible = [option for option in options if option.mechanism is not None]
     if not possible or possible[0].ratio is None:
         return possible[0] if possible else None
-    limit = max(GOOD, NEARLY * possible[0].ratio)
-    return min((option for option in possible if _rank(option) <= limit), key=lambda option: option.bits)
+    limit, verdict = max(GOOD, NEARLY * possible[0].ratio), possible[0].verdict
+    near = [option for option in possible if _rank(option) <= limit and option.verdict == verdict]
+    return min(near, key=lambda option: option.bits)
 
 
 def _rank(option: Option) -> float:

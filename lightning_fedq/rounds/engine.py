@@ -16,8 +16,8 @@ from lightning_fedq.keys.randomness import Keys
 from lightning_fedq.mechanisms.contract import check_message
 from lightning_fedq.mechanisms.interface import AbortedRoundError, Mechanism
 from lightning_fedq.mechanisms.interface.ranges import RangeRule
-from lightning_fedq.rounds.client import encode_updates
 from lightning_fedq.rounds.arrived import ArrivedShare, clip_rows
+from lightning_fedq.rounds.client import encode_updates
 from lightning_fedq.rounds.plan import RoundPlan, RoundPlanner
 from lightning_fedq.rounds.protocols import Tampering, UpdateTransform
 from lightning_fedq.rounds.record import RoundRecord
@@ -227,7 +227,10 @@ class RoundEngine(RoundServer):
             record.cosine = torch.nn.functional.cosine_similarity(step, exact, dim=0).item()
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), **({"arrived": self._arrived.state_dict()} if self.diagnostics else {})}
+        return {
+            **super().state_dict(),
+            **({"arrived": self._arrived.state_dict()} if self.diagnostics else {}),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)

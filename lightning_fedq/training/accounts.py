@@ -398,8 +398,8 @@ def measured_noise(rows: Sequence[dict[str, float]]) -> float | None:
     """Return the measured noise-to-signal ratio of a run.
 
     It is the sum of all rounds' squared errors over the square of the sum of the mean updates' norms. If all
-    rounds are alike, this is one round's ratio divided by the number of rounds. If only a share of the updates
-    arrived, it is at least (1 - share)^2, so a decoder of zeros or of pure noise has at least 1.
+    rounds are alike, this is one round's ratio divided by the number of rounds. If only a share of the
+    updates arrived, it is at least (1 - share)^2, so a decoder of zeros or of pure noise has at least 1.
 
     Args:
         rows: Rounds of the run. Rounds without diagnostics are left out.

@@ -99,7 +99,7 @@ def test_parts_of_a_run_keep_what_arrived():
             each.add(torch.full((10,), 0.5), torch.ones(10))
         parts.load_state_dict(parts.state_dict())
     for each in (whole, parts):
-        assert 0.5 - 2 * 0.5 / 10**0.5 <= each.share + 1e-9 and each.share <= 0.5
+        assert each.share + 1e-9 >= 0.5 - 2 * 0.5 / 10**0.5 and each.share <= 0.5
 
 
 def test_a_checkpoint_holds_three_numbers_and_no_sum_of_updates():
