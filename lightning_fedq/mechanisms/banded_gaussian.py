@@ -41,6 +41,7 @@ from lightning_fedq.functional.clip import unit_ball_factors
 from lightning_fedq.functional.noise.discrete_gaussian import discrete_gaussian
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, Stream
 from lightning_fedq.mechanisms.interface import (
+    ANY_NUMBER,
     Adversary,
     AuditCase,
     GaussianLoss,
@@ -311,4 +312,5 @@ class BandedGaussian(Mechanism):
             f"the sampler is within {slack.distance:.1e} in total variation and {slack.log_ratio:.1e} in "
             "log-ratio of the exact noise in a round, charged to delta and epsilon",
         )
-        return tuple(PrivacyClaim(who, losses[who], 1, assumptions=stated, slack=slack) for who in Adversary)
+        about = {"assumptions": stated, "slack": slack, "colluders": ANY_NUMBER}  # no client has any noise
+        return tuple(PrivacyClaim(who, losses[who], 1, **about) for who in Adversary)

@@ -42,6 +42,7 @@ from lightning_fedq.functional.noise.discrete_gaussian import (
 from lightning_fedq.functional.rotation import Words, rotate, rotate_back, sign_words
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.mechanisms.interface import (
+    ANY_NUMBER,
     Adversary,
     AuditCase,
     ConcentratedLoss,
@@ -247,12 +248,12 @@ class DistributedDiscreteGaussian(Mechanism):
         summed = count_hidden_clients(context, self.max_dropped)
         for who in Adversary:
             if who not in summed:
-                claims.append(PrivacyClaim(who, alone, 1, assumptions=base))
+                claims.append(PrivacyClaim(who, alone, 1, assumptions=base, colluders=ANY_NUMBER))
                 continue
             known, hidden = summed[who]
             but = f" except {known} that the adversary knows" if known else ""
             loss = self._loss(
                 hidden, context, f"the noise of all counted clients{but}, at least the victim's noise"
             )
-            claims.append(PrivacyClaim(who, loss, 1, assumptions=base + shared))
+            claims.append(PrivacyClaim(who, loss, 1, assumptions=base + shared, colluders=known))
         return tuple(claims)

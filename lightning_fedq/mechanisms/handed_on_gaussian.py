@@ -369,6 +369,7 @@ class HandedOnGaussian(DistributedDiscreteGaussian):
             "no client is set back to an earlier state, and no third client knows a pair's share",
             "updates do not depend on the clients' own noise or messages (no error feedback)",
         )
+        colluders = {Adversary.CLIENT: 1, Adversary.SECAGG_SERVER: corrupt}
         single = NonPrivate("noise protects the sum only: the next client knows a message's share")
         claims = []
         for who in Adversary:
@@ -387,7 +388,8 @@ class HandedOnGaussian(DistributedDiscreteGaussian):
                 loss, slack = self._loss(unknown, context, note), self.slack(unknown, context)
                 near = f"{slack.log_ratio:.1e} in log-ratio of Gaussian noise, charged to the budget"
                 law = f"the noise's distribution is within {near}"
-                claims.append(PrivacyClaim(who, loss, 1, assumptions=(*base, whose, law), slack=slack))
+                about = {"assumptions": (*base, whose, law), "slack": slack, "colluders": colluders.get(who)}
+                claims.append(PrivacyClaim(who, loss, 1, **about))
         return tuple(claims)
 
 

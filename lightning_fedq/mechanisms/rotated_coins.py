@@ -408,7 +408,11 @@ class RotatedCoins(Mechanism):
         }
         summed = {
             who: PrivacyClaim(
-                who, self._behind(known, hidden - 1, context), 1, assumptions=(ARBITRARY, FRESH, *stated[who])
+                who,
+                self._behind(known, hidden - 1, context),
+                1,
+                assumptions=(ARBITRARY, FRESH, *stated[who]),
+                colluders=known,
             )
             for who, (known, hidden) in count_hidden_clients(context, self.max_dropped).items()
         }

@@ -279,6 +279,12 @@ class Account:
         if wider_view is None:
             return claim
         wider = claims[wider_view]
+        if adversary is Adversary.SECAGG_SERVER and claim.num_colluders < self.num_corrupt:
+            few = (
+                f"the mechanism's claim covers {claim.num_colluders:g} colluding clients, "
+                f"{self.num_corrupt} may collude"
+            )
+            claim = replace(claim, loss=NonPrivate(few))
         if adversary is Adversary.SECAGG_SERVER and run.threat.secure_sum is None:
             off = f"secure aggregation is off: see the row of {wider_view.value}"
             return replace(claim, loss=NonPrivate(off))

@@ -197,7 +197,12 @@ def _row_condition(row: Row, masked: bool) -> str:
         return "nobody learns who took part"
     if masked and not is_met(row, True):
         return "masks are broken"
-    return "a partner leaks" if row.adversary == Adversary.SERVER_AND_PARTNER.name else ""
+    if row.adversary == Adversary.SERVER_AND_PARTNER.name:
+        return "a partner leaks"
+    colluders, alone = row.colluders, row.adversary == Adversary.CLIENT.name
+    if row.verdict == NO_GUARANTEE or not colluders or colluders == math.inf:
+        return ""
+    return "one client alone" if alone and colluders == 1 else f"{colluders:g} clients pool what they know"
 
 
 # ---- one row ------------------------------------------------------------------------------------------

@@ -161,7 +161,7 @@ def _finite(value: Any) -> Any:
 
 
 def worse_ratio(ratios: Mapping[str, Any]) -> float | None:
-    """Return the larger of the planned and the measured ratio in `noise_over_signal`, or None without both."""
+    """Return the larger of the planned and the measured ratio. None without both."""
     return max((ratios[key] for key in ("planned", "sim_seen") if ratios.get(key) is not None), default=None)
 
 

@@ -34,6 +34,7 @@ from lightning_fedq.functional.noise.grid_noise import GridNoise
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.mechanisms.bases.calibration import resolve_multiplier
 from lightning_fedq.mechanisms.interface import (
+    ANY_NUMBER,
     Adversary,
     AuditCase,
     Mechanism,
@@ -222,10 +223,12 @@ class AdditiveNoise(Mechanism):
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """Return the loss of the client's own noise, and for sums of all hidden clients' Gaussian noise."""
         hidden = count_hidden_clients(context) if self.law == "gaussian" else {}
-        return tuple(self._claim(who, hidden.get(who, (0, 1))[1], context) for who in Adversary)
+        return tuple(self._claim(who, *hidden.get(who, (ANY_NUMBER, 1)), context) for who in Adversary)
 
-    def _claim(self, adversary: Adversary, num_noises: int, context: RoundContext) -> PrivacyClaim:
-        """Return the claim against one adversary, to which `num_noises` clients' noise is unknown."""
+    def _claim(
+        self, adversary: Adversary, colluders: float, num_noises: int, context: RoundContext
+    ) -> PrivacyClaim:
+        """Return the claim against an adversary with colluders, to which `num_noises` noises are unknown."""
         loss, slack = self.noise.loss(num_noises, context.dim)
         fresh = (
             "noise is fresh in every round and attempt and comes from keys that the adversary does not hold"
@@ -246,6 +249,7 @@ class AdditiveNoise(Mechanism):
             assumptions=(fresh, sampled, *extra),
             slack=slack,
             unit=self.clipping.unit,
+            colluders=colluders,
         )
 
 

@@ -16,6 +16,7 @@ from lightning_fedq.functional.divergences import randomized_response_pair
 from lightning_fedq.functional.one_bit.privacy import joint_pairs, known_word_pairs, pair_sum_pairs
 from lightning_fedq.functional.one_bit.threshold_coin import CoinThresholds
 from lightning_fedq.mechanisms.interface import (
+    ANY_NUMBER,
     Adversary,
     CoinSum,
     HiddenPair,
@@ -58,9 +59,20 @@ def coin_claims(
         Adversary.SECAGG_SERVER: (SUM_ONLY, colluding, *keys),
         Adversary.OUTSIDER: (MODELS_ONLY, *keys),
     }
+    colluders = {
+        Adversary.SERVER: 0 if shared else ANY_NUMBER,
+        Adversary.SERVER_AND_PARTNER: ANY_NUMBER,  # apart from the shared words, messages are independent
+        Adversary.CLIENT: 1,
+        Adversary.SECAGG_SERVER: corrupt,
+    }
     return tuple(
         PrivacyClaim(
-            who, losses[who], context.dim, assumptions=(ARBITRARY, FRESH, *special[who]), unit=Unit.COORDINATE
+            who,
+            losses[who],
+            context.dim,
+            assumptions=(ARBITRARY, FRESH, *special[who]),
+            unit=Unit.COORDINATE,
+            colluders=colluders.get(who),
         )
         for who in Adversary
     )
