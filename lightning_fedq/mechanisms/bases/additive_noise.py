@@ -230,6 +230,7 @@ class AdditiveNoise(Mechanism):
     ) -> PrivacyClaim:
         """Return the claim against an adversary with colluders, to which `num_noises` noises are unknown."""
         loss, slack = self.noise.loss(num_noises, context.dim)
+        slack = replace(slack, per_loss=self.clipping.compositions(context) == context.dim)
         fresh = (
             "noise is fresh in every round and attempt and comes from keys that the adversary does not hold"
         )

@@ -81,6 +81,8 @@ class Slack:
     Args:
         distance: Total variation, >= 0, of the part that `log_ratio` does not bound.
         log_ratio: Largest |ln| of the ratio of the two densities, >= 0.
+        per_loss: Whether both values are sums over the losses of a round, whose outcomes are independent and
+            equally far from their distributions. Then a pure loss stays finite in any number of compositions.
 
     Raises:
         ValueError: If a value is negative or not finite.
@@ -88,6 +90,7 @@ class Slack:
 
     distance: float = 0.0
     log_ratio: float = 0.0
+    per_loss: bool = False
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
