@@ -281,7 +281,22 @@ def common_adversary(reports: Sequence[PrivacyReport]) -> str:
 
 
 def headline(report: PrivacyReport) -> str:
-    """Return one sentence about the run: epsilon, delta, adversary, and whether the target is met."""
+    """Return what the run guarantees: epsilon, delta, adversary, and whether the target is met.
+
+    Without a useful guarantee for clients, it begins with that for the rows of `DPSGD`, if there is one.
+    """
+    clients, samples = _client_headline(report), report.samples
+    if samples is None or not samples.is_useful:
+        return clients
+    row = report.about
+    if report.asked is None and (not report.secure_keys or row.verdict in (NO_GUARANTEE, VACUOUS)):
+        why = "keys come from a seed" if not report.secure_keys else row.reason
+        return f"{samples.promise}. No client as a whole is covered: {why}."
+    return f"{clients} {samples.promise}."
+
+
+def _client_headline(report: PrivacyReport) -> str:
+    """Return the guarantee for whole clients."""
     if not report.secure_keys:
         return (
             "NOTHING IS PRIVATE: the keys come from a seed. The rows say what secret keys (seed: null) "
@@ -416,11 +431,16 @@ def _parts(report: PrivacyReport) -> Iterator[Part]:
     yield Part("", tuple(text for text in (headline(report), caveat(report)) if text), AT_THE_END)
     sent = (text,) if (text := bits(report)) else ()
     yield Part("Who learns how much", (_adversary_table(report, report_lines), *sent), AT_THE_END)
+    samples = report.samples
     over = "One client over the run, any update against any other. "
-    yield Part("What has to hold", (_assumption_list(report_lines), f"{over}{scale().capitalize()}."), REPORT)
+    yield Part(
+        "What has to hold",
+        (_assumption_list(report_lines, samples), f"{over}{scale().capitalize()}."),
+        REPORT,
+    )
     yield Part("Times", (report.times,) if report.times else (), REPORT)
     yield Part("Of which run", (_facts(report),), REPORT)
-    if (samples := report.samples) is not None:
+    if samples is not None:
         yield Part(
             "One sample of a client's data", (f"{samples.line[:1].upper()}{samples.line[1:]}.",), REPORT
         )
@@ -456,10 +476,10 @@ def _adversary_table(report: PrivacyReport, report_lines: Sequence[ReportRow]) -
     return Table(("who", "epsilon", "verdict", "condition"), tuple(rows), COLOURS)
 
 
-def _assumption_list(report_lines: Sequence[ReportRow]) -> Table:
+def _assumption_list(report_lines: Sequence[ReportRow], samples: SampleStatement | None) -> Table:
     """Return the table of assumptions by kind, with the responsible party of each.
 
-    Assumptions of every useful row come first.
+    Assumptions of every useful row come first, and those of `DPSGD` last.
     """
     titles_and_sentences: dict[Kind, tuple[dict[str, None], dict[str, None]]] = {}
     useful = [line.row for line in report_lines if line.useful] or [line.row for line in report_lines]
@@ -474,6 +494,8 @@ def _assumption_list(report_lines: Sequence[ReportRow]) -> Table:
             what = f"{kind.term} {'; '.join(quoted)}" if kind.term.endswith(":") else kind.term
             rows.append((what, kind.who, "every row" if len(titles) == len(useful) else ", ".join(titles)))
     rows.sort(key=lambda row: row[2] != "every row")
+    if samples is not None:
+        rows += [(what, who, "rows of DPSGD") for what, who in samples.assumptions]
     rows = rows or [("nothing", "", "every row")]
     return Table(("what", "who sees to it", "for"), tuple(rows))
 
