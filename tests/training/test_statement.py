@@ -119,7 +119,7 @@ def test_samples_have_a_line_of_their_own(caplog):
 
 
 def test_the_page_of_rows_begins_with_their_guarantee(tmp_path, capsys):
-    """The page of FedAvg with DPSGD began "Nothing is promised to any client"; 16.53 and 16.6 were one number."""
+    """The page of FedAvg with DPSGD began "Nothing is promised"; 16.53 and 16.6 were one number."""
     sgd, folder = fedq.DPSGD(1.0, 1.0, delta=1e-3), fedq.RunFolder("rows", str(tmp_path))
     make_trainer(fedq.Federated(fedq.FedAvg(), 4), sgd, folder).fit(Classifier(), datamodule=Digits(200))
     saved = json.loads((tmp_path / "rows" / "privacy.json").read_text())
