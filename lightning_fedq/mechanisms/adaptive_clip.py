@@ -34,6 +34,7 @@ from lightning_fedq.functional.clip import unit_ball_factors
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.mechanisms.interface import AuditCase, Mechanism, Message, PrivacyClaim, RoundContext
 from lightning_fedq.mechanisms.interface.ranges import RangeRule, Ranges
+from lightning_fedq.privacy import assumptions as kind
 from lightning_fedq.wire.coding import Code
 
 _UNSEEN, _CROSSED = 2.0, 0.0
@@ -262,7 +263,9 @@ class AdaptiveClip(Mechanism):
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """Return the wrapped mechanism's claims for one coordinate more, which hold for every clip."""
-        paid = f"clip: public, moved by released counts that take {self.share:g} of this noise budget"
+        paid = kind.VIEW(
+            f"clip: public, moved by released counts that take {self.share:g} of this noise budget"
+        )
         return tuple(
             replace(claim, assumptions=(*claim.assumptions, paid))
             for claim in self.mechanism.claims(self._round(context))

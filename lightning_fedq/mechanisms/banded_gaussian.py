@@ -53,6 +53,7 @@ from lightning_fedq.mechanisms.interface import (
     RoundContext,
     Slack,
 )
+from lightning_fedq.privacy import assumptions as kind
 from lightning_fedq.wire.coding import FixedLength
 
 Integers = NDArray[np.int64]
@@ -305,12 +306,22 @@ class BandedGaussian(Mechanism):
         losses: dict[Adversary, Loss] = dict.fromkeys(Adversary, server)
         losses |= {Adversary.EAVESDROPPER: wire, Adversary.CLIENT: released, Adversary.OUTSIDER: released}
         stated = (
-            "the server adds the noise, from a key that no other party has, and shows nothing but the "
-            "released models",
-            f"a client's rounds are at least {self.band} apart, or the server begins with fresh noise",
-            "all weights are equal, and a client that did not answer counts as one that sent zeros",
-            f"the sampler is within {slack.distance:.1e} in total variation and {slack.log_ratio:.1e} in "
-            "log-ratio of the exact noise in a round, charged to delta and epsilon",
+            kind.TRUSTED_SERVER(
+                "the server adds the noise, from a key that no other party has, and shows nothing but the "
+                "released models",
+                kind.MODELS_ONLY,
+            ),
+            kind.NOISE_IN_ORDER(
+                f"a client's rounds are at least {self.band} apart, or the server begins with fresh noise"
+            ),
+            kind.EQUAL_WEIGHTS(
+                "all weights are equal, and a client that did not answer counts as one that sent zeros",
+                kind.DROPOUTS,
+            ),
+            kind.FLOAT_ERROR(
+                f"the sampler is within {slack.distance:.1e} in total variation and {slack.log_ratio:.1e} in "
+                "log-ratio of the exact noise in a round, charged to delta and epsilon"
+            ),
         )
         about = {"assumptions": stated, "slack": slack, "colluders": ANY_NUMBER}  # no client has any noise
         return tuple(PrivacyClaim(who, losses[who], 1, **about) for who in Adversary)

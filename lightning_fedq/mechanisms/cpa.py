@@ -77,17 +77,22 @@ from lightning_fedq.mechanisms.interface import (
     no_guarantee,
     same_for_all,
 )
+from lightning_fedq.privacy import assumptions as kind
 from lightning_fedq.wire.coding import FixedLength
 
 EpsilonScope = Literal["bit", "round", "total"]
 
-_KNOWN = "codewords and dither may be known to the adversary"
-_DRAWN = "the chosen blocks may also be known to the adversary, and are drawn independently of the update"
-_BEHIND = ("by post-processing: that others hide a client is not used",)
+_KNOWN = kind.VIEW("codewords and dither may be known to the adversary")
+_DRAWN = kind.VIEW(
+    "the chosen blocks may also be known to the adversary, and are drawn independently of the update"
+)
+_BEHIND = (kind.VIEW("by post-processing: that others hide a client is not used"),)
 _SPECIAL = {
     Adversary.SECAGG_SERVER: (
-        "messages can't be summed before decoding, so there is no secure aggregation: "
-        "the claim is that of the server that sees every message",
+        kind.VIEW(
+            "messages can't be summed before decoding, so there is no secure aggregation: "
+            "the claim is that of the server that sees every message"
+        ),
     ),
     Adversary.CLIENT: _BEHIND,
     Adversary.OUTSIDER: _BEHIND,

@@ -53,6 +53,7 @@ from lightning_fedq.mechanisms.interface import (
     RoundContext,
     count_hidden_clients,
 )
+from lightning_fedq.privacy import assumptions as kind
 from lightning_fedq.wire.coding import FixedLength
 
 Noise = Callable[[int], NDArray[np.int64]]
@@ -239,12 +240,18 @@ class DistributedDiscreteGaussian(Mechanism):
         # single messages have the client's own noise, sums the noise of all clients that answered
         alone = self._loss(1, context, "the client's own noise")
         base = (
-            "noise is fresh in every round and attempt and comes from keys that the adversary does not hold",
+            kind.SECRET_KEYS(
+                "noise is fresh in every round and attempt and comes from keys that the adversary does not "
+                "hold"
+            ),
         )
         size, corrupt, claims = len(context.cohort), context.num_corrupt, []
         answer = f"at least {max(size - self.max_dropped, 1)} of {size} clients answer"
         colluding = f"with {corrupt} clients at most" if corrupt else "with no clients"
-        shared = (f"{answer}, and nothing but the sum is seen", f"the server colludes {colluding}")
+        shared = (
+            kind.DROPOUTS(f"{answer}, and nothing but the sum is seen", kind.SUM_ALONE),
+            kind.COLLUSION(f"the server colludes {colluding}"),
+        )
         summed = count_hidden_clients(context, self.max_dropped)
         for who in Adversary:
             if who not in summed:

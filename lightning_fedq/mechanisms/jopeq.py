@@ -45,6 +45,7 @@ from lightning_fedq.mechanisms.interface import (
     Unit,
     same_for_all,
 )
+from lightning_fedq.privacy import assumptions as kind
 from lightning_fedq.wire.coding import FixedLength
 
 _MOST_SLACK = 1e-2
@@ -195,5 +196,8 @@ class JoPEQ(Mechanism):
         if slack <= _MOST_SLACK:
             note = f"Laplace noise before the quantiser, with epsilon = {self.epsilon:g} requested"
             loss = LaplaceLoss(1.0 / (self.attained_epsilon + slack), note)
-        sent = f"only the level is sent, and float noise costs {slack:.1e} of epsilon, which is counted"
+        sent = kind.FLOAT_ERROR(
+            f"only the level is sent, and float noise costs {slack:.1e} of epsilon, which is counted",
+            kind.VIEW,
+        )
         return same_for_all(loss, context.dim, (ARBITRARY, FRESH, sent), unit=Unit.COORDINATE)

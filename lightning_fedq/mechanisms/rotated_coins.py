@@ -56,8 +56,8 @@ from lightning_fedq.mechanisms.bases.claims import (
     AUTHENTICATED,
     FRESH,
     MODELS_ONLY,
-    NO_COLLUSION,
     SUM_ONLY,
+    bounded_collusion,
 )
 from lightning_fedq.mechanisms.interface import (
     Adversary,
@@ -71,6 +71,7 @@ from lightning_fedq.mechanisms.interface import (
     no_guarantee,
     same_for_all,
 )
+from lightning_fedq.privacy import assumptions as kind
 from lightning_fedq.privacy.losses import Loss, PmfPairs, RenyiLoss
 from lightning_fedq.wire.coding import FixedLength
 
@@ -397,13 +398,12 @@ class RotatedCoins(Mechanism):
         if self.coins == 1:
             laws = [(low, high), (high, low)]
         alone = PmfPairs(((laws[0], laws[1]),), "randomised response on the bits of one rotated coordinate")
-        corrupt, keys = context.num_corrupt, (AUTHENTICATED,) if self.paired else ()
+        keys = (AUTHENTICATED,) if self.paired else ()
         left = len(context.cohort) - self.max_dropped
-        answer = (f"at least {max(left, 1)} of {len(context.cohort)} clients answer",)
-        colluding = f"the server colludes with {corrupt} clients at most" if corrupt else NO_COLLUSION
+        answer = (kind.DROPOUTS(f"at least {max(left, 1)} of {len(context.cohort)} clients answer"),)
         stated = {
             Adversary.CLIENT: (MODELS_ONLY, *answer),
-            Adversary.SECAGG_SERVER: (SUM_ONLY, colluding, *answer, *keys),
+            Adversary.SECAGG_SERVER: (SUM_ONLY, bounded_collusion(context.num_corrupt), *answer, *keys),
             Adversary.OUTSIDER: (MODELS_ONLY, *answer, *keys),
         }
         summed = {

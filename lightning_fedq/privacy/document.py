@@ -11,18 +11,18 @@ import json
 import math
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
 
 from lightning_fedq.dpsgd.statement import SampleStatement
 from lightning_fedq.functional.checks import from_plain
 from lightning_fedq.mechanisms.interface import Adversary, Neighbours
-from lightning_fedq.privacy.assumptions import Kind, find_kinds
+from lightning_fedq.privacy.assumptions import Kind, kinds_of, with_terms
 from lightning_fedq.privacy.report import PrivacyReport, Row, State, is_met
 from lightning_fedq.privacy.secret_row import SECRET_COHORTS, adversary_title
 from lightning_fedq.privacy.verdict import COLOURS, NO_GUARANTEE, NOT_RUN, VACUOUS, format_epsilon, scale
 
-SCHEMA = "fedq-privacy/2"
+SCHEMA = "fedq-privacy/3"
 """First entry of the JSON. A file with another schema is refused."""
 AT_THE_END, REPORT, WHOLE = 0, 1, 2
 """Depths of a terminal at the end of a fit, of `report.md` and of `privacy.md`."""
@@ -485,7 +485,7 @@ def _assumption_list(report_lines: Sequence[ReportRow], samples: SampleStatement
     useful = [line.row for line in report_lines if line.useful] or [line.row for line in report_lines]
     for row in useful:
         for sentence in row.assumptions:
-            for kind in find_kinds(sentence):
+            for kind in kinds_of(sentence):
                 titles, quoted = titles_and_sentences.setdefault(kind, ({}, {}))
                 titles[row.title] = quoted[sentence] = None
     rows = []
@@ -594,6 +594,8 @@ def to_json(report: PrivacyReport) -> str:
         for row in (*plain["rows"], *plain["with_secure_keys"], plain["secret"] or {}):
             if (row.get("adversary"), row.get("cohorts")) == (line.row.adversary, line.row.cohorts):
                 row |= {**details, "epsilon": max(row["epsilon_run"], row["epsilon_any_two"])}
+    for row in (*plain["rows"], *plain["with_secure_keys"], *filter(None, [plain["secret"]])):
+        row["terms"] = [[kind.term for kind in kinds_of(sentence)] for sentence in row["assumptions"]]
     first = {"schema": SCHEMA, "headline": headline(report), "caveat": caveat(report)}
     return json.dumps(_plain({**first, **plain}), indent=2, ensure_ascii=False)
 
@@ -605,6 +607,20 @@ def _plain(value: object) -> object:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return "inf" if value == math.inf else value
+
+
+def _with_kinds(report: PrivacyReport, fields: dict[str, Any]) -> PrivacyReport:
+    """Return a report from a file with the kinds of its assumptions, which the file has by their terms."""
+
+    def named(row: Row, plain: dict[str, Any]) -> Row:
+        terms = from_plain(tuple[tuple[str, ...], ...], plain.get("terms"), "terms")
+        pairs = zip(row.assumptions, terms, strict=True)
+        return replace(row, assumptions=tuple(with_terms(sentence, terms) for sentence, terms in pairs))
+
+    rows = tuple(map(named, report.rows, fields["rows"]))
+    secure = tuple(map(named, report.with_secure_keys, fields.get("with_secure_keys", ())))
+    secret = None if report.secret is None else named(report.secret, fields["secret"])
+    return replace(report, rows=rows, with_secure_keys=secure, secret=secret)
 
 
 class OtherVersionError(ValueError):
@@ -627,7 +643,7 @@ def from_json(text: str) -> PrivacyReport:
                 f"privacy.json is no {SCHEMA}, but of another version of this package. Compute it again: "
                 "`fedq privacy CONFIG`, or `fedq privacy CKPT` with a checkpoint of the run"
             )
-        report: PrivacyReport = from_plain(PrivacyReport, fields)
+        report: PrivacyReport = _with_kinds(from_plain(PrivacyReport, fields), fields)
         names = sorted(Adversary.__members__)
         for rows in (report.rows, report.with_secure_keys or report.rows):
             if sorted(row.adversary for row in rows) != names:

@@ -18,6 +18,7 @@ import torch
 
 from lightning_fedq.dpsgd.statement import SampleStatement
 from lightning_fedq.mechanisms.interface import Adversary, Neighbours, NonPrivate, PrivacyClaim
+from lightning_fedq.privacy import assumptions as kind
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import Spending, check_delta
 from lightning_fedq.privacy.client_spending import ChargedClients, Population, current_epsilon
@@ -26,7 +27,7 @@ from lightning_fedq.privacy.secret_row import NOTE, SECRET_COHORTS, adversary_ti
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS, VACUOUS_EPSILON, format_epsilon, verdict
 
-OWN_CODE = (
+OWN_CODE = kind.TRUSTED_CODE(
     "every client runs code of its own (fedq flower client), or only trusted operators start runs and hold "
     "the SuperLink, because Flower sends the client's code with each run"
 )
@@ -519,7 +520,8 @@ def _row_behind_masks(row: Row, masks: Masks, server: str, run: Run) -> Row:
         "counted": "masks run (they are only counted here)",
         "assumed": "masks run (assumed, no protocol does)",
     }
-    return replace(row, assumptions=(*row.assumptions, f"{words.get(masks, 'masks run')}, {server}"))
+    stated = kind.SUM_ALONE(f"{words.get(masks, 'masks run')}, {server}")
+    return replace(row, assumptions=(*row.assumptions, stated))
 
 
 def _row(claim: PrivacyClaim, charges: int, account: Account) -> Row:

@@ -45,6 +45,7 @@ from lightning_fedq.mechanisms.interface import (
     Unit,
     count_hidden_clients,
 )
+from lightning_fedq.privacy import assumptions as kind
 from lightning_fedq.privacy.losses import GaussianLoss, GaussianSumLoss, LaplaceLoss, Loss
 from lightning_fedq.wire.coding import FixedLength
 
@@ -231,15 +232,17 @@ class AdditiveNoise(Mechanism):
         """Return the claim against an adversary with colluders, to which `num_noises` noises are unknown."""
         loss, slack = self.noise.loss(num_noises, context.dim)
         slack = replace(slack, per_loss=self.clipping.compositions(context) == context.dim)
-        fresh = (
+        fresh = kind.SECRET_KEYS(
             "noise is fresh in every round and attempt and comes from keys that the adversary does not hold"
         )
         extra: tuple[str, ...] = ()
         if num_noises > 1:
-            extra = ("nothing but the plain sum of all messages is seen",)
+            extra = (kind.SUM_ALONE("nothing but the plain sum of all messages is seen"),)
             if adversary is Adversary.SECAGG_SERVER:
-                extra += (f"the server colludes with {context.num_corrupt or 'no'} clients at most",)
-        sampled = (
+                extra += (
+                    kind.COLLUSION(f"the server colludes with {context.num_corrupt or 'no'} clients at most"),
+                )
+        sampled = kind.FLOAT_ERROR(
             f"the sampler is within {slack.distance:.1e} in total variation and {slack.log_ratio:.1e} in "
             "log-ratio of the exact noise in a round, charged to delta and epsilon"
         )

@@ -27,15 +27,28 @@ from lightning_fedq.mechanisms.interface import (
     Unit,
     no_guarantee,
 )
+from lightning_fedq.privacy import assumptions as kind
 
-ARBITRARY = "the other clients' updates are arbitrary and known to the adversary"
-FRESH = "coins are fresh in every round and attempt and come from keys that the adversary does not hold"
-AUTHENTICATED = "public keys are authenticated and the key agreement is unbroken (computational)"
-NO_COLLUSION = "the server does not collude with other clients"
-SUM_ONLY = "secure aggregation reveals nothing but the sum of all bits, with equal weights"
-MODELS_ONLY = (
-    "only the released models are seen: the sum of all bits, with equal weights, and the server is honest"
+ARBITRARY = kind.VIEW("the other clients' updates are arbitrary and known to the adversary")
+FRESH = kind.SECRET_KEYS(
+    "coins are fresh in every round and attempt and come from keys that the adversary does not hold"
 )
+AUTHENTICATED = kind.AUTHENTIC_KEYS(
+    "public keys are authenticated and the key agreement is unbroken (computational)"
+)
+NO_COLLUSION = kind.COLLUSION("the server does not collude with other clients")
+SUM_ONLY = kind.SUM_ALONE(
+    "secure aggregation reveals nothing but the sum of all bits, with equal weights", kind.EQUAL_WEIGHTS
+)
+MODELS_ONLY = kind.MODELS_ONLY(
+    "only the released models are seen: the sum of all bits, with equal weights, and the server is honest",
+    kind.EQUAL_WEIGHTS,
+)
+
+
+def bounded_collusion(corrupt: int) -> kind.Assumption:
+    """Return the assumption that the server colludes with `corrupt` clients at most."""
+    return kind.COLLUSION(f"the server colludes with {corrupt} clients at most") if corrupt else NO_COLLUSION
 
 
 def coin_claims(
@@ -50,7 +63,7 @@ def coin_claims(
     """
     keys = (AUTHENTICATED,) if shared else ()
     corrupt = context.num_corrupt
-    colluding = f"the server colludes with {corrupt} clients at most" if corrupt else NO_COLLUSION
+    colluding = bounded_collusion(corrupt)
     special = {
         Adversary.EAVESDROPPER: (),
         Adversary.SERVER: (NO_COLLUSION, *keys),

@@ -54,6 +54,7 @@ from lightning_fedq.mechanisms.interface import (
     SampledGaussianLoss,
 )
 from lightning_fedq.mechanisms.layered import next_words, selected_quantizer
+from lightning_fedq.privacy import assumptions as kind
 from lightning_fedq.wire.coding import Code
 
 Mask = NDArray[np.bool_]
@@ -263,6 +264,6 @@ class SubsampledMechanism(Mechanism):
             outsider = SampledGaussianLoss(self.noise_multiplier, self.sampling_probability, note)
         losses: dict[Adversary, Loss] = {who: trusted for who in Adversary}
         losses |= {Adversary.CLIENT: client, Adversary.OUTSIDER: outsider}
-        hidden = "who was selected is known to the members of the federation only"
+        hidden = kind.SECRET_SELECTION("who was selected is known to the members of the federation only")
         error = self.law_error(context)
         return exact_claims(losses, context.dim, error, context, Neighbours.ZERO_OUT, (hidden,))
