@@ -30,6 +30,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -323,5 +324,9 @@ class BandedGaussian(Mechanism):
                 "log-ratio of the exact noise in a round, charged to delta and epsilon"
             ),
         )
-        about = {"assumptions": stated, "slack": slack, "colluders": ANY_NUMBER}  # no client has any noise
+        about: dict[str, Any] = {
+            "assumptions": stated,
+            "slack": slack,
+            "colluders": ANY_NUMBER,
+        }  # no client has any noise
         return tuple(PrivacyClaim(who, losses[who], 1, **about) for who in Adversary)

@@ -42,7 +42,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -401,7 +401,11 @@ class HandedOnGaussian(DistributedDiscreteGaussian):
                 loss, slack = self._loss(unknown, context, note), self.slack(unknown, context)
                 near = f"{slack.log_ratio:.1e} in log-ratio of Gaussian noise, charged to the budget"
                 law = kind.FLOAT_ERROR(f"the noise's distribution is within {near}")
-                about = {"assumptions": (*base, whose, law), "slack": slack, "colluders": colluders.get(who)}
+                about: dict[str, Any] = {
+                    "assumptions": (*base, whose, law),
+                    "slack": slack,
+                    "colluders": colluders.get(who),
+                }
                 claims.append(PrivacyClaim(who, loss, 1, **about))
         return tuple(claims)
 

@@ -390,7 +390,7 @@ def _claim_of_wider(wider: PrivacyClaim, adversary: Adversary, reason: str, cure
 
 
 def _reduced(
-    claim: PrivacyClaim, loss: Loss | None, assumption: str, wider: PrivacyClaim, reason: str
+    claim: PrivacyClaim, loss: Loss | None, assumption: kind.Assumption, wider: PrivacyClaim, reason: str
 ) -> PrivacyClaim:
     """Return the claim with a loss of fewer clients, or of the wider view where there is no such loss."""
     if loss is None:

@@ -26,7 +26,8 @@ def clip_rows(mechanism: Mechanism, rows: Tensor, context: RoundContext) -> Tens
         center = context.expand(context.center).to(rows)
         norms = torch.linalg.vector_norm(rows - center, dim=1, keepdim=True)
         bound: float = mechanism.clip_norm
-        return center + (rows - center) * (bound / norms.clamp(min=bound))
+        clipped: Tensor = center + (rows - center) * (bound / norms.clamp(min=bound))
+        return clipped
     if mechanism.longest_update(context.dim) is not None:
         return rows
     center, radius = (context.expand(part).to(rows) for part in mechanism.clipping_range(context))

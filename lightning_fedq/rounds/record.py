@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 SIMULATED = ("clip_rate", "mse", "snr_db", "cosine", "homogeneity", "arrived", "num_non_finite")
 """Numbers that only a simulation knows. Their names in logs and tables begin with `sim_`."""
@@ -97,5 +98,5 @@ class RoundRecord:
 
     def released(self) -> RoundRecord:
         """Return a copy without the numbers that only a simulation knows."""
-        unknown = {name: math.nan for name in SIMULATED if name != "num_non_finite"}
+        unknown: dict[str, Any] = {name: math.nan for name in SIMULATED if name != "num_non_finite"}
         return replace(self, **unknown, non_finite_clients=())

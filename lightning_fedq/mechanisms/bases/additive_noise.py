@@ -224,7 +224,8 @@ class AdditiveNoise(Mechanism):
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """Return the loss of the client's own noise, and for sums of all hidden clients' Gaussian noise."""
         hidden = count_hidden_clients(context) if self.law == "gaussian" else {}
-        return tuple(self._claim(who, *hidden.get(who, (ANY_NUMBER, 1)), context) for who in Adversary)
+        counts = [(who, *hidden.get(who, (ANY_NUMBER, 1))) for who in Adversary]
+        return tuple(self._claim(who, colluders, noises, context) for who, colluders, noises in counts)
 
     def _claim(
         self, adversary: Adversary, colluders: float, num_noises: int, context: RoundContext
