@@ -29,12 +29,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+import lightning_fedq.privacy.assumptions as kind
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.clip import unit_ball_factors
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.mechanisms.interface import AuditCase, Mechanism, Message, PrivacyClaim, RoundContext
 from lightning_fedq.mechanisms.interface.ranges import RangeRule, Ranges
-from lightning_fedq.privacy import assumptions as kind
 from lightning_fedq.wire.coding import Code
 
 _UNSEEN, _CROSSED = 2.0, 0.0

@@ -37,6 +37,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+import lightning_fedq.privacy.assumptions as kind
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.clip import unit_ball_factors
 from lightning_fedq.functional.noise.discrete_gaussian import discrete_gaussian
@@ -54,7 +55,6 @@ from lightning_fedq.mechanisms.interface import (
     RoundContext,
     Slack,
 )
-from lightning_fedq.privacy import assumptions as kind
 from lightning_fedq.wire.coding import FixedLength
 
 Integers = NDArray[np.int64]

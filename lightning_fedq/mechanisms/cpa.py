@@ -38,6 +38,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+import lightning_fedq.privacy.assumptions as kind
 from lightning_fedq.functional.blocks.bit_budget import best_block_count, bit_epsilon
 from lightning_fedq.functional.blocks.block_messages import decode_messages, encode_updates, sum_messages
 from lightning_fedq.functional.blocks.codeword import (
@@ -77,7 +78,6 @@ from lightning_fedq.mechanisms.interface import (
     no_guarantee,
     same_for_all,
 )
-from lightning_fedq.privacy import assumptions as kind
 from lightning_fedq.wire.coding import FixedLength
 
 EpsilonScope = Literal["bit", "round", "total"]

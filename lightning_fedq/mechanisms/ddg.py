@@ -26,6 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+import lightning_fedq.privacy.assumptions as kind
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.chunks import CHUNK
 from lightning_fedq.functional.clip import float32_range, unit_ball_factor
@@ -53,7 +54,6 @@ from lightning_fedq.mechanisms.interface import (
     RoundContext,
     count_hidden_clients,
 )
-from lightning_fedq.privacy import assumptions as kind
 from lightning_fedq.wire.coding import FixedLength
 
 Noise = Callable[[int], NDArray[np.int64]]

@@ -49,6 +49,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+import lightning_fedq.privacy.assumptions as kind
 from lightning_fedq.functional.hadamard import padded_size
 from lightning_fedq.functional.noise.discrete_gaussian import LARGEST_SIGMA, discrete_gaussian, sum_gap
 from lightning_fedq.functional.noise.inversion import Words
@@ -66,7 +67,6 @@ from lightning_fedq.mechanisms.interface import (
     RoundContext,
     Slack,
 )
-from lightning_fedq.privacy import assumptions as kind
 from lightning_fedq.privacy.losses import concentrated_epsilon
 
 OWN, TAKEN_BACK = 5, 4

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import lightning_fedq.privacy.assumptions as kind
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.exact_error.dither import add_uniforms
 from lightning_fedq.functional.linear_decode import decode_total, sum_of_rows
@@ -45,7 +46,6 @@ from lightning_fedq.mechanisms.interface import (
     Unit,
     same_for_all,
 )
-from lightning_fedq.privacy import assumptions as kind
 from lightning_fedq.wire.coding import FixedLength
 
 _MOST_SLACK = 1e-2

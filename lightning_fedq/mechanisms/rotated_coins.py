@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 from scipy import special, stats
 from torch import Tensor
 
+import lightning_fedq.privacy.assumptions as kind
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.chunks import CHUNK
 from lightning_fedq.functional.clip import float32_range, unit_ball_factor
@@ -71,7 +72,6 @@ from lightning_fedq.mechanisms.interface import (
     no_guarantee,
     same_for_all,
 )
-from lightning_fedq.privacy import assumptions as kind
 from lightning_fedq.privacy.losses import Loss, PmfPairs, RenyiLoss
 from lightning_fedq.wire.coding import FixedLength
 

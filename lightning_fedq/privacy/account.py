@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+import lightning_fedq.privacy.assumptions as kind
 from lightning_fedq.mechanisms.interface import Adversary, Neighbours, NonPrivate, PrivacyClaim
-from lightning_fedq.privacy import assumptions as kind
 from lightning_fedq.privacy.accounting import Spending, spent
 from lightning_fedq.privacy.collusion import CHANCE
 from lightning_fedq.privacy.grid import SMALLEST_DELTA

@@ -26,10 +26,10 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
+import lightning_fedq.privacy.assumptions as kind
 from lightning_fedq.functional.checks import check_fields
 from lightning_fedq.keys.randomness import Stream
 from lightning_fedq.mechanisms.interface import Mechanism
-from lightning_fedq.privacy import assumptions as kind
 from lightning_fedq.privacy.losses import GaussianLoss, Loss, PoissonGaussianLoss
 
 Streams = Callable[..., Stream]

@@ -12,7 +12,7 @@ import math
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lightning_fedq.dpsgd.statement import SampleStatement
 from lightning_fedq.functional.checks import from_plain
@@ -594,8 +594,8 @@ def to_json(report: PrivacyReport) -> str:
         for row in (*plain["rows"], *plain["with_secure_keys"], plain["secret"] or {}):
             if (row.get("adversary"), row.get("cohorts")) == (line.row.adversary, line.row.cohorts):
                 row |= {**details, "epsilon": max(row["epsilon_run"], row["epsilon_any_two"])}
-    for row in (*plain["rows"], *plain["with_secure_keys"], *filter(None, [plain["secret"]])):
-        row["terms"] = [[kind.term for kind in kinds_of(sentence)] for sentence in row["assumptions"]]
+    sentences = {text for row in (*report.all_rows, *report.with_secure_keys) for text in row.assumptions}
+    plain["kinds"] = {text: [kind.term for kind in kinds_of(text)] for text in sorted(sentences)}
     first = {"schema": SCHEMA, "headline": headline(report), "caveat": caveat(report)}
     return json.dumps(_plain({**first, **plain}), indent=2, ensure_ascii=False)
 
@@ -609,17 +609,14 @@ def _plain(value: object) -> object:
     return "inf" if value == math.inf else value
 
 
-def _with_kinds(report: PrivacyReport, fields: dict[str, Any]) -> PrivacyReport:
-    """Return a report from a file with the kinds of its assumptions, which the file has by their terms."""
+def _with_kinds(report: PrivacyReport, terms: dict[str, tuple[str, ...]]) -> PrivacyReport:
+    """Return a report from a file with the kinds of its assumptions, whose terms the file has by sentence."""
 
-    def named(row: Row, plain: dict[str, Any]) -> Row:
-        terms = from_plain(tuple[tuple[str, ...], ...], plain.get("terms"), "terms")
-        pairs = zip(row.assumptions, terms, strict=True)
-        return replace(row, assumptions=tuple(with_terms(sentence, terms) for sentence, terms in pairs))
+    def named(row: Row) -> Row:
+        return replace(row, assumptions=tuple(with_terms(text, terms[text]) for text in row.assumptions))
 
-    rows = tuple(map(named, report.rows, fields["rows"]))
-    secure = tuple(map(named, report.with_secure_keys, fields.get("with_secure_keys", ())))
-    secret = None if report.secret is None else named(report.secret, fields["secret"])
+    secret = None if report.secret is None else named(report.secret)
+    rows, secure = (tuple(map(named, rows)) for rows in (report.rows, report.with_secure_keys))
     return replace(report, rows=rows, with_secure_keys=secure, secret=secret)
 
 
@@ -643,7 +640,16 @@ def from_json(text: str) -> PrivacyReport:
                 f"privacy.json is no {SCHEMA}, but of another version of this package. Compute it again: "
                 "`fedq privacy CONFIG`, or `fedq privacy CKPT` with a checkpoint of the run"
             )
-        report: PrivacyReport = _with_kinds(from_plain(PrivacyReport, fields), fields)
+        report: PrivacyReport = from_plain(PrivacyReport, fields)
+        terms = from_plain(dict[str, tuple[str, ...]], fields.get("kinds"), "kinds")
+        if (
+            unknown := {
+                text for row in (*report.all_rows, *report.with_secure_keys) for text in row.assumptions
+            }
+            - terms.keys()
+        ):
+            raise ValueError(f"kinds has no entry for {unknown.pop()!r:.60}")
+        report = _with_kinds(report, terms)
         names = sorted(Adversary.__members__)
         for rows in (report.rows, report.with_secure_keys or report.rows):
             if sorted(row.adversary for row in rows) != names:

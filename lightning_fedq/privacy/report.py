@@ -16,9 +16,9 @@ from typing import Literal
 
 import torch
 
+import lightning_fedq.privacy.assumptions as kind
 from lightning_fedq.dpsgd.statement import SampleStatement
 from lightning_fedq.mechanisms.interface import Adversary, Neighbours, NonPrivate, PrivacyClaim
-from lightning_fedq.privacy import assumptions as kind
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import Spending, check_delta
 from lightning_fedq.privacy.client_spending import ChargedClients, Population, current_epsilon

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import lightning_fedq.privacy.assumptions as kind
 from lightning_fedq.mechanisms.interface import Adversary
-from lightning_fedq.privacy import assumptions as kind
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.sampled import find_amplification_obstacle, find_secrecy_obstacle
 from lightning_fedq.privacy.verdict import VACUOUS, VACUOUS_EPSILON, verdict

@@ -26,6 +26,7 @@ from typing import ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
+import lightning_fedq.privacy.assumptions as kind
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.clip import unit_ball_factors
 from lightning_fedq.functional.linear_decode import decode_sum
@@ -45,7 +46,6 @@ from lightning_fedq.mechanisms.interface import (
     Unit,
     count_hidden_clients,
 )
-from lightning_fedq.privacy import assumptions as kind
 from lightning_fedq.privacy.losses import GaussianLoss, GaussianSumLoss, LaplaceLoss, Loss
 from lightning_fedq.wire.coding import FixedLength
 

@@ -12,6 +12,7 @@ References:
     Salehi et al., CorBin-FL. Exact pairs for replace-one adjacency replace its UCDP theorems.
 """
 
+import lightning_fedq.privacy.assumptions as kind
 from lightning_fedq.functional.divergences import randomized_response_pair
 from lightning_fedq.functional.one_bit.privacy import joint_pairs, known_word_pairs, pair_sum_pairs
 from lightning_fedq.functional.one_bit.threshold_coin import CoinThresholds
@@ -27,7 +28,6 @@ from lightning_fedq.mechanisms.interface import (
     Unit,
     no_guarantee,
 )
-from lightning_fedq.privacy import assumptions as kind
 
 ARBITRARY = kind.VIEW("the other clients' updates are arbitrary and known to the adversary")
 FRESH = kind.SECRET_KEYS(

@@ -33,6 +33,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+import lightning_fedq.privacy.assumptions as kind
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.chunks import CHUNK, in_chunks
 from lightning_fedq.functional.clip import unit_ball_factors
@@ -53,7 +54,6 @@ from lightning_fedq.mechanisms.interface import (
     Slack,
     Unit,
 )
-from lightning_fedq.privacy import assumptions as kind
 from lightning_fedq.wire.coding import Code, FromSmallest
 from lightning_fedq.wire.entropy_coding import Elias
 from lightning_fedq.wire.range_coding import ConditionalRange

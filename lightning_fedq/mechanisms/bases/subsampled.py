@@ -32,6 +32,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+import lightning_fedq.privacy.assumptions as kind
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.chunks import CHUNK, in_chunks
 from lightning_fedq.functional.exact_error.dither import release_grid, round_to_grid
@@ -54,7 +55,6 @@ from lightning_fedq.mechanisms.interface import (
     SampledGaussianLoss,
 )
 from lightning_fedq.mechanisms.layered import next_words, selected_quantizer
-from lightning_fedq.privacy import assumptions as kind
 from lightning_fedq.wire.coding import Code
 
 Mask = NDArray[np.bool_]
