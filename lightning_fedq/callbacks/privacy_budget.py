@@ -8,6 +8,7 @@ the clients, it limits the steps of every account in the same way.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 _NAMED = 10
 """Largest number of clients that an error names."""
+_MANY_ROUNDS = 1000
+"""Assumed number of rounds of a Trainer without a limit, for mechanisms that hand noise on."""
 
 
 class PrivacyBudget(pl.Callback):
@@ -161,10 +164,9 @@ class PrivacyBudget(pl.Callback):
         delta = check_delta(self.delta, clients, "clients")
         simulated = warn_if_simulated(federated, adversary, "PrivacyBudget")
         self._seeded = federated.seed is not None
-        asked = trainer.max_epochs
-        horizon = 1 if secret else asked if asked is not None and asked > 0 else 1000
-        run = full_run(federated, engine, count_byzantine(trainer, federated.planner), horizon)
-        account = Account(run, delta)
+        asked, byzantine = trainer.max_epochs, count_byzantine(trainer, federated.planner)
+        rounds = ledger.rounds + (asked if asked is not None and asked > 0 else _MANY_ROUNDS)
+        account = Account(full_run(federated, engine, byzantine, rounds), delta)
         kinds = [range(clients)] if secret else engine.mechanism.protection_groups(clients)
         groups = [(list(kind), None if secret else kind[0]) for kind in kinds]
         limits = torch.empty(clients, dtype=torch.int32)
@@ -188,7 +190,8 @@ class PrivacyBudget(pl.Callback):
 
         def spent() -> float:
             rounds = [(int(charged()[group].max()), client) for group, client in groups]
-            return max(account.epsilon(adversary, n, secret=secret, client=client) for n, client in rounds)
+            paid = replace(account, run=replace(account.run, rounds=ledger.rounds))
+            return max(paid.epsilon(adversary, n, secret=secret, client=client) for n, client in rounds)
 
         self._current_spending, self._blocked = spent, lambda: _blocked(engine, charged(), limits)
         self._key = "fed/sim_epsilon" if simulated else "fed/epsilon"

@@ -12,11 +12,16 @@ import lightning_fedq as fedq
 from lightning_fedq._lightning import pl
 from lightning_fedq.commands.privacy import report_of_checkpoint
 from lightning_fedq.mechanisms.interface import Adversary
+from lightning_fedq.privacy.account import Account
+from lightning_fedq.privacy.client_spending import Population
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
+from lightning_fedq.privacy.planning import make_plan_context
+from lightning_fedq.privacy.target import affordable
 from lightning_fedq.training.accounts import make_report
 from lightning_fedq.training.checkpoints import journal_folders
 from lightning_fedq.training.user_messages import describe_outcome
+from tests.described import Setting
 from tests.digits_run import Classifier, Digits, make_trainer
 
 CLIENTS, DELTA = 4, 1e-5
@@ -194,3 +199,54 @@ def test_the_account_of_samples_counts_the_rounds_of_a_run_beside(tmp_path):
         fit(tmp_path, 3, private, federated=fedq.Federated(fedq.FedAvg(), CLIENTS))
         steps.append(private.statement().steps)
     assert steps[1] == 2 * steps[0]
+
+
+# ---- dropouts and an early stop ------------------------------------------------------------------------
+
+
+class Stops(pl.Callback):
+    """Ends the training after three rounds."""
+
+    knows_clients, writes_in_rounds = True, False
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        trainer.should_stop = trainer.current_epoch == 2
+
+
+def dropping(kind):
+    """A federation whose clients drop out, its callbacks, the adversary and what is logged of it."""
+    settings = {"num_clients": 20, "dropout_probability": 0.3}
+    if kind == "target":
+        target = fedq.PrivacyTarget(8.0, DELTA, "outsider")
+        return fedq.Federated(fedq.GaussianNoise(1.0, 1.0), privacy=target, **settings), []
+    mechanism = fedq.LDPQ(1.0) if kind == "LDPQ" else fedq.GaussianNoise(1.0, 2.0)
+    return fedq.Federated(mechanism, **settings), [fedq.PrivacyBudget(1000.0, DELTA, "outsider")]
+
+
+@pytest.mark.parametrize("kind", ["target", "budget", "LDPQ"])
+@pytest.mark.parametrize("stop", [True, False])
+def test_loggers_page_and_command_say_one_number_of_a_run_with_dropouts(tmp_path, kind, stop):
+    """Stopped after 3 of 6 rounds, loggers paid for dropouts in 6 rounds and the page in 3: 5.315 and 4.671."""
+    federated, callbacks = dropping(kind)
+    callbacks += [Stops()] if stop else []
+    _, trainer, last = fit(tmp_path, 6, *callbacks, federated=federated)
+    page = make_report(federated, trainer, DELTA).row(Adversary.OUTSIDER).epsilon
+    assert trainer.current_epoch == (3 if stop else 6) and 0 < page < 1000
+    assert float(trainer.callback_metrics["fed/epsilon"]) == pytest.approx(page, rel=1e-6)
+    assert report_of_checkpoint(last, None, DELTA, secagg=False).row(Adversary.OUTSIDER).epsilon == page
+    if kind != "target":
+        assert callbacks[0].epsilon_spent == pytest.approx(page)
+
+
+@pytest.mark.parametrize("rounds", [1, 3, 7])
+def test_epsilon_with_dropouts_pays_for_as_many_rounds_as_it_states(rounds):
+    """Half of delta covers few answers in each of these rounds, whatever number of rounds was planned."""
+    mechanism = fedq.GaussianNoise(1.0, 2.0)
+    context = make_plan_context(mechanism, 20, 10)
+    ended = Setting(context, rounds, DELTA, dropout_probability=0.3, charges=[rounds] * 20)
+    page = Population(Account(ended.run(mechanism), DELTA)).histogram()[0].epsilons["OUTSIDER"]
+    for planned in (1, 3, 50):
+        run = Setting(context, planned, DELTA, dropout_probability=0.3).run(mechanism)
+        assert Account(run, DELTA).epsilon(Adversary.OUTSIDER, rounds, secret=False) == page
+        limit = affordable(Account(run, DELTA), Adversary.OUTSIDER, page, secret=False)
+        assert limit == rounds
