@@ -183,7 +183,8 @@ class PrivacyBudget(pl.Callback):
         if self.on_exhausted != "warn" and secret:  # a privacy target may have set limits before
             ledger.round_limit = rounds if ledger.round_limit is None else min(rounds, ledger.round_limit)
         elif self.on_exhausted != "warn":
-            ledger.limits = limits if ledger.limits is None else torch.minimum(limits, ledger.limits)
+            known = ledger.budget_limits
+            ledger.budget_limits = limits if known is None else torch.minimum(limits, known)
 
         def charged() -> torch.Tensor:
             return torch.full((clients,), ledger.rounds) if secret else ledger.charges
@@ -277,7 +278,8 @@ class PrivacyBudget(pl.Callback):
     def _remove_limits(trainer: pl.Trainer) -> None:
         federated = _find_callback(trainer, Federation)
         if federated is not None:
-            federated.ledger.limits = federated.ledger.round_limit = None
+            ledger = federated.ledger
+            ledger.limits = ledger.budget_limits = ledger.round_limit = None
 
     def _end(self, trainer: pl.Trainer, reason: str) -> None:
         if self.on_exhausted == "stop":
@@ -309,7 +311,8 @@ def _blocked(engine: RoundEngine, charges: torch.Tensor, limits: torch.Tensor) -
     if client is None:
         return ""
     whose = "" if bool((limits == limits[0]).all()) else f" of client {client}"
-    return f"{int(limits[client])} rounds{whose} fit into it, and {int(charges[client])} are done"
+    others = engine.ledger.other_journals
+    return f"{int(limits[client])} rounds{whose} fit into it, and {int(charges[client])} are done{others}"
 
 
 def _zero_spending() -> float:

@@ -9,15 +9,18 @@ import pytest
 import torch
 
 import lightning_fedq as fedq
+from lightning_fedq import cli
 from lightning_fedq._lightning import pl
 from lightning_fedq.commands.privacy import report_of_checkpoint
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.client_spending import Population
+from lightning_fedq.privacy.document import from_json
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.planning import make_plan_context
 from lightning_fedq.privacy.target import affordable
+from lightning_fedq.privacy.verdict import format_epsilon
 from lightning_fedq.training.accounts import make_report
 from lightning_fedq.training.checkpoints import journal_folders
 from lightning_fedq.training.user_messages import describe_outcome
@@ -172,23 +175,71 @@ def limited(kind):
     return fedq.Federated(mechanism, CLIENTS), [fedq.PrivacyBudget(4.0, DELTA, "server")]
 
 
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        ("budget", "is spent: 3 rounds fit into it, and 3 are done"),
-        ("target", "The privacy budget allows 3 rounds"),
-    ],
-)
-def test_a_limit_holds_over_a_restart_that_does_not_resume(tmp_path, kind, words):
-    """Budget said 3.71 of 4 spent where the page said 5.54; a target went on to NOT met."""
-    for match in (None, words):
-        federated, callbacks = limited(kind)
-        if match is None:
+def test_a_budget_holds_over_a_restart_that_does_not_resume(tmp_path):
+    """3.71 of 4 was said to be spent where the page said 5.54. The refusal names the journal."""
+    for again in (False, True):
+        federated, callbacks = limited("budget")
+        if not again:
             fit(tmp_path, 3, *callbacks, federated=federated)
             continue
-        with pytest.raises(RuntimeError, match=match):
+        (first,) = tmp_path.glob("ledger-*.jsonl")
+        words = rf"3 rounds fit into it, and 3 are done, 3 of them by another run \({first}\)"
+        with pytest.raises(RuntimeError, match=words):
             fit(tmp_path, 3, *callbacks, federated=federated)
         assert federated.ledger.charges.tolist() == [3] * CLIENTS
+
+
+def outcome(federated, trainer):
+    return next(line for line in describe_outcome(federated, trainer) if "Asked for" in line)
+
+
+def test_a_target_in_a_used_folder_goes_on_with_a_warning_and_is_not_met(tmp_path):
+    """A script with a fixed folder runs again; the third run is resumed, and the limit of its own holds."""
+    folder = tmp_path / "checkpoints"
+    for again in range(3):
+        federated, _ = limited("target")
+        journals = list(folder.glob("ledger-*.jsonl"))
+        if not again:
+            _, trainer, _ = fit(folder, 3, federated=federated)
+            assert "NOT met" not in outcome(federated, trainer)
+            before = make_report(federated, trainer, DELTA).asked.spent
+            continue
+        with pytest.warns(UserWarning) as caught:
+            _, trainer, last = fit(folder, 3, federated=federated)
+        (warning,) = [str(w.message) for w in caught if "has spent" in str(w.message)]
+        assert all(str(path) in warning for path in journals) and "ledger=" in warning
+        assert f"has spent {before:.4g} of epsilon 2 at" in warning and "another folder" in warning
+        assert federated.ledger.max_charges == 3 + 3 * again
+        report = make_report(federated, trainer, DELTA)
+        assert not report.asked.met and report.asked.spent > before + 0.5
+        before = report.asked.spent
+        assert f"NOT met, {format_epsilon(before)} spent over" in outcome(federated, trainer)
+        assert float(trainer.callback_metrics["fed/epsilon"]) == pytest.approx(before)
+    resumed, _ = limited("target")
+    with pytest.raises(ValueError, match=r"calibrated for 3 rounds"):
+        fit(folder, 4, federated=resumed, resume=last)
+
+
+def test_a_target_that_is_resumed_in_a_used_folder_has_its_rounds_and_no_more(tmp_path):
+    federated, _ = limited("target")
+    fit(tmp_path, 3, federated=federated)
+    federated, _ = limited("target")
+    fit(tmp_path, 3, Killed(2), federated=federated)
+    (last,) = [path for path in tmp_path.glob("*.ckpt") if "epoch=1" in path.name and "v1" in path.name]
+    federated, _ = limited("target")
+    assert federated.ledger.max_charges == 0
+    with pytest.raises(RuntimeError, match="The privacy budget allows 3 rounds of client"):
+        fit(tmp_path, 3, federated=federated, resume=last)  # round 3 was sent and lost, which is the limit
+    assert federated.ledger.max_charges == 6
+
+
+def test_a_target_and_a_budget_in_a_used_folder_follow_their_own_rules(tmp_path):
+    federated, _ = limited("target")
+    fit(tmp_path, 3, federated=federated)
+    federated, _ = limited("target")
+    budget = fedq.PrivacyBudget(2.8, DELTA, "server")
+    fit(tmp_path, 3, budget, federated=federated)
+    assert federated.ledger.max_charges == 5 and 2.5 < budget.epsilon_spent <= 2.8
 
 
 def test_the_account_of_samples_counts_the_rounds_of_a_run_beside(tmp_path):
@@ -250,3 +301,63 @@ def test_epsilon_with_dropouts_pays_for_as_many_rounds_as_it_states(rounds):
         assert Account(run, DELTA).epsilon(Adversary.OUTSIDER, rounds, secret=False) == page
         limit = affordable(Account(run, DELTA), Adversary.OUTSIDER, page, secret=False)
         assert limit == rounds
+
+
+# ---- rounds to come --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def drawn_thrice(tmp_path_factory):
+    """A checkpoint after 6 rounds of 10 of 60 clients, of whom one was drawn three times."""
+    folder = tmp_path_factory.mktemp("drawn")
+    federated = fedq.Federated(fedq.GaussianNoise(1.0, 3.0), 60, cohort=10)
+    *_, path = fit(folder, 6, federated=federated)
+    saved = torch.load(path, weights_only=True)
+    (own,) = (state for state in saved["callbacks"].values() if "federation" in state)
+    charges = own["engine"]["ledger"]["charges"]
+    charges[:] = 1
+    charges[:3] = torch.tensor([3, 0, 0])
+    assert charges.sum() == 60 == own["engine"]["ledger"]["rounds"] * 10
+    torch.save(saved, path)
+    return path
+
+
+def command(path, out, *words):
+    """What `fedq privacy CKPT ...` writes of each adversary."""
+    cli.main(["privacy", str(path), *words, "--out", str(out)])
+    return from_json((out / "privacy.json").read_text())
+
+
+FIGURES = {8: 2.639, 10: 2.864, 15: 3.311, 20: 3.679, 30: 4.302}
+
+
+def test_the_command_adds_a_lottery_of_the_rounds_to_come_to_the_charges(drawn_thrice, tmp_path, capsys):
+    """It said 3.125, 2.47, 2.899, 3.267, 3.900: the lottery of all rounds forgot who was drawn."""
+    for rounds, epsilon in FIGURES.items():
+        page = command(drawn_thrice, tmp_path, "--rounds", str(rounds))
+        assert page.row(Adversary.SERVER).epsilon_run == pytest.approx(epsilon, abs=6e-4)
+        assert format_epsilon(epsilon) in capsys.readouterr().out
+
+
+def test_what_the_command_states_never_falls_as_rounds_are_added(drawn_thrice, tmp_path):
+    """With nothing to come it is the page's own."""
+    now = command(drawn_thrice, tmp_path)
+    pages = [command(drawn_thrice, tmp_path, "--rounds", str(rounds)) for rounds in range(6, 20)]
+    for before, after in zip([now, *pages], pages, strict=False):
+        for one, other in zip(before.rows, after.rows, strict=True):
+            assert one.epsilon <= other.epsilon and one.epsilon_run <= other.epsilon_run
+    assert [row.epsilon for row in now.rows] == [row.epsilon for row in pages[0].rows]
+
+
+@pytest.mark.parametrize("law", [5, fedq.Cyclic(5), fedq.DisjointOnce(5), fedq.Available(lambda r: range(8), 5)])
+@pytest.mark.parametrize("dropouts", [0.0, 0.2])
+def test_the_law_holds_for_every_law_of_cohorts(tmp_path, law, dropouts):
+    settings = {"cohort": law, "dropout_probability": dropouts}
+    federated = fedq.Federated(fedq.GaussianNoise(1.0, 3.0), 20, **settings)
+    _, trainer, path = fit(tmp_path, 2, federated=federated)
+    last = 4 if isinstance(law, fedq.DisjointOnce) else 9
+    pages = [report_of_checkpoint(path, rounds, DELTA, secagg=False) for rounds in (None, *range(2, last + 1))]
+    rows = [[row.epsilon for row in page.rows] for page in pages]
+    assert rows[0] == rows[1] == [row.epsilon for row in make_report(federated, trainer, DELTA).rows]
+    for before, after in zip(rows, rows[1:], strict=False):
+        assert all(one <= other for one, other in zip(before, after, strict=True))
