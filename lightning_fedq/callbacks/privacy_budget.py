@@ -118,7 +118,7 @@ class PrivacyBudget(pl.Callback):
         self._counts_samples = self._find_unit(federated, dpsgd) == "sample"
         self._each_step = self._counts_samples and federated is None
         if self._counts_samples:
-            self._follow_steps(dpsgd)
+            self._follow_steps(dpsgd, federated)
         else:
             law = federated.planner.law
             check_law("budget", self.adversary, "run", law)
@@ -197,7 +197,7 @@ class PrivacyBudget(pl.Callback):
         self._current_spending, self._blocked = spent, lambda: _blocked(engine, charged(), limits)
         self._key = "fed/sim_epsilon" if simulated else "fed/epsilon"
 
-    def _follow_steps(self, dpsgd: DPSGD) -> None:
+    def _follow_steps(self, dpsgd: DPSGD, federated: Federation | None) -> None:
         """Limit the steps of each account of `DPSGD`."""
         dpsgd.next_steps()  # refuses a loader without Poisson sampling
         if self._each_step and self.adversary is not Adversary.OUTSIDER:
@@ -226,7 +226,8 @@ class PrivacyBudget(pl.Callback):
             if all(accounts[k].steps + steps <= limits[k] for k, steps in dpsgd.next_steps().items()):
                 return ""
             done = max(account.steps for account in accounts.values())
-            return f"{self.affordable} {unit} fit into it, and {done} are done"
+            others = "" if federated is None else federated.ledger.other_journals
+            return f"{self.affordable} {unit} fit into it, and {done} are done{others}"
 
         self._current_spending, self._blocked = (lambda: dpsgd.epsilon(self.delta)), blocked
         self._key, self._unit = "dp/epsilon", f" ({dpsgd.unit})"

@@ -121,7 +121,8 @@ class Ledger:
         """Journals of other runs in words, to end a sentence of an error. "" if none has charges."""
         if not self.other_runs:
             return ""
-        return f", {sum(self.other_runs.values())} of them by another run ({', '.join(self.other_runs)})"
+        rounds, paths = sum(self.other_runs.values()), ", ".join(self.other_runs)
+        return f", of which another run charged {rounds} rounds ({paths})"
 
     def _sum(self, names: Iterable[str]) -> Tensor:
         """Return the charges of each client under some names."""
@@ -468,10 +469,7 @@ class Ledger:
             "dim": self.dim,
             "terms": None if self.terms is None else dict(self.terms),
             "streams": self._streams.clone(),
-            "other_runs": {
-                "charges": self._charges_of_other_runs.clone(),
-                "journals": dict(self.other_runs),
-            },
+            "other_runs": {"charges": self._charges_of_other_runs.clone(), "journals": dict(self.other_runs)},
             "journal": path,
             "position": position,
         }

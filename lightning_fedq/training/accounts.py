@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lightning_fedq._lightning import get_callbacks, pl
 from lightning_fedq.algorithms.byzantine.counting import count_byzantine
-from lightning_fedq.mechanisms.interface import Adversary, Mechanism, NonPrivate, PrivacyClaim, RoundContext
+from lightning_fedq.mechanisms.interface import Adversary, Mechanism, NonPrivate, RoundContext
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import closed_form
 from lightning_fedq.privacy.planning import GOOD, HOMOGENEITY, SWAMPED, relative_error, verdict_on

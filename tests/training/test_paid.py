@@ -2,6 +2,8 @@
 
 import json
 import random
+import subprocess
+import sys
 from pathlib import Path
 from shutil import copytree
 
@@ -26,6 +28,7 @@ from lightning_fedq.training.checkpoints import journal_folders
 from lightning_fedq.training.user_messages import describe_outcome
 from tests.described import Setting
 from tests.digits_run import Classifier, Digits, make_trainer
+from tests.training.beside import ROUNDS
 
 CLIENTS, DELTA = 4, 1e-5
 pytestmark = [
@@ -183,7 +186,7 @@ def test_a_budget_holds_over_a_restart_that_does_not_resume(tmp_path):
             fit(tmp_path, 3, *callbacks, federated=federated)
             continue
         (first,) = tmp_path.glob("ledger-*.jsonl")
-        words = rf"3 rounds fit into it, and 3 are done, 3 of them by another run \({first}\)"
+        words = rf"3 rounds fit into it, and 3 are done, of which another run charged 3 rounds \({first}\)"
         with pytest.raises(RuntimeError, match=words):
             fit(tmp_path, 3, *callbacks, federated=federated)
         assert federated.ledger.charges.tolist() == [3] * CLIENTS
@@ -252,6 +255,41 @@ def test_the_account_of_samples_counts_the_rounds_of_a_run_beside(tmp_path):
     assert steps[1] == 2 * steps[0]
 
 
+def test_the_account_of_samples_counts_copies_and_what_ran_beside_it(tmp_path):
+    """A copied folder's runs count each other, also the rounds that ended after the last own one."""
+    folder = tmp_path / "one"
+    first = fedq.DPSGD(2.0, 1.0, delta=1e-3)
+    _, _, last = fit(folder, 2, first, federated=fedq.Federated(fedq.FedAvg(), CLIENTS))
+    copied = copytree(folder, tmp_path / "two")
+    stated, own = [], fedq.DPSGD(2.0, 1.0, delta=1e-3)
+    federated, _, _ = fit(folder, 5, own, federated=fedq.Federated(fedq.FedAvg(), CLIENTS), resume=last)
+    steps_of_round = own.accounts[0].steps // 5
+    other = fedq.DPSGD(2.0, 1.0, delta=1e-3)
+    *_, path = fit(
+        copied, 5, other, federated=fedq.Federated(fedq.FedAvg(), CLIENTS), resume=copied / last.name
+    )
+    stated = other.statement()
+    assert stated.steps == (5 + 3) * steps_of_round
+    page = report_of_checkpoint(path, None, 1e-3, secagg=False)
+    assert page.samples.steps == stated.steps and page.samples.epsilon == stated.epsilon
+    federated.ledger.folders |= {copied}
+    assert own.statement().steps == stated.steps and federated.ledger.rounds == 8
+
+
+def test_a_budget_of_samples_holds_beside_another_run(tmp_path):
+    budget = fedq.PrivacyBudget(2.5, 1e-3, "server", unit="sample")
+    for again in (False, True):
+        private = fedq.DPSGD(2.0, 1.0, delta=1e-3)
+        federated = fedq.Federated(fedq.FedAvg(), CLIENTS)
+        if again:
+            words = r"and 4 are done, of which another run charged 2 rounds \(.*ledger-"
+            with pytest.raises(RuntimeError, match=words):
+                fit(tmp_path, 3, private, budget, federated=federated)
+        else:
+            fit(tmp_path, 3, private, budget, federated=federated)
+        assert budget.epsilon_spent == pytest.approx(private.epsilon(1e-3)) and budget.epsilon_spent <= 2.5
+
+
 # ---- dropouts and an early stop ------------------------------------------------------------------------
 
 
@@ -277,7 +315,7 @@ def dropping(kind):
 @pytest.mark.parametrize("kind", ["target", "budget", "LDPQ"])
 @pytest.mark.parametrize("stop", [True, False])
 def test_loggers_page_and_command_say_one_number_of_a_run_with_dropouts(tmp_path, kind, stop):
-    """Stopped after 3 of 6 rounds, loggers paid for dropouts in 6 rounds and the page in 3: 5.315 and 4.671."""
+    """Stopped after 3 of 6 rounds, loggers paid for dropouts in 6 rounds, the page in 3: 5.315 and 4.671."""
     federated, callbacks = dropping(kind)
     callbacks += [Stops()] if stop else []
     _, trainer, last = fit(tmp_path, 6, *callbacks, federated=federated)
@@ -349,15 +387,39 @@ def test_what_the_command_states_never_falls_as_rounds_are_added(drawn_thrice, t
     assert [row.epsilon for row in now.rows] == [row.epsilon for row in pages[0].rows]
 
 
-@pytest.mark.parametrize("law", [5, fedq.Cyclic(5), fedq.DisjointOnce(5), fedq.Available(lambda r: range(8), 5)])
+@pytest.mark.parametrize(
+    "law", [5, fedq.Cyclic(5), fedq.DisjointOnce(5), fedq.Available(lambda r: range(8), 5)]
+)
 @pytest.mark.parametrize("dropouts", [0.0, 0.2])
 def test_the_law_holds_for_every_law_of_cohorts(tmp_path, law, dropouts):
     settings = {"cohort": law, "dropout_probability": dropouts}
     federated = fedq.Federated(fedq.GaussianNoise(1.0, 3.0), 20, **settings)
     _, trainer, path = fit(tmp_path, 2, federated=federated)
     last = 4 if isinstance(law, fedq.DisjointOnce) else 9
-    pages = [report_of_checkpoint(path, rounds, DELTA, secagg=False) for rounds in (None, *range(2, last + 1))]
+    pages = [
+        report_of_checkpoint(path, rounds, DELTA, secagg=False) for rounds in (None, *range(2, last + 1))
+    ]
     rows = [[row.epsilon for row in page.rows] for page in pages]
     assert rows[0] == rows[1] == [row.epsilon for row in make_report(federated, trainer, DELTA).rows]
     for before, after in zip(rows, rows[1:], strict=False):
         assert all(one <= other for one, other in zip(before, after, strict=True))
+
+
+# ---- two processes ---------------------------------------------------------------------------------------
+
+
+def test_two_processes_in_one_folder_count_each_other_from_their_next_round_on(tmp_path):
+    words = [sys.executable, "-m", "tests.training.beside", str(tmp_path)]
+    runs = [
+        subprocess.Popen([*words, *names], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2], text=True)
+        for names in (("one", "two"), ("two", "one"))
+    ]
+    said = [json.loads(run.communicate(timeout=240)[0].splitlines()[-1]) for run in runs]
+    assert [run.returncode for run in runs] == [0, 0]
+    assert len(union(tmp_path)) == 2 * ROUNDS
+    for one in said:
+        # in a round: own rounds with this one, and the other's of all rounds before
+        assert all(2 * before + 1 <= count for before, count in enumerate(one["counted"]))
+        assert one["rounds"] == one["charges"] == 2 * ROUNDS
+        assert one["steps"] == 2 * ROUNDS * 2  # two steps a round
+    assert said[0]["epsilon"] == said[1]["epsilon"] == said[0]["budget"] == said[1]["budget"]
