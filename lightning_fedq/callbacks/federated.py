@@ -295,7 +295,7 @@ class Federated(Federation, pl.Callback):
         if engine.round == self.planner.num_rounds:
             trainer.should_stop = True  # every cohort has had its round
         elif self.calibrated_target is not None:
-            self.calibrated_target.end_round(engine, trainer)
+            self.calibrated_target.end_round(self, trainer)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Print the privacy outcome of the run, and report idle CPU cores."""
@@ -361,6 +361,14 @@ class Federated(Federation, pl.Callback):
         """The present or last fit, from `on_fit_start` on."""
         assert self._fit is not None
         return self._fit
+
+    @property
+    def max_batches(self) -> int | None:
+        """Number of batches of the longest client in a round. None before the data are partitioned."""
+        population = self._population
+        if population is None or not population.is_partitioned:
+            return super().max_batches
+        return population.partitioned_data.schedule.max_batches
 
     @property
     def client_indices(self) -> list[Tensor]:

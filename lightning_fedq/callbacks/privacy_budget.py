@@ -164,7 +164,7 @@ class PrivacyBudget(pl.Callback):
         delta = check_delta(self.delta, clients, "clients")
         simulated = warn_if_simulated(federated, adversary, "PrivacyBudget")
         self._seeded = federated.seed is not None
-        asked, byzantine = trainer.max_epochs, count_byzantine(trainer, federated.planner)
+        asked, byzantine = federated.count_rounds(trainer), count_byzantine(trainer, federated.planner)
         rounds = ledger.rounds + (asked if asked is not None and asked > 0 else _MANY_ROUNDS)
         account = Account(full_run(federated, engine, byzantine, rounds), delta)
         kinds = [range(clients)] if secret else engine.mechanism.protection_groups(clients)

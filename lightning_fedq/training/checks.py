@@ -419,7 +419,7 @@ def check_rounds_left(statistics: Statistics | None, rounds: int | None, num_fin
     """
     if statistics is not None and rounds is not None and rounds <= statistics.rounds - num_finished:
         raise ValueError(
-            f"Statistics take the first {statistics.rounds} rounds, but max_epochs={rounds} "
+            f"Statistics take the first {statistics.rounds} rounds, but a run of {rounds} rounds "
             "leaves none for training. Add them to max_epochs"
         )
 
