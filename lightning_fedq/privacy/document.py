@@ -642,12 +642,8 @@ def from_json(text: str) -> PrivacyReport:
             )
         report: PrivacyReport = from_plain(PrivacyReport, fields)
         terms = from_plain(dict[str, tuple[str, ...]], fields.get("kinds"), "kinds")
-        if (
-            unknown := {
-                text for row in (*report.all_rows, *report.with_secure_keys) for text in row.assumptions
-            }
-            - terms.keys()
-        ):
+        stated = {text for row in (*report.all_rows, *report.with_secure_keys) for text in row.assumptions}
+        if unknown := stated - terms.keys():
             raise ValueError(f"kinds has no entry for {unknown.pop()!r:.60}")
         report = _with_kinds(report, terms)
         names = sorted(Adversary.__members__)

@@ -185,9 +185,11 @@ def summary_lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         else:
             stages[name] = [format_metric(name, value)]
     lines += [(stage, ", ".join(values)) for stage, values in stages.items()]
-    best = summary["best"]
-    if best:
-        lines.append(("best", f"{best['monitor']} = {best['value']:.4g} after round {best['round']:.0f}"))
+    for kind in ("best", "last"):
+        if shown := summary.get(kind):
+            text = f"{shown['monitor']} = {shown['value']:.4g} after round {shown['round']:.0f}"
+            lines.append((kind, text))
+            break
     if noise := (summary.get("noise_over_signal") or {}).get("words"):
         lines.append(("noise-to-signal ratio", noise))
     lines += [("seconds", _seconds(summary["seconds"]))]
@@ -296,12 +298,6 @@ def metric_stage(metric: str) -> str:
 
 
 _STAGE = re.compile(r"(train|validation|valid|val|test)[_/]")
-
-
-def metric_mode(metric: str) -> Literal["max", "min"]:
-    """Return "min" if the metric's name is that of a loss, error or perplexity, otherwise "max"."""
-    small = ("loss", "err", "mse", "mae", "nll", "perplexity", "ppl")
-    return "min" if any(word in metric.lower() for word in small) else "max"
 
 
 def plot_progress(

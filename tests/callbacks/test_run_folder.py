@@ -29,7 +29,7 @@ DIM = 650
 
 @pytest.mark.pictures
 def test_everything_is_written(tmp_path):
-    folder = RunFolder("mine", str(tmp_path))
+    folder = RunFolder("mine", str(tmp_path), mode="max")
     folder.config = "seed: 1\n"
     trainer = small_run(folder, rounds=3)
     path = tmp_path / "mine"
@@ -173,14 +173,14 @@ class FailsInRound(pl.Callback):
 
 @pytest.mark.pictures
 def test_a_round_that_was_stopped_adds_no_row(tmp_path):
-    folder = RunFolder("mine", str(tmp_path))
+    folder = RunFolder("mine", str(tmp_path), mode="max")
     with pytest.raises(RuntimeError, match="power cut"):
         small_run(folder, FailsInRound(), rounds=3)
     assert [row["round"] for row in folder.rows] == [1]
 
 
 def test_secure_keys_show_the_claims_themselves(tmp_path):
-    folder = RunFolder("mine", str(tmp_path))
+    folder = RunFolder("mine", str(tmp_path), mode="max")
     small_run(folder, rounds=1, seed=None)
     assert folder.summary["keys"] == "from the operating system"
     assert folder.privacy is not None and len(folder.privacy.rows) == 6 and folder.privacy.secure_keys
