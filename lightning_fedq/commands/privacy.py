@@ -77,7 +77,12 @@ def report_of_config(
         given = f"trainer.max_epochs={cli.trainer.max_epochs} and max_steps={cli.trainer.max_steps}"
         raise ValueError(f"{config} needs a known number of rounds, got {given}. Give --rounds.")
     dim = (
-        num_coordinates(cli.model, federated.local.buffers, federated.local.patterns, federated.local.shared)
+        num_coordinates(
+            cli.model,
+            federated.local.buffers,
+            federated.local.personal_parameters,
+            federated.local.extra_buffers,
+        )
         if params is None
         else params
     )

@@ -487,10 +487,10 @@ def _notes(account: Account, population: Population) -> tuple[str, ...]:
             f"{run.min_answers} of {run.cohort_size} answers, "
             + (
                 "without which no sum is opened (SecAgg(threshold=...) sets the number), or on as many as "
-                "the mechanism sets (max_dropped)."
+                "the mechanism sets (max_dropped_clients)."
                 if masked
                 else "its own, because nothing makes others answer. Secure aggregation would, and so would a "
-                "mechanism that sets how many may be missing (max_dropped)."
+                "mechanism that sets how many may be missing (max_dropped_clients)."
             )
         )
     if run.sampling.dropout_probability > 0.0:
@@ -520,10 +520,11 @@ def _pooling_note(rows: Sequence[Row], account: Account) -> Iterator[str]:
     if curious.verdict == NO_GUARANTEE or curious.colluders == math.inf:
         return
     start = f"The row of the curious client is about {_clients(curious.colluders)}."
-    count = account.num_corrupt
+    count = account.num_colluding
     if account.run.threat.secure_sum is None or count <= curious.colluders:
         yield (
-            f"{start} Several that pool what they know may learn more: SecAgg(max_corrupt=...) states for "
+            f"{start} Several that pool what they know may learn more: SecAgg(max_colluding_fraction=...) "
+            "states for "
             "how many the page gives an epsilon."
         )
         return
@@ -532,7 +533,7 @@ def _pooling_note(rows: Sequence[Row], account: Account) -> Iterator[str]:
     )
     if behind.verdict == NO_GUARANTEE:
         learn = f"no guarantee, because {behind.reason}"
-    yield f"{start} {count} that pool what they know (max_corrupt) have {learn}."
+    yield f"{start} {count} that pool what they know (max_colluding_fraction) have {learn}."
 
 
 def _clients(count: float) -> str:
