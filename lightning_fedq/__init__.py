@@ -4,7 +4,7 @@ This module has the names that a training needs: callbacks, mechanisms, partitio
 aggregation. Each name is imported at its first use:
 
     import lightning_fedq as fedq
-    fed = fedq.Federated(fedq.CorBin(epsilon=1.0), num_clients=20)
+    fed = fedq.Federated(fedq.CorBin(epsilon_per_coordinate=1.0), num_clients=20)
 """
 
 from typing import TYPE_CHECKING

@@ -70,7 +70,7 @@ def configuration(folder, **federated):
                     "init_args": {
                         "mechanism": {
                             "class_path": "lightning_fedq.mechanisms.CorBin",
-                            "init_args": {"epsilon": 1.0},
+                            "init_args": {"epsilon_per_coordinate": 1.0},
                         },
                         "num_clients": 4,
                         "clients_per_step": 4,
@@ -437,7 +437,7 @@ def test_compare_shows_finished_runs_towards_another_adversary(tmp_path):
     assert {row["view"] for row in found} == {"EAVESDROPPER"} and found[0]["epsilon"] > 8.0
 
 
-def finished_run(folder, name, rounds, mechanism="CorBin(epsilon=1.0)"):
+def finished_run(folder, name, rounds, mechanism="CorBin(epsilon_per_coordinate=1.0)"):
     """A run folder with invented numbers."""
     cost = {"uplink_bits": 8e3, "downlink_bits": 8e3, "setup_bits": 0.0, "num_received": 4, "seconds": 1.0}
     rows = [{"round": number + 1.0, "val_loss": 1.0 / (number + 1), **cost} for number in range(rounds)]
@@ -574,10 +574,12 @@ def test_privacy_of_a_configuration_and_of_a_checkpoint(tmp_path, capsys):
 
 
 def test_a_mechanism_is_read_without_evaluating_code():
-    assert parse_mechanism("CorBin(epsilon=1.0, shared_bits=None)") == mechanisms.CorBin(1.0, None)
+    assert parse_mechanism("CorBin(epsilon_per_coordinate=1.0, shared_bits=None)") == mechanisms.CorBin(
+        1.0, None
+    )
     for text in (
         "print('x')",
-        "CorBin(epsilon=f())",
+        "CorBin(epsilon_per_coordinate=f())",
         "CorBin",
         "CorBin(",
         "__import__('os').system(command='x')",

@@ -132,7 +132,7 @@ class SQKR(Mechanism):
         assumption = "the coins of a response are fresh in every round and attempt, from the client's own key"
         return tuple(PrivacyClaim(who, loss, 1, assumptions=(assumption,)) for who in Adversary)
 
-    def with_level(self, level: float, context: RoundContext, max_dropped: int) -> SQKR:
+    def with_level(self, level: float, context: RoundContext, max_dropped_clients: int) -> SQKR:
         """See `Mechanism.with_level`: epsilon."""
         return replace(self, epsilon=level)
 

@@ -86,7 +86,7 @@ def num_coordinates(
         ValueError: If a pattern matches nothing.
     """
     check_matches(module, local)
-    check_matches(module, sharing, "shared")
+    check_matches(module, sharing, "extra_buffers")
     sizes = dict(module.named_buffers())
     statistics = updated_statistics(module) if mode == "share" else ()
     trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
@@ -273,7 +273,7 @@ class Vector:
         constraints: Mapping[str, Constraint] | None = None,
     ) -> None:
         check_matches(module, local)
-        check_matches(module, shared, "shared")
+        check_matches(module, shared, "extra_buffers")
         self.module, self.mode, self._rehearsed, self._optimizers = module, mode, rehearsed, optimizers
         self._sharing, self._declared = tuple(shared), dict(constraints or {})
         self.personal, self._patterns = PersonalTensors(), tuple(local)
@@ -353,7 +353,7 @@ class Vector:
                 raise ValueError(
                     f"{name} is not finite before training, so clients can't send its difference. "
                     "Set a finite value (from public data), or keep it with clients: "
-                    f"Federated(local=[{name!r}])."
+                    f"Federated(personal_parameters=[{name!r}])."
                 )
         known = layer_constraints(self.module)
         found = {name: known[name] for name in self.shared if name in known}

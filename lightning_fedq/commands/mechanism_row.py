@@ -86,18 +86,18 @@ def describe(kind: type[Mechanism], mechanism: Mechanism | None = None, name: st
     rand = ClientRandomness(SeededKeys(0), range(CLIENTS), 0)
     message = mechanism.encode(torch.zeros(CLIENTS, DIM), context, rand)
     report = privacy_report(Run.ideal(mechanism, context, 1, ASSUMED), DELTA)
-    lever = mechanism.lever(0, context)
+    influence = mechanism.influence(0, context)
     row = {
         "mechanism": name or kind.__name__,
         "bits": f"{message.num_bits / (CLIENTS * DIM):.4g}",
         "sum": "yes" if mechanism.homomorphic else "no",
-        "lever": "-"
-        if lever is None
+        "influence": "-"
+        if influence is None
         else "∞"
-        if lever == math.inf
-        else f"{lever:,.0f}"
-        if lever >= 100
-        else f"{lever:.3g}",
+        if influence == math.inf
+        else f"{influence:,.0f}"
+        if influence >= 100
+        else f"{influence:.3g}",
         "unit": next((row.unit for row in report.rows if row.verdict != NO_GUARANTEE), "-"),
     }
     for adversary in Adversary:

@@ -54,7 +54,7 @@ def main(
     over: Literal["run", "round"] = "run",
     secret: bool = False,
     active: bool = False,
-    max_corrupt: float | None = None,
+    max_colluding_fraction: float | None = None,
     dropout_probability: float | None = None,
     homogeneity: float = HOMOGENEITY,
     mechanisms: Annotated[Sequence[str], "NAME"] = (),
@@ -79,7 +79,7 @@ def main(
         secret: The outsider never learns who took part (Federated(cohort=FixedSize(..., secret=True))).
         active: The server behind secure aggregation may lie about who dropped out
             (SecAgg(active=True)).
-        max_corrupt: Fraction of the clients that may collude with the server behind secure
+        max_colluding_fraction: Fraction of the clients that may collude with the server behind secure
             aggregation.
         dropout_probability: Probability that a client does not answer (default: 0).
         homogeneity: Similarity of the updates, |mean|^2 divided by the mean |update|^2.
@@ -101,14 +101,14 @@ def main(
         sizes, secagg = {**from_config, **sizes}, federated.server.secure_aggregation or SecAgg()
     if active:
         secagg = replace(secagg, active=True)
-    if max_corrupt is not None:
-        secagg = replace(secagg, max_corrupt=max_corrupt)
+    if max_colluding_fraction is not None:
+        secagg = replace(secagg, max_colluding_fraction=max_colluding_fraction)
     if missing := [f"--{name}" for name in given if name not in sizes]:
         raise ValueError(f"Give {', '.join(missing)}, or name a configuration that sets them")
     law = law.with_secret() if secret else law
     target = PrivacyTarget(epsilon, delta, adversary, over)
     problem = Problem(**sizes, law=law, target=target, secure_aggregation=secagg, homogeneity=homogeneity)
-    if (active or max_corrupt is not None) and not problem.behind_masks:
+    if (active or max_colluding_fraction is not None) and not problem.behind_masks:
         raise ValueError(
             f"--active and --max-corrupt do not apply to a target against {target.against.value}. Omit them, "
             "or set --adversary secagg_server."
@@ -201,7 +201,7 @@ def sizes_for(trainer: pl.Trainer, federated: Federated, model: pl.LightningModu
     from lightning_fedq.clients.vector import num_coordinates
 
     planner, local = federated.planner, federated.local
-    params = num_coordinates(model, local.buffers, local.patterns, local.shared)
+    params = num_coordinates(model, local.buffers, local.personal_parameters, local.extra_buffers)
     everybody = replace(planner, law=Everybody())
     sizes: dict[str, Any] = {
         "clients": planner.num_clients,
@@ -331,8 +331,8 @@ def _drawn(problem: Problem) -> str:
 def _trust(problem: Problem) -> str:
     """Return sentences on the assumed collusion, dropouts, stragglers, Byzantine clients and weights."""
     words, secagg = "", problem.secure_aggregation
-    if problem.target.against is Adversary.SECAGG_SERVER and secagg.max_corrupt:
-        words += f". {secagg.max_corrupt:.2%} of the clients may collude with the server"
+    if problem.target.against is Adversary.SECAGG_SERVER and secagg.max_colluding_fraction:
+        words += f". {secagg.max_colluding_fraction:.2%} of the clients may collude with the server"
     if problem.behind_masks and secagg.active:
         words += ". The server may lie about who dropped out"
     if problem.dropout_probability:

@@ -76,7 +76,12 @@ def report_of_config(
     if limit is None or limit < 1:
         raise ValueError(f"{config} needs trainer.max_epochs >= 1, got {limit}. Give --rounds.")
     dim = (
-        num_coordinates(cli.model, federated.local.buffers, federated.local.patterns, federated.local.shared)
+        num_coordinates(
+            cli.model,
+            federated.local.buffers,
+            federated.local.personal_parameters,
+            federated.local.extra_buffers,
+        )
         if params is None
         else params
     )

@@ -52,7 +52,9 @@ def plan_cost(federated: Any, trainer: Any, module: Any, delta: float) -> RunCos
     planner, rounds = federated.planner, trainer.max_epochs
     if rounds is None or rounds < 1:
         raise ValueError(f"A run needs a number of rounds, got trainer.max_epochs={rounds}")
-    dim = num_coordinates(module, federated.local.buffers, federated.local.patterns, federated.local.shared)
+    dim = num_coordinates(
+        module, federated.local.buffers, federated.local.personal_parameters, federated.local.extra_buffers
+    )
     byzantine = count_byzantine(trainer, planner)
     mechanism = federated.calibrated(dim, rounds, byzantine)
     asked = federated.privacy_target

@@ -138,8 +138,8 @@ class CPA(Mechanism):
         Lang, Shlezinger, D'Oliveira, El Rouayheb, CPA for scalable and robust FL over massive networks
 
     Examples:
-        >>> CPA(epsilon=0.5).bits_per_coordinate, CPA(epsilon=0.5, lattice="A2").bits_per_coordinate
-        (1.0, 0.5)
+        >>> CPA(epsilon=0.5, epsilon_scope="bit").bits_per_coordinate, CPA(epsilon=0.5, lattice="A2",
+        epsilon_scope="bit").bits_per_coordinate (1.0, 0.5)
     """
 
     homomorphic = False
@@ -407,7 +407,7 @@ class CPA(Mechanism):
         return self.ranges(context)[1] ** 2 * total / len(clients) ** 2
 
     @property
-    def covers_shorter(self) -> bool:
+    def price_grows_with_dim(self) -> bool:
         # a budget that is divided among fewer blocks may compose worse
         return self.epsilon_scope == "bit"
 
@@ -426,7 +426,7 @@ class CPA(Mechanism):
     def advice(self, claim: PrivacyClaim) -> str:
         return "fewer blocks a round (blocks_per_round, or epsilon_scope='round'), or fewer rounds"
 
-    def lever(self, client: int, context: RoundContext) -> float:
+    def influence(self, client: int, context: RoundContext) -> float:
         """Return the largest pull of one client on a block of the sum, over the largest honest block.
 
         A smaller epsilon and a smaller share of blocks increase it. A subtracted dither adds to it.

@@ -453,10 +453,10 @@ def _notes(account: Account, population: Population) -> tuple[str, ...]:
             f"{run.min_answers} of {run.cohort_size} answers, "
             + (
                 "without which no sum is opened (SecAgg(threshold=...) sets the number), or on as many as "
-                "the mechanism sets (max_dropped)."
+                "the mechanism sets (max_dropped_clients)."
                 if masked
                 else "its own, because nothing makes others answer. Secure aggregation would, and so would a "
-                "mechanism that sets how many may be missing (max_dropped)."
+                "mechanism that sets how many may be missing (max_dropped_clients)."
             )
         )
     if run.sampling.dropout_probability > 0.0:

@@ -33,8 +33,8 @@ import torch
 from lightning_fedq._lightning import get_callbacks, pl, rank_zero_info
 from lightning_fedq.clients.hooks import (
     call_hooks,
-    crosses_clients,
     has_user_hook,
+    is_shared_by_clients,
     looks_at_batches,
     trains_with_clients,
 )
@@ -217,7 +217,7 @@ class RoundLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
                 return
             self.val_loop.increment_progress_to_evaluation_end()
         self.val_loop.restarting = False
-        for_fit = [c for c in trainer.callbacks if not (looks_at_batches(c) or crosses_clients(c))]
+        for_fit = [c for c in trainer.callbacks if not (looks_at_batches(c) or is_shared_by_clients(c))]
         for callback in for_fit:
             batch = self._empty_batch() if has_user_hook(callback, "on_train_batch_start") else None
             call_hooks(trainer, [callback], "on_train_batch_start", batch, 0)

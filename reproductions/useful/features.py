@@ -275,7 +275,7 @@ def _mechanism(method: str, clip: float) -> Mechanism:
     found: dict[str, Mechanism] = {
         PLAIN: FedAvg(),
         "RotatedCoins": RotatedCoins(clip),
-        "RotatedCoins, share 1/8": RotatedCoins(clip, share=0.125),
+        "RotatedCoins, share 1/8": RotatedCoins(clip, fraction=0.125),
         "GaussianNoise": GaussianNoise(clip, 1.0),
     }
     return found[method]

@@ -19,6 +19,7 @@ from lightning_fedq.mechanisms.bases.additive_noise import WholeVector
 from lightning_fedq.mechanisms.bases.claims import independent_claims
 from lightning_fedq.mechanisms.bases.one_bit import COINS
 from lightning_fedq.mechanisms.interface import AuditCase
+from lightning_fedq.rounds import RoundEngine
 from lightning_fedq.wire.coding import FixedLength
 
 # ---- the mechanisms of section 8 of the specification of useful privacy ----------------------------------
@@ -529,7 +530,7 @@ def restart_streams_only(state):
     return {**state, "round": 0, "attempt": 0}
 
 
-class SkipsTheFailedRound(fedq.RoundEngine):
+class SkipsTheFailedRound(RoundEngine):
     """A round that was given up is not paid for, although its messages were sent."""
 
     def abandon(self):
@@ -538,7 +539,7 @@ class SkipsTheFailedRound(fedq.RoundEngine):
         super().abandon()
 
 
-class NanPasses(fedq.RoundEngine):
+class NanPasses(RoundEngine):
     """Nobody asks whether an update is finite."""
 
     def _encode_and_add(self, clients, updates):
@@ -546,7 +547,7 @@ class NanPasses(fedq.RoundEngine):
             super()._encode_and_add(clients, updates)
 
 
-class _ExactMean(fedq.RoundEngine):
+class _ExactMean(RoundEngine):
     """Adds up the clients' exact updates beside the messages."""
 
     def start(self):

@@ -133,7 +133,7 @@ def weights_in(path):
 class Weights(pl.Callback):
     """What `model.ckpt` holds in the middle of every round, and what it should."""
 
-    crosses_clients = True
+    is_shared_by_clients = True
 
     def __init__(self, path: Path) -> None:
         self.path, self.pairs = path, []
@@ -451,7 +451,7 @@ class WithoutLabels(Digits):
 
 
 def run(folder, data, **settings):
-    fed = Federated(LDPQ(epsilon=1.0), 4, **settings)
+    fed = Federated(LDPQ(epsilon_per_coordinate=1.0), 4, **settings)
     made = RunFolder("run", str(folder), show=False)
     make_trainer(fed, made, max_epochs=1).fit(Classifier(), datamodule=data)
     return fed, folder / "run"
@@ -476,7 +476,9 @@ def test_who_holds_which_labels_and_what_is_held_out(tmp_path):
 
 
 def test_without_labels_at_hand(tmp_path):
-    fed, folder = run(tmp_path, WithoutLabels(batch_size=5), partition=QuantitySkew(0.5, least=2))
+    fed, folder = run(
+        tmp_path, WithoutLabels(batch_size=5), partition=QuantitySkew(0.5, min_partition_size=2)
+    )
     table = rows(folder)
     assert [list(row) for row in table] == [["client", "samples"]] * 4
     assert [int(row["samples"]) for row in table] == [len(part) for part in fed.client_indices]

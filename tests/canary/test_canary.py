@@ -350,7 +350,7 @@ def test_a_door_shows(tmp_path):
     """The test is able to fail: a tensor in a closure, out of every check's sight, is found."""
 
     class Door(pl.Callback):
-        crosses_clients = True
+        is_shared_by_clients = True
 
         def on_train_batch_end(self, trainer, pl_module, *args):
             bias = pl_module.head.bias.detach().clone()

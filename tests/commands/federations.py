@@ -10,7 +10,7 @@ def first_twenty(round):
 
 
 LATE = fedq.Deadline(1.0, durations=0.5, spread=0.5)
-FEW = fedq.SecAgg(max_corrupt=0.1, max_dropout=0.1)
+FEW = fedq.SecAgg(max_colluding_fraction=0.1, max_dropped_fraction=0.1)
 FEDERATIONS = {
     "cohort": {"cohort": 20},
     "cohort, once": {"cohort": fedq.DisjointOnce(15)},

@@ -136,7 +136,7 @@ CONFIG = {
                 "class_path": "c.Federated",
                 "init_args": {
                     "server_lr": 1.0,
-                    "mechanism": {"class_path": "CorBin", "init_args": {"epsilon": 1.0}},
+                    "mechanism": {"class_path": "CorBin", "init_args": {"epsilon_per_coordinate": 1.0}},
                 },
             },
             {"class_path": "c.Twice", "init_args": {"x": 1}},

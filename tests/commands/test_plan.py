@@ -113,19 +113,27 @@ def test_a_configuration_says_the_sizes_and_gets_settings_to_paste(capsys, monke
         "adversary": "secagg_server",
         "over": "run",
     }
-    kept = {"run": "masked", "degree": "auto", "max_corrupt": 0.02, "max_dropout": 0.02}
+    kept = {"run": "masked", "degree": "auto", "max_colluding_fraction": 0.02, "max_dropped_fraction": 0.02}
     assert settings["secure_aggregation"] == kept
 
 
 def test_who_is_not_trusted_is_in_the_table_and_in_what_is_pasted(capsys, monkeypatch):
     only(monkeypatch, "RotatedCoins")
-    asked = ["digits_private", "--epsilon", "4", "--max_corrupt", "0.05", "--dropout_probability", "0.01"]
+    asked = [
+        "digits_private",
+        "--epsilon",
+        "4",
+        "--max_colluding_fraction",
+        "0.05",
+        "--dropout_probability",
+        "0.01",
+    ]
     assert main(asked) == 0
     printed = capsys.readouterr().out
     said = " ".join(printed.split())
     assert "5.00% of the clients may collude" in said and "1.00% of the clients drop out" in said
     settings = yaml.safe_load(printed[printed.index("mechanism:\n") :])
-    assert settings["secure_aggregation"]["max_corrupt"] == 0.05
+    assert settings["secure_aggregation"]["max_colluding_fraction"] == 0.05
     assert settings["dropout_probability"] == 0.01
 
 

@@ -53,7 +53,7 @@ def plain(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("secagg", "words"),
-    [(SecAgg(), "ran"), (SecAgg(active=True), "ran"), (SecAgg(run="accounted"), "counted")],
+    [(SecAgg(), "ran"), (SecAgg(active=True), "ran"), (SecAgg(simulation="counted"), "counted")],
 )
 def test_folder_and_checkpoint_say_what_ran(tmp_path, secagg, words):
     report = report_of_checkpoint(fit(tmp_path, secagg), None, 1e-5, secagg=False)
@@ -64,7 +64,7 @@ def test_folder_and_checkpoint_say_what_ran(tmp_path, secagg, words):
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["masks"] == words and summary["aborted_rounds"] == 0
     server, behind = (next(x for x in saved["rows"] if x["name"] == a.name) for a in SERVERS)
-    masked = secagg.run == "masked"
+    masked = secagg.simulation == "masked"
     assert behind["group"] == (
         "as it was run" if masked else "behind secure aggregation, which was only counted"
     )
@@ -170,7 +170,7 @@ def test_a_checkpoint_counts_what_its_journal_has_seen_since(tmp_path):
 
 
 def test_clients_that_may_collude_weaken_the_row_behind_secure_aggregation(tmp_path):
-    path = fit(tmp_path, SecAgg(max_corrupt=0.34))
+    path = fit(tmp_path, SecAgg(max_colluding_fraction=0.34))
     epsilons = [report_of_checkpoint(path, None, 1e-5, secagg=False).row(who).epsilon_run for who in SERVERS]
     honest = report_of_checkpoint(fit(tmp_path / "h", SecAgg()), None, 1e-5, secagg=False)
     assert honest.row(Adversary.SECAGG_SERVER).epsilon_run < epsilons[1] < epsilons[0]

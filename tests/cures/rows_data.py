@@ -341,20 +341,20 @@ row(
 row(
     "have fewer than {} samples. Use {}",
     lambda: split(Digits(80, 15, drop_last=True), fed(partition=Dirichlet(0.01))),
-    lambda: split(Digits(80, 15, drop_last=True), fed(partition=Dirichlet(0.01, least=15))),
+    lambda: split(Digits(80, 15, drop_last=True), fed(partition=Dirichlet(0.01, min_partition_size=15))),
     lambda: split(Digits(80, 15, drop_last=True), fed(partition=IID())),
 )
 row(
     "clients of at least {} samples need {}, got {}. Use fewer clients, or a smaller least.",
-    lambda: split(Digits(80), fed(partition=Dirichlet(0.1, least=30))),
-    lambda: split(Digits(80), fed(num_clients=2, partition=Dirichlet(0.1, least=30))),
-    lambda: split(Digits(80), fed(partition=Dirichlet(0.1, least=20))),
+    lambda: split(Digits(80), fed(partition=Dirichlet(0.1, min_partition_size=30))),
+    lambda: split(Digits(80), fed(num_clients=2, partition=Dirichlet(0.1, min_partition_size=30))),
+    lambda: split(Digits(80), fed(partition=Dirichlet(0.1, min_partition_size=20))),
 )
 row(
     "clients of at least {} samples need {}, got {}. Use fewer clients, or a smaller least.",
-    lambda: split(Digits(80), fed(partition=QuantitySkew(1.0, least=30))),
-    lambda: split(Digits(80), fed(num_clients=2, partition=QuantitySkew(1.0, least=30))),
-    lambda: split(Digits(80), fed(partition=QuantitySkew(1.0, least=20))),
+    lambda: split(Digits(80), fed(partition=QuantitySkew(1.0, min_partition_size=30))),
+    lambda: split(Digits(80), fed(num_clients=2, partition=QuantitySkew(1.0, min_partition_size=30))),
+    lambda: split(Digits(80), fed(partition=QuantitySkew(1.0, min_partition_size=20))),
 )
 row(
     "There are {} sizes, but num_clients is {}. Give one for each client.",

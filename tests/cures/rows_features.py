@@ -193,7 +193,7 @@ row(
     "The samples are of {} users, but num_clients is {}. Use num_clients={}{}.",
     lambda: by(fedq.Natural("user"), users=8),
     lambda: by(fedq.Natural("user"), users=8, num_clients=8),
-    lambda: by(fedq.Natural("user", merge=True), users=8),
+    lambda: by(fedq.Natural("user", merge_users=True), users=8),
 )
 row(
     "FeatureShards sorts by numbers, got {}. Use Natural for names.",

@@ -130,7 +130,7 @@ condition(
     {"buffers": "frozen"},
 )
 condition(
-    "S5, clients without memory: local={} stay with every client. Leave local out",
+    "S5, clients without memory: local={} stay with every client. Leave personal_parameters out",
     {"local": ["layer.bias"]},
     {},
 )
@@ -163,7 +163,7 @@ row(
 )
 # ---- clients that draw for themselves; where cohorts are known, there are none ------------------------
 ADDER = {"make": own, "mechanism": fedq.BandedGaussian(1.0, 2.0, band=1)}
-MASKED = ADDER | {"secure_aggregation": fedq.SecAgg(run="accounted")}
+MASKED = ADDER | {"secure_aggregation": fedq.SecAgg(simulation="counted")}
 WEIGHTS = ADDER | {"target": "weights"}
 FIXED = {"mechanism": NOISE, "cohort": fedq.FixedSize(4, secret=True)}
 KNOWN = {"mechanism": NOISE, "cohort": 4}

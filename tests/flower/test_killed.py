@@ -36,7 +36,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::UserWarning", "ignore:.*fork:DeprecationWarning"),
 ]
-COIN = fedq.CorBin(epsilon=4.0, shared_bits=5)
+COIN = fedq.CorBin(epsilon_per_coordinate=4.0, shared_bits=5)
 ROUNDS = 3
 
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:node |register|round .* client|the message of client|the keys come:UserWarning"
 )
 
-COIN = CorBin(epsilon=4.0, shared_bits=5)
+COIN = CorBin(epsilon_per_coordinate=4.0, shared_bits=5)
 
 
 class Shrinks(pl.Callback):
@@ -376,7 +376,8 @@ def test_max_steps_needs_to_know_the_steps_of_a_round(tmp_path):
 def test_what_clients_keep_needs_a_folder(tmp_path):
     new = lambda: federated(COIN, local=["backbone.3.*"])  # noqa: E731
     with pytest.warns(
-        UserWarning, match=r"Local tensors \(local=, .* need a client folder.*give client_app\(home="
+        UserWarning,
+        match=r"Local tensors \(personal_parameters=, .* need a client folder.*give client_app\(home=",
     ):
         _, server = deployment(new(), 1, tmp_path).run(LoopGrid(*clients(new, tmp_path, home=False)))
     assert server.records[0].num_received == 0

@@ -42,7 +42,7 @@ def test_no_parameter_takes_a_value_of_another_kind(kind, name, value):
     ("make", "words"),
     [
         (
-            lambda: fedq.LDPQ(epsilon="4"),
+            lambda: fedq.LDPQ(epsilon_per_coordinate="4"),
             r"epsilon of LDPQ must be a number, got '4' \(str\); write it without quotes",
         ),
         (
@@ -50,8 +50,14 @@ def test_no_parameter_takes_a_value_of_another_kind(kind, name, value):
             r"shared_bits of CorBin must be an integer or None, got 5.5 \(float\)$",
         ),
         (lambda: fedq.CorBin(1.0, shared_bits=5.0), r"got 5.0 \(float\); 5 will do"),
-        (lambda: fedq.CPA(epsilon=(1.0, "2")), r"must be a number or a tuple of numbers, got \(1.0, '2'\)"),
-        (lambda: fedq.CPA(epsilon=[1.0]), r"a number or a tuple of numbers, got \[1.0\] \(list\); a tuple"),
+        (
+            lambda: fedq.CPA(epsilon=(1.0, "2"), epsilon_scope="bit"),
+            r"must be a number or a tuple of numbers, got \(1.0, '2'\)",
+        ),
+        (
+            lambda: fedq.CPA(epsilon=[1.0], epsilon_scope="bit"),
+            r"a number or a tuple of numbers, got \[1.0\] \(list\); a tuple",
+        ),
         (
             lambda: fedq.LDPQ(torch.tensor(1.0)),
             r"epsilon of LDPQ must be a number, got tensor\(1.\) \(Tensor\); its .item",
@@ -79,10 +85,14 @@ def test_numbers_of_numpy_become_pythons():
     made = (
         fedq.LDPQ(np.linspace(0.5, 1.0, 2)[1]),
         fedq.CorBin(np.float32(0.5), np.int64(3)),
-        fedq.CPA((np.float64(2.0), 1.0)),
+        fedq.CPA((np.float64(2.0), 1.0), epsilon_scope="bit"),
     )
-    assert repr(made) == repr((fedq.LDPQ(1.0), fedq.CorBin(0.5, 3), fedq.CPA((2.0, 1.0))))
-    assert repr(fedq.LDPQ(1)) == "LDPQ(epsilon=1)", "what was recorded so before stays as it was"
+    assert repr(made) == repr(
+        (fedq.LDPQ(1.0), fedq.CorBin(0.5, 3), fedq.CPA((2.0, 1.0), epsilon_scope="bit"))
+    )
+    assert repr(fedq.LDPQ(1)) == "LDPQ(epsilon_per_coordinate=1)", (
+        "what was recorded so before stays as it was"
+    )
 
 
 @dataclass(frozen=True)

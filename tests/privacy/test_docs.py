@@ -101,7 +101,7 @@ def of_account():
                 for one in ast.walk(node)
                 if isinstance(one, ast.Return) and isinstance(one.value, ast.JoinedStr)
             }
-    return {text for text in found if text.strip(", ") and "set max_dropped" not in text}
+    return {text for text in found if text.strip(", ") and "set max_dropped_clients" not in text}
 
 
 def _text(value):
@@ -110,12 +110,12 @@ def _text(value):
 
 
 def of_protocols():
-    kinds = [SecAgg(), SecAgg(run="accounted"), SecAgg(active=True)]
-    sparse = SecAgg(degree=58, max_corrupt=0.05, max_dropout=0.1)
+    kinds = [SecAgg(), SecAgg(simulation="counted"), SecAgg(active=True)]
+    sparse = SecAgg(degree=58, max_colluding_fraction=0.05, max_dropped_fraction=0.1)
     assert isinstance(sparse, terms.SecAgg)
     said = {kind.statement for kind in kinds} | {
         sparse.guarantee(1000, 1000, 10).statement,
-        SecAgg(max_corrupt=0.3).guarantee(1000, 100, 10).statement,
+        SecAgg(max_colluding_fraction=0.3).guarantee(1000, 100, 10).statement,
     }
     return said | {run.ASSUMED.statement, "masks run"}
 

@@ -41,7 +41,7 @@ STATES = ("planned", "running", "ended")
 
 
 def whole(secagg=True, mechanism=None, state="ended", masks="ran", **settings):
-    mechanism = mechanism or RotatedCoins(1.0, epsilon=0.3)
+    mechanism = mechanism or RotatedCoins(1.0, epsilon_per_bit=0.3)
     made = report(mechanism, 1000, 500, rounds=10, secure_aggregation=secagg, **settings)
     return replace(made, state=state, masks=masks if secagg else "none")
 

@@ -83,7 +83,7 @@ def test_what_no_number_of_clients_brings_down_is_not_promised():
 
     "Good from 99,000 clients" used to be said.
     """
-    eighth = RotatedCoins(1.0, 1.0, share=0.125)
+    eighth = RotatedCoins(1.0, 1.0, fraction=0.125)
     few, many = (
         plan(problem(2000, 100, rounds, 8.0, Adversary.SECAGG_SERVER), {"coins": eighth})[0]
         for rounds in (5, 200)
@@ -168,7 +168,7 @@ def test_a_partner_that_may_collude_is_counted():
                     10,
                     8.0,
                     Adversary.SECAGG_SERVER,
-                    secure_aggregation=SecAgg(max_corrupt=fraction),
+                    secure_aggregation=SecAgg(max_colluding_fraction=fraction),
                 ),
                 both,
             )
@@ -181,7 +181,12 @@ def test_a_partner_that_may_collude_is_counted():
     for option in curious.values():
         context = make_plan_context(option.mechanism, 500, 1000)
         report = privacy_report(
-            option.mechanism, context, rounds=10, delta=1e-5, secure_aggregation=True, max_corrupt=0.02
+            option.mechanism,
+            context,
+            rounds=10,
+            delta=1e-5,
+            secure_aggregation=True,
+            max_colluding_fraction=0.02,
         )
         spent = report.row(Adversary.SECAGG_SERVER).epsilon_run
         assert option.epsilon == pytest.approx(spent, rel=1e-6) and 7.9 < spent <= 8.0
@@ -190,7 +195,7 @@ def test_a_partner_that_may_collude_is_counted():
 def test_dropouts_are_paid_for():
     asked, coins = (1000, 1000, 10, 8.0, Adversary.SECAGG_SERVER), {"coins": RotatedCoins(1.0, 1.0)}
     safe, losing = (plan(problem(*asked, dropout_probability=p), coins)[0] for p in (0.0, 0.1))
-    assert losing.mechanism.max_dropped > 100
+    assert losing.mechanism.max_dropped_clients > 100
     assert losing.mechanism.epsilon < safe.mechanism.epsilon
     assert losing.error > safe.error
 

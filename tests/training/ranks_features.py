@@ -26,7 +26,7 @@ def _plain_sgd():
     return Model(optimizer=torch.optim.SGD)
 
 
-CORBIN = fedq.CorBin(epsilon=4.0, shared_bits=5)
+CORBIN = fedq.CorBin(epsilon_per_coordinate=4.0, shared_bits=5)
 
 
 class Data(pl.LightningDataModule):
@@ -283,7 +283,7 @@ _REFUSED_ON_RANKS = {"a metric object": "metric object that clients update"}
 TURNS = {"cohort": fedq.Cyclic(CLIENTS // 2)}
 SURVEY = {"statistics": fedq.Statistics(12, 2.0)}
 HANDED_ON = fedq.HandedOnGaussian(
-    clip_norm=8.0, local_sigma=0.01, granularity=5e-4, max_dropped=1, num_cohorts=2
+    clip_norm=8.0, local_sigma=0.01, granularity=5e-4, max_dropped_clients=1, num_cohorts=2
 )
 FEATURES = {
     "nothing": Feature(),
@@ -407,7 +407,7 @@ FEATURES = {
     "statistics": Feature(Surveyed, federated=SURVEY),
     "statistics of drawn cohorts behind masks, twice": Feature(
         Surveyed,
-        fedq.RotatedCoins(clip_norm=8.0, epsilon=4.0),
+        fedq.RotatedCoins(clip_norm=8.0, epsilon_per_bit=4.0),
         {
             "statistics": fedq.Statistics(12, 2.0, rounds=2),
             "secure_aggregation": fedq.SecAgg(),
@@ -452,7 +452,7 @@ FEATURES = {
     "liars": Feature(
         callbacks=lambda f: [fedq.ByzantineClients(0.3, "sign_flip")], refused="Byzantine clients"
     ),
-    "CPA over rounds": Feature(mechanism=fedq.CPA(epsilon=1.0), federated={"cohort": 3}),
+    "CPA over rounds": Feature(mechanism=fedq.CPA(epsilon=1.0, epsilon_scope="bit"), federated={"cohort": 3}),
     "noise over rounds": Feature(
         mechanism=fedq.BandedGaussian(clip_norm=8.0, noise_multiplier=0.05, band=2), federated=TURNS
     ),

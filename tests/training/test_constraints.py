@@ -65,7 +65,7 @@ SAID = {
 MECHANISMS = {
     "coins": lambda: LDPQ(1.0),
     "Gaussian": lambda: AggregateGaussian(clip_norm=1.0, noise_multiplier=0.5),
-    "rotated": lambda: RotatedCoins(epsilon=2.0, clip_norm=1.0),
+    "rotated": lambda: RotatedCoins(epsilon_per_bit=2.0, clip_norm=1.0),
 }
 
 

@@ -304,7 +304,7 @@ def test_every_argument_was_looked_at():
         (fedq.FedAvg(), "S10, a claim against outsiders"),
         (fedq.CSGM(1.0, 1.0, 0.5), "S10, .*ZERO_OUT"),
         (fedq.SIGM(1.0, 1.0, 0.5), "S10, .*ZERO_OUT"),
-        (fedq.CPA(epsilon=1.0), "S4, .*CPA"),
+        (fedq.CPA(epsilon=1.0, epsilon_scope="bit"), "S4, .*CPA"),
         (fedq.PairedCoins(1.0), "S4, "),
         (fedq.RotatedCoins(1.0, 0.5, paired=True), "S4, groups"),
     ],

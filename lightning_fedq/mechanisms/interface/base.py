@@ -80,17 +80,17 @@ class Mechanism(ABC):
 
     If so, a client that does not answer counts as a client that sent zeros, which keeps the distribution of
     the noise. Weights of clients are refused."""
-    hands_on: ClassVar[bool] = False
+    reuses_noise: ClassVar[bool] = False
     """Whether clients subtract noise that clients of the previous round added.
 
     If so, each client gets its predecessor and its successor (`RoundContext.hand_over`), and shares a key
     with each of the two."""
-    alike_clients: ClassVar[bool] = False
+    has_exchangeable_clients: ClassVar[bool] = False
     """Whether the released sum depends on the members of the cohort through their updates only.
 
     If so, a secret draw of the cohort amplifies privacy. False if this is not proven, and if each client has
     its own public streams (codewords, dithers), because these streams reveal the members."""
-    noise_of_adder: ClassVar[bool] = False
+    has_central_noise: ClassVar[bool] = False
     """Whether a trusted party adds all noise, Gaussian and isotropic, to a sum that determines `decode`.
 
     Neither the noise nor `decode` may depend on which clients sent messages. Clients may then draw for
@@ -302,7 +302,7 @@ class Mechanism(ABC):
         return (torch.zeros_like(context.center) if whole else context.center), context.radius
 
     @property
-    def covers_shorter(self) -> bool:
+    def price_grows_with_dim(self) -> bool:
         """Whether a round for a longer vector costs at least as much privacy as one for a shorter vector.
 
         Accountants charge every round for the longest vector. If this does not cover shorter vectors, the
@@ -327,13 +327,13 @@ class Mechanism(ABC):
 
     # ---- calibrating the noise to a target epsilon ----------------------------------------------------
 
-    def with_level(self, level: float, context: RoundContext, max_dropped: int) -> Mechanism:
+    def with_level(self, level: float, context: RoundContext, max_dropped_clients: int) -> Mechanism:
         """Return the mechanism with its free privacy parameter set, for the search of a privacy target.
 
         Args:
             level: Epsilon of a unit, or one over a noise multiplier, > 0. Larger is less private.
             context: A round of the run, for cohort size and dimension.
-            max_dropped: Dropouts for which noise that is divided among the cohort has to allow.
+            max_dropped_clients: Dropouts for which noise that is divided among the cohort has to allow.
 
         Raises:
             ValueError: If there is no such parameter, or it can't take this value.
@@ -406,7 +406,7 @@ class Mechanism(ABC):
             return center + reach, center - reach
         return center + reach, torch.zeros_like(reach)
 
-    def lever(self, client: int, context: RoundContext) -> float | None:
+    def influence(self, client: int, context: RoundContext) -> float | None:
         """Return the maximum influence of one client: the largest message over the largest unclipped update.
 
         It covers every message that a server accepts, including messages of Byzantine clients. An honest
