@@ -269,13 +269,18 @@ def test_a_module_of_the_current_folder_is_found(tmp_path, capsys):
         changed(path.read_text(), ("lightning_fedq.data.models.Classifier", "my_own_training.Mine"))
     )
     assert main(["privacy", str(path)]) == 0
-    assert "epsilon=1.0" in capsys.readouterr().out
+    assert "epsilon_per_coordinate=1.0" in capsys.readouterr().out
 
 
 def test_settings_by_short_names(tmp_path, capsys):
     """As in `fedq privacy`; after the flags."""
     fit = ["fit", str(configuration(tmp_path)), "--trainer.callbacks+=lightning_fedq.callbacks.RunFolder"]
-    changes = ["Federated.num_clients=6", "CorBin.epsilon=2.0", "RunFolder.name=mine", "model.lr=0.01"]
+    changes = [
+        "Federated.num_clients=6",
+        "CorBin.epsilon_per_coordinate=2.0",
+        "RunFolder.name=mine",
+        "model.lr=0.01",
+    ]
     assert main([*fit, "--set", *changes, "--trainer.max_epochs=3", "--set=trainer.max_epochs=1"]) == 0
     assert "runs/mine/: report.md, privacy.md, model.ckpt" in capsys.readouterr().out
     resolved = yaml.safe_load(Path("runs/mine/config.yaml").read_text())
@@ -428,7 +433,10 @@ def test_compare_shows_finished_runs_towards_another_adversary(tmp_path):
     """Every epsilon is that one's."""
     path = configuration(tmp_path)
     for name in ("GaussianNoise", "CorBin"):
-        given = {"CorBin": "{epsilon: 1.0}", "GaussianNoise": "{clip_norm: 1.0, noise_multiplier: 0.5}"}[name]
+        given = {
+            "CorBin": "{epsilon_per_coordinate: 1.0}",
+            "GaussianNoise": "{clip_norm: 1.0, noise_multiplier: 0.5}",
+        }[name]
         mechanism = f"Federated.mechanism={{class_path: {name}, init_args: {given}}}"
         with_folder = "--trainer.callbacks+=lightning_fedq.callbacks.RunFolder"
         assert main(["fit", str(path), with_folder, "--set", mechanism, f"RunFolder.name={name}"]) == 0

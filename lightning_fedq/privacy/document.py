@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -498,7 +499,7 @@ def _facts(report: PrivacyReport) -> Table:
     name, _, settings = report.mechanism.partition("(")
     scope = f"the mechanism's, of one {report.rows[0].unit}, and no result of this run"
     settings = settings.removesuffix(")")
-    if "epsilon" in settings:
+    if re.search(r"\bepsilon=", settings):
         settings += f" (epsilon is {scope})"
     origin = report.origin
     rows = [
