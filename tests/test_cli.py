@@ -213,10 +213,10 @@ def test_settings_of_another_package_are_checked_by_its_class(tmp_path):
     path.write_text(yaml.safe_dump({"trainer": {"callbacks": [{"class_path": "mine.Federated"}]}}))
     for named in (["--config", str(path)], ["--trainer.callbacks+=mine.Federated"]):
         refuse_unknown_settings(["Federated.num_client"], named)
-        with pytest.raises(ValueError, match="There is no setting 'epsilo'. Did you mean 'epsilon'"):
+        with pytest.raises(ValueError, match=r"There is no setting 'epsilo'\. Did you mean 'epsilon'"):
             refuse_unknown_settings(["Federated.num_client", "CorBin.epsilo"], named)
     refuse_unknown_settings(["Federated.privacy.epsilon", "trainer.max_epochs", "Unknown.x"], [])
-    with pytest.raises(ValueError, match="There is no setting 'num_client'. Did you mean 'num_clients'"):
+    with pytest.raises(ValueError, match=r"There is no setting 'num_client'\. Did you mean 'num_clients'"):
         refuse_unknown_settings(["Federated.num_client"], ["digits_private"])
 
 

@@ -20,8 +20,9 @@ holds against any adversary who sees the messages, including the server. The par
 numbers of samples count as public.
 
 The guarantee is for one row of the training data set, or for a person in up to `rows_per_person` rows
-(`dpsgd.opacus`). Rows that `Subset` and `ConcatDataset` repeat are found by their indices, and refused above
-that number. Every client's account charges for all rows of a person, because their clients are unknown.
+(`dpsgd.opacus`). Rows that appear more often are refused. They are found by their indices in `Subset` and
+`ConcatDataset`, and by their content, for which all samples are read once before the first charge. Every
+client's account charges for all rows of a person, because their clients are unknown.
 """
 
 from __future__ import annotations
@@ -99,6 +100,8 @@ class DPSGD(pl.Callback):
             None draws them from the operating system, also after `seed_everything`.
         rows_per_person: Largest number of training rows of one person, >= 1. Epsilon compares the data with
             and without all of these rows. It grows faster than this number.
+        count_equal_rows: Whether samples of equal content count as rows of one person. False means that they
+            are of different people. Samples are then not read, and only repeated indices are found.
 
     Attributes:
         accounts: Privacy account of each client. Without a federation, client 0 is the whole data set.
@@ -121,6 +124,7 @@ class DPSGD(pl.Callback):
         delta: float,
         seed: int | None = None,
         rows_per_person: int = 1,
+        count_equal_rows: bool = True,
     ) -> None:
         from lightning_fedq.functional.checks import check_positive
         from lightning_fedq.privacy.accounting import check_delta
@@ -130,7 +134,8 @@ class DPSGD(pl.Callback):
             raise ValueError(f"rows_per_person must be a whole number >= 1, got {rows_per_person}")
         self.noise_multiplier, self.max_grad_norm = noise_multiplier, max_grad_norm
         self.rows_per_person = rows_per_person = int(rows_per_person)
-        self.delta, self.seed = check_delta(delta), seed
+        self.delta, self.seed, self.count_equal_rows = check_delta(delta), seed, count_equal_rows
+        self._read: tuple[Dataset[Any], list[Tensor]] | None = None
         self._spent = SampleAccounts(rows_per_person)
         self.accounts: dict[int, Account] = self._spent.of_client
         self._new_root()
@@ -239,7 +244,11 @@ class DPSGD(pl.Callback):
 
     def check(self, dataset: Dataset[Any], client_indices: Sequence[Tensor]) -> None:
         """Refuse data in which a row appears in more than `rows_per_person` samples, also reloaded data."""
-        check_repeats(dataset, client_indices, self.rows_per_person)
+        held = list(client_indices)
+        known, parts = self._read or (None, [])
+        is_read = known is dataset and len(parts) == len(held) and all(map(torch.equal, parts, held))
+        check_repeats(dataset, held, self.rows_per_person, self.count_equal_rows and not is_read)
+        self._read = dataset, held
 
     def draw(self, round: int, attempt: int, clients: Sequence[int]) -> list[tuple[Tensor, ...]]:
         """Return the sample indices of each client's next steps.
@@ -424,7 +433,7 @@ class DPSGD(pl.Callback):
 
     def _reset_fit(self) -> None:
         """Forget the Trainer and the guards of the last fit."""
-        self._home = self._inside = self._buffers = self._parameters = None
+        self._home = self._inside = self._buffers = self._parameters = self._read = None
         self._tried_in = -1
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:

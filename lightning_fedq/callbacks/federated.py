@@ -49,7 +49,6 @@ from lightning_fedq.training.checks import (
     check_averaging,
     check_batch_rule,
     check_loader_is_ours,
-    check_optimizers,
     check_resumable,
     check_setup,
     check_shapes,
@@ -267,10 +266,9 @@ class Federated(Federation, pl.Callback):
         population = self._population
         assert population is not None
         population.check_start(trainer)
-        check_shapes(pl_module)
         check_resumable(trainer)
-        check_optimizers(trainer)
         if population.ranks is not None:
+            check_shapes(pl_module)  # only tensors with a shape can be shared
             population.ranks.share(pl_module)
         forget_loader(trainer)
         target, loaded, undo = self.calibrated_target, self._loaded, self._undo
@@ -297,7 +295,7 @@ class Federated(Federation, pl.Callback):
         if engine.round == self.planner.num_rounds:
             trainer.should_stop = True  # every cohort has had its round
         elif self.calibrated_target is not None:
-            self.calibrated_target.end_round(engine, trainer)
+            self.calibrated_target.end_round(self, trainer)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Print the privacy outcome of the run, and report idle CPU cores."""
@@ -363,6 +361,14 @@ class Federated(Federation, pl.Callback):
         """The present or last fit, from `on_fit_start` on."""
         assert self._fit is not None
         return self._fit
+
+    @property
+    def max_batches(self) -> int | None:
+        """Number of batches of the longest client in a round. None before the data are partitioned."""
+        population = self._population
+        if population is None or not population.is_partitioned:
+            return super().max_batches
+        return population.partitioned_data.schedule.max_batches
 
     @property
     def client_indices(self) -> list[Tensor]:

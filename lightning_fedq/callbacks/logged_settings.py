@@ -31,7 +31,7 @@ def collect_settings(trainer: pl.Trainer, federation: Federation) -> dict[str, A
         "adversary": None if target is None else target.against.name.lower(),
         "num_clients": federation.clients.num_clients,
         "clients_per_round": engine.planner.cohort_size,
-        "rounds": trainer.max_epochs,
+        "rounds": federation.count_rounds(trainer),
         "secure_aggregation": repr(federation.server.secure_aggregation),
         "target": engine.target,
         "server_lr": federation.server.server_lr,

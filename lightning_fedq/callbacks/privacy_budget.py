@@ -161,7 +161,7 @@ class PrivacyBudget(pl.Callback):
         delta = check_delta(self.delta, clients, "clients")
         simulated = warn_if_simulated(federated, adversary, "PrivacyBudget")
         self._seeded = federated.seed is not None
-        asked = trainer.max_epochs
+        asked = federated.count_rounds(trainer)
         horizon = 1 if secret else asked if asked is not None and asked > 0 else 1000
         run = full_run(federated, engine, count_byzantine(trainer, federated.planner), horizon)
         account = Account(run, delta)

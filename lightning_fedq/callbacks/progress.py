@@ -130,8 +130,7 @@ class RoundProgressBar(pl.callbacks.ProgressBar):
 
     @staticmethod
     def _rounds(trainer: pl.Trainer) -> int | None:
-        limit = trainer.max_epochs
-        return None if limit is None or limit < 0 else int(limit)
+        return find_federated(trainer, "RoundProgressBar").count_rounds(trainer)
 
     @staticmethod
     def _text(rounds: int | None) -> str:

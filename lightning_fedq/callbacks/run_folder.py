@@ -211,10 +211,10 @@ class RunFolder(pl.Callback):
             return
         # save again, because a callback may have chosen another model at the end
         trainer.save_checkpoint(self._folder() / MODEL, weights_only=True)
-        self._drawn, self._ended = True, stopped(trainer) or self._ended
+        federated, engine = find_federated(trainer, "RunFolder"), find_engine(trainer, "RunFolder")
+        self._drawn, self._ended = True, stopped(federated, trainer) or self._ended
         self._write(trainer)
         # write the table of each client's samples next to the clients' metrics
-        federated, engine = find_federated(trainer, "RunFolder"), find_engine(trainer, "RunFolder")
         counts = federated.fit.population.label_counts() if trainer.is_global_zero else None
         held = federated.fit.population.partitioned_data
         sizes, held_out = ([len(part) for part in parts] for parts in (held.client_indices, held.held_out))

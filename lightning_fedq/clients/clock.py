@@ -11,11 +11,54 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from copy import deepcopy
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from lightning_fedq._lightning import rank_zero_warn
+from lightning_fedq._lightning import pl, rank_zero_warn
+
+
+def count_rounds(max_epochs: int | None, max_steps: int, steps: Sequence[int]) -> int | None:
+    """Return the largest number of rounds of a fit. None if neither limit tells it.
+
+    Args:
+        max_epochs: Largest number of rounds. None or -1 for no limit.
+        max_steps: Largest number of optimiser steps of the longest client. -1 for no limit.
+        steps: Steps of the longest client in the first rounds. The last number holds for all rounds after
+            them. Empty if the steps of a round are not known.
+
+    Examples:
+        >>> count_rounds(1000, 20, [8])
+        3
+        >>> count_rounds(-1, 20, [4, 8])
+        3
+    """
+    limits = [] if max_epochs is None or max_epochs < 0 else [max_epochs]
+    if max_steps >= 0 and steps:
+        first = list(accumulate(steps[:-1], initial=0))
+        rounds = next((round for round, done in enumerate(first) if done >= max_steps), None)
+        if rounds is None:
+            rounds = len(first) - 1 + math.ceil((max_steps - first[-1]) / steps[-1])
+        limits.append(rounds)
+    return min(limits, default=None)
+
+
+def round_steps(trainer: Any, batches: int) -> list[int]:
+    """Return the optimiser steps of a client in the first rounds, until they no longer change.
+
+    Args:
+        trainer: Trainer, whose callbacks may change the accumulation of gradients.
+        batches: Number of batches of the client in a round.
+    """
+    schedules = [
+        one for one in trainer.callbacks if isinstance(one, pl.callbacks.GradientAccumulationScheduler)
+    ]
+    if not schedules:
+        return [math.ceil(batches / int(trainer.accumulate_grad_batches))]
+    last = max(schedules[-1].scheduling)
+    of_round = schedules[-1].get_accumulate_grad_batches
+    return [math.ceil(batches / int(of_round(round))) for round in range(last + 1)]
 
 
 class ClientProgress(NamedTuple):

@@ -213,7 +213,7 @@ def sizes_for(trainer: pl.Trainer, federated: Federated, model: pl.LightningModu
         "plain_sum": federated.server.plain_sum,
         "num_byzantine": count_byzantine(trainer, everybody),
     }
-    if (rounds := trainer.max_epochs) is not None and rounds > 0:
+    if rounds := federated.count_rounds(trainer, model):
         sizes["rounds"] = rounds
     return sizes
 

@@ -72,9 +72,10 @@ def report_of_config(
     check_rounds(rounds)
     cli = FedqCLI(["--config", config], run=False, changes=changes)
     federated = find_federated(cli.trainer, "fedq privacy")
-    limit = cli.trainer.max_epochs if rounds is None else rounds
+    limit = federated.count_rounds(cli.trainer, cli.model) if rounds is None else rounds
     if limit is None or limit < 1:
-        raise ValueError(f"{config} needs trainer.max_epochs >= 1, got {limit}. Give --rounds.")
+        given = f"trainer.max_epochs={cli.trainer.max_epochs} and max_steps={cli.trainer.max_steps}"
+        raise ValueError(f"{config} needs a known number of rounds, got {given}. Give --rounds.")
     dim = (
         num_coordinates(
             cli.model,

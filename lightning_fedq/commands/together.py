@@ -42,16 +42,17 @@ def plan_cost(federated: Any, trainer: Any, module: Any, delta: float) -> RunCos
 
     Args:
         federated: `Federated` callback of the run.
-        trainer: Trainer of the run, whose `max_epochs` is the number of rounds.
+        trainer: Trainer of the run, whose limits give the number of rounds.
         module: Module of the run.
         delta: Delta of all runs together.
 
     Raises:
         ValueError: If there is no number of rounds, or the run's target can't be met.
     """
-    planner, rounds = federated.planner, trainer.max_epochs
+    planner, rounds = federated.planner, federated.count_rounds(trainer, module)
     if rounds is None or rounds < 1:
-        raise ValueError(f"A run needs a number of rounds, got trainer.max_epochs={rounds}")
+        given = f"trainer.max_epochs={trainer.max_epochs} and max_steps={trainer.max_steps}"
+        raise ValueError(f"A run needs a known number of rounds, got {given}")
     dim = num_coordinates(
         module, federated.local.buffers, federated.local.personal_parameters, federated.local.extra_buffers
     )

@@ -10,19 +10,18 @@ from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
 from lightning_fedq.data.batches import LocalWork
-from lightning_fedq.data.repeats import max_repeats
+from lightning_fedq.data.repeats import max_equal_rows, max_repeats
 from lightning_fedq.keys.randomness import Stream
 
 
-def check_repeats(dataset: Dataset[Any], held: Sequence[Tensor], rows: int) -> None:
+def check_repeats(dataset: Dataset[Any], held: Sequence[Tensor], rows: int, read: bool) -> None:
     """Refuse data in which one row appears in more samples than the accounts charge for a person.
-
-    Only repetitions by index are found (`Subset`, `ConcatDataset`), because no sample is read.
 
     Args:
         dataset: Training data.
         held: Sample indices of each client.
         rows: Number of samples of one person that the accounts charge for, >= 1.
+        read: Whether to compare the content of all samples. Otherwise only repeated indices are found.
 
     Raises:
         ValueError: If a row appears in more than `rows` samples of all clients together.
@@ -34,6 +33,14 @@ def check_repeats(dataset: Dataset[Any], held: Sequence[Tensor], rows: int) -> N
             f"DPSGD charges {rows} row{'s' * (rows > 1)} per person, and one row appears in {samples} "
             f"samples{where}. Remove repeated indices from Subset or ConcatDataset, or use "
             f"DPSGD(rows_per_person={samples})."
+        )
+    samples, clients = max_equal_rows(dataset, held) if read else (0, 0)
+    if samples > rows:
+        where = f" of {clients} clients" if clients > 1 else ""
+        raise ValueError(
+            f"DPSGD charges {rows} row{'s' * (rows > 1)} per person, and one row appears in {samples} "
+            f"samples{where} of equal content. Use DPSGD(rows_per_person={samples}), or "
+            "DPSGD(count_equal_rows=False) if equal rows are of different people."
         )
 
 

@@ -109,7 +109,9 @@ class SampleStatement:
             (
                 f"The figures are of the account with the largest epsilon ({describe_unit(self.rows)}).",
                 "All rows of a person are charged at the client where they cost most.",
-                "Rows that a Subset or a ConcatDataset repeats are detected, copies are not.",
+                "Rows that indices repeat are refused, and equal rows also, unless count_equal_rows is",
+                "False. Short or coarse rows of a TensorDataset count as different rows: fewer than 32 whole",
+                "numbers, or only -1, 0 and 1.",
                 "The participating clients and their numbers of samples count as public.",
                 "Not covered: metrics that the module logs from training batches, and samples that are mixed",
                 "before training_step. If Federated has a seed and DPSGD has none, steps of a killed process",

@@ -39,18 +39,21 @@ from lightning_fedq.flower.roster import Roster
 from lightning_fedq.flower.secure import remote_sums
 from lightning_fedq.flower.settings import (
     check_deployable,
+    check_folder_release,
     check_identities,
-    count_rounds,
     differences,
     fingerprint,
+    given_rounds,
     is_per_client,
     only_simulated,
+    server_rounds,
     time_limit,
 )
 from lightning_fedq.flower.store import Store
 from lightning_fedq.flower.training_description import callbacks_in, training_words
 from lightning_fedq.privacy.journal import name_file_in_errors, sync_folder
 from lightning_fedq.rounds import Broadcast, RoundPlan, RoundRecord, RoundServer
+from lightning_fedq.training.checks import check_shapes
 from lightning_fedq.training.loops import Schedule, idle_stack
 from lightning_fedq.training.population import PartitionedData, Population, Stacks
 from lightning_fedq.training.settings import Protection
@@ -458,18 +461,21 @@ class Deployment:
         """
         store = Store(self.home)
         with store.lock():
+            check_folder_release(self.home, store.get(_SETTINGS) or {})
             _check_checkpoint(self.home)
             module = self.module()
+            check_shapes(module)
             check_counted(module, self.federated.local)
             exchange = Exchange(grid, self.round_timeout, rank_zero_warn)
-            settings = fingerprint(self.federated, module, self.trainer.get("max_epochs"))
+            local_steps = self.federated.local.local_steps
+            settings = fingerprint(self.federated, module, given_rounds(self.trainer, local_steps))
             words = settings | training_words(self.trainer, self.module)
-            if self.trainer.get("max_steps", -1) != -1 and self.federated.local.local_steps is None:
+            if self.trainer.get("max_steps", -1) != -1 and local_steps is None:
                 raise ValueError(
                     "max_steps counts client steps, which the server does not know. Set local_steps=..., or "
                     "max_epochs, which counts rounds."
                 )
-            rounds = count_rounds(self.trainer)
+            rounds = server_rounds(self.trainer, local_steps)
             roster = Roster(self.federated, exchange, store, words, self.directory, rounds)
             # the target calibrates the mechanism to the number of rounds
             if self.federated.calibrated_target is not None:

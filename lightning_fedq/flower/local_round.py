@@ -13,6 +13,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from operator import attrgetter
@@ -42,13 +43,11 @@ from lightning_fedq.functional.batch_stack import map_tensors
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.rounds import RoundPlan, RoundPlanner, RoundTask
 from lightning_fedq.training.checks import (
-    check_algorithm,
+    ClientSettingsError,
     check_batch_rule,
     check_limit,
     check_loader_is_ours,
-    check_optimizers,
     check_setup,
-    check_shapes,
 )
 from lightning_fedq.training.client_evaluation import ClientEvaluator, none_if_nan, pass_statistic_to_module
 from lightning_fedq.training.client_metrics import metric_forks
@@ -299,7 +298,8 @@ class LocalRound(pl.Callback):
         """Replace the Trainer's loader and loops with those of the client."""
         if stage != "fit":
             return
-        check_setup(trainer, pl_module)
+        with _refused_settings():
+            check_setup(trainer, pl_module)
         run = self._measure if isinstance(self._task, int) else self.run_round
         run = self._train if isinstance(self._task, LaterRound) else run
 
@@ -335,7 +335,8 @@ class LocalRound(pl.Callback):
 
     def use_batches(self, rule: Any) -> None:
         """Let a batch rule draw the batches, and restore the privacy account that this client kept."""
-        check_batch_rule(rule, self._rule, self._federated.local)
+        with _refused_settings():
+            check_batch_rule(rule, self._rule, self._federated.local)
         self._account = "account" if rule.protects_samples else "account of a seed"
         self._rule, rule.account = rule, self._told.saved.get(self._account, [])
         rule.loss_reduction = self._told.saved.get("loss_reduction")  # the first round decides it
@@ -374,7 +375,11 @@ class LocalRound(pl.Callback):
                 self._rule,
                 self._held_out,
             )
-            check_limit(split.work)
+            self._refuse(
+                f"limit_train_batches={self._limit} leaves this client without a batch. Use a larger limit, "
+                "or an int.",
+                lambda: check_limit(split.work),
+            )
             rule = self._rule
             if rule is not None:
                 rule.begin(split.work)
@@ -405,8 +410,6 @@ class LocalRound(pl.Callback):
         Raises:
             RefusedError: If the model's shape differs from the server's, or clients can't follow a schedule.
         """
-        check_shapes(pl_module)
-        check_optimizers(trainer)
         check_schedules(trainer, self._federated.local.local_steps)
         counting = check_counted(pl_module, self._federated.local)
         if self._told.trained is not None:
@@ -421,7 +424,10 @@ class LocalRound(pl.Callback):
         # module has such state. Registration always tries one, to fail early.
         rehearses = self._task is None or (local.buffers != "frozen" and has_other_state(pl_module))
         to_try = schedule.trial_stacks(self._plan.round, 1) if self._rule is None and rehearses else None
-        self._side = ClientSide(trainer, local, holdings, self._loader, self._rule, self, _NO_FORKS, to_try)
+        with _refused_settings(ClientSettingsError):
+            parts = local, holdings, self._loader, self._rule, self, _NO_FORKS, to_try
+            self._side = ClientSide(trainer, *parts)
+            self._side.check_algorithm(self._federated.mechanism)
         self.vector, self.segments = self._side.vector, self._side.vector.segments
         if self._task is None:
             self._side.begin("shared", None, number=self.number)
@@ -569,7 +575,6 @@ class LocalRound(pl.Callback):
         algorithm, server_vector = self._federated.local.algorithm, self._told.algorithm_vector
         if algorithm is None:
             return None
-        check_algorithm(algorithm, self._trainer, self._rule, True)
         term = algorithm.begin(self.vector.num_parameters)
         if server_vector is not None and isinstance(term, PersistentOffsets):
             if server_vector.shape != term.server.shape:
@@ -668,6 +673,19 @@ class LocalRound(pl.Callback):
 
 def _no_operation(*args: Any) -> None:
     """Do nothing, in place of a hook of the whole fit, which runs on the server."""
+
+
+@contextmanager
+def _refused_settings(kind: type[ValueError] = ValueError) -> Iterator[None]:
+    """Raise an error about settings as `RefusedError`, because its text tells nothing about the data.
+
+    Args:
+        kind: Class of the errors about settings. Other errors pass.
+    """
+    try:
+        yield
+    except kind as error:
+        raise RefusedError(str(error)) from error
 
 
 _NO_FORKS = "a client tries in its own process"

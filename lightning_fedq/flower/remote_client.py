@@ -11,7 +11,7 @@ killed and restarts, or a server is reset to an earlier state.
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,13 +40,16 @@ from lightning_fedq.flower.settings import (
     DECLINED,
     MOST_ATTEMPTS,
     MOST_ROUNDS,
+    RELEASE,
     TRAVELS,
     RefusedError,
     check_deployable,
+    check_folder_release,
     check_release,
     deployed_mechanism,
     differences,
     fingerprint,
+    given_rounds,
     is_per_client,
     keeps_state,
     make_client_budget,
@@ -75,7 +78,7 @@ from lightning_fedq.secagg import (
     StageError,
     model_digest,
 )
-from lightning_fedq.training.checks import check_hooks
+from lightning_fedq.training.checks import check_hooks, check_shapes
 from lightning_fedq.training.client_metrics import has_claim, sample_protectors
 
 Measured = dict[str, dict[str, float | None]]
@@ -152,7 +155,8 @@ class RemoteClient:
 
     def settings(self) -> dict[str, str]:
         """Return the settings that must equal the server's, as text by name."""
-        words = fingerprint(self._federated, self._module(), self._trainer.get("max_epochs"))
+        check_shapes(module := self._module())  # before their numbers are counted
+        words = fingerprint(self._federated, module, self._given_rounds)
         return {**words, **training_words(self._trainer, self._module), **self._run_rehearsal()}
 
     def _run_rehearsal(self) -> dict[str, str]:
@@ -230,7 +234,7 @@ class RemoteClient:
         # a privacy target calibrates the mechanism
         if self._federated.calibrated_target is None:
             return self._federated.mechanism
-        return deployed_mechanism(self._federated, self._module(), self._trainer.get("max_epochs"))
+        return deployed_mechanism(self._federated, self._module(), self._given_rounds)
 
     def answer(self, kind: str, fields: Fields) -> Fields:
         """Answer one message.
@@ -257,7 +261,8 @@ class RemoteClient:
                 raise ValueError(f"Unknown kind of message, expected one of {', '.join(answers)}")
             check_kinds(fields, self._required_fields(kind), _OPTIONAL)
             self._check_numbers(fields)
-            return answers[kind](fields)
+            with nullcontext() if self._store is None else self._store.lock_message():
+                return answers[kind](fields)
         except (ValueError, RuntimeError, PermissionError, SecAggError) as error:
             raise RefusedError(f"{kind}: {error}") from error
         except Exception as error:  # Flower would send the error's text to the server
@@ -321,8 +326,11 @@ class RemoteClient:
     @property
     def _trainer_rounds(self) -> int:
         """Number of rounds that the client's own Trainer allows, or `MOST_ROUNDS` if it sets none."""
-        max_epochs = self._trainer.get("max_epochs") or -1
-        return MOST_ROUNDS if max_epochs < 0 else int(max_epochs)
+        return self._given_rounds or MOST_ROUNDS
+
+    @property
+    def _given_rounds(self) -> int | None:
+        return given_rounds(self._trainer, self._federated.local.local_steps)
 
     def reply(self, kind: str, fields: Fields) -> Fields:
         """Answer one message, or return a refusal with its reason."""
@@ -341,8 +349,6 @@ class RemoteClient:
             RefusedError: If the protocol differs, or there is no folder to keep keys in.
             ValueError: If a setting or the number of rounds differs, or a field has another length.
         """
-        if self._store is not None:
-            self._store.remove_drafts()
         server_settings = {
             name.removeprefix(_SETTINGS): v for name, v in fields.items() if name.startswith(_SETTINGS)
         }
@@ -377,7 +383,7 @@ class RemoteClient:
             answer["proof"] = registration_proof(secrets.secret, fields["server"], federation, key, nonce)
             if rounds:
                 store = self._require_folder(_KEYS_AND_LOG)
-                store.put(_KEYS, {**(store.get(_KEYS) or {}), "rounds": rounds})
+                store.put(_KEYS, {**(store.get(_KEYS) or {}), **RELEASE, "rounds": rounds})
             if self._identities is not None:
                 answer["signature"] = sign_key(self._identities.own, federation, key)
         return answer
@@ -399,11 +405,18 @@ class RemoteClient:
             RefusedError: If its folder has no keys.
         """
         store = self._require_folder(_KEYS_AND_LOG)
-        if (kept := store.get(_KEYS)) is None:
+        if (kept := self._stored_keys(store)) is None:
             raise RefusedError(
                 f"{store.folder} has no keys, but this client has registered: the folder was emptied or "
                 "replaced. Restore the original folder, because no other can act as this client."
             )
+        return kept
+
+    @staticmethod
+    def _stored_keys(store: Store) -> dict[str, Any] | None:
+        """Return the keys in the client's folder, or None if there are none."""
+        kept = store.get(_KEYS)
+        check_folder_release(store.folder, kept or {})
         return kept
 
     def _check_folder(self) -> Fields:
@@ -466,7 +479,7 @@ class RemoteClient:
             ValueError: If the folder is of another federation, or a copy of another client's folder.
         """
         store, federation = self._require_folder(_KEYS_AND_LOG), fields["federation"]
-        kept = store.get(_KEYS) if registers else self._read_keys()
+        kept = self._stored_keys(store) if registers else self._read_keys()
         if kept is None:
             new = ClientSecrets.draw()
             # raises before an invalid server key is stored
@@ -477,6 +490,7 @@ class RemoteClient:
                 "federation": federation,
                 "server": fields["server"],
                 "folder": str(store.folder.resolve()),
+                **RELEASE,
             }
             store.put(_KEYS, kept)  # stored before the key is sent, so that a crash does not change the key
         if (kept["federation"], kept["server"]) != (federation, fields["server"]):

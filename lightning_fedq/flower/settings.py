@@ -4,11 +4,13 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from lightning_fedq import __version__
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
+from lightning_fedq.clients.clock import count_rounds
 from lightning_fedq.clients.vector import num_coordinates
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism
 from lightning_fedq.mechanisms.interface.old_names import CALLBACK_NAMES, refuse_old_names
@@ -17,6 +19,8 @@ from lightning_fedq.rounds import ClientBudget
 from lightning_fedq.training.settings import Local
 
 PROTOCOL = "9"
+RELEASE = {"lightning_fedq": __version__, "protocol": PROTOCOL}
+"""Names of this release, as both sides compare them and as folders keep them."""
 _LONGEST = 200
 """Largest number of characters of a setting that are shown."""
 TRAVELS = "numbers that travel"
@@ -63,8 +67,7 @@ def fingerprint(federated: Federated, module: pl.LightningModule, rounds: int | 
     dim = num_coordinates(module, local.buffers, local.personal_parameters, local.extra_buffers)
     shared = {name: value for name, value in federated.identity().items() if name not in _OF_ONE_SIDE}
     return {
-        "lightning_fedq": __version__,
-        "protocol": PROTOCOL,
+        **RELEASE,
         **shared,
         "local_epochs": str(local.local_epochs),
         "local_steps": str(local.local_steps),
@@ -81,7 +84,7 @@ def deployed_mechanism(federated: Federated, module: pl.LightningModule, rounds:
     Args:
         federated: Settings of the federation.
         module: Module of this side.
-        rounds: Number of rounds, from `max_epochs` of the side's trainer.
+        rounds: Number of rounds, from the limits of the side's trainer (`given_rounds`).
 
     Raises:
         ValueError: If the number of rounds is missing for a target over the run, or the target can't be met.
@@ -106,23 +109,36 @@ def with_real_clients(federated: Federated) -> Federated:
     return settings
 
 
-def count_rounds(trainer: Mapping[str, Any]) -> int:
+def given_rounds(trainer: Mapping[str, Any], local_steps: int | None) -> int | None:
+    """Return the largest number of rounds that a Trainer's arguments allow. None if they set no limit.
+
+    Args:
+        trainer: Arguments of one side's Trainer.
+        local_steps: Batches of every client in a round. None if they follow from the data.
+    """
+    batches = 1 if local_steps is None else local_steps  # a round has at least one step
+    steps = -(-batches // int(trainer.get("accumulate_grad_batches", 1)))
+    return count_rounds(trainer.get("max_epochs"), trainer.get("max_steps", -1), [steps])
+
+
+def server_rounds(trainer: Mapping[str, Any], local_steps: int | None = None) -> int:
     """Return the largest number of rounds of a server's run. Lightning's default is 1000.
 
     Args:
         trainer: Arguments of the server's Trainer.
+        local_steps: Batches of every client in a round. None if they follow from the data.
 
     Raises:
         ValueError: If the number is above `MOST_ROUNDS`.
     """
-    rounds, steps = trainer.get("max_epochs"), trainer.get("max_steps", -1)
-    if rounds is None or rounds < 0:  # a round has at least one step
-        rounds = steps if steps >= 0 else 1000 if rounds is None else MOST_ROUNDS
+    rounds = given_rounds(trainer, local_steps)
+    if rounds is None:
+        rounds = 1000 if trainer.get("max_epochs") is None else MOST_ROUNDS
     if rounds > MOST_ROUNDS:
         raise ValueError(
             f"Clients answer at most {MOST_ROUNDS:,} rounds, got {rounds:,}. Set a smaller max_epochs."
         )
-    return int(rounds)
+    return rounds
 
 
 def differences(own_settings: Mapping[str, Any], server_settings: Mapping[str, Any]) -> str:
@@ -168,6 +184,24 @@ def check_release(own_settings: Mapping[str, Any], server_settings: Mapping[str,
         f"{own_settings.get('protocol')} ({own_release}). First {cure} from the server's folder wheels, then "
         "restart this client with its old folder."
     )
+
+
+def check_folder_release(folder: Path, kept: Mapping[str, Any]) -> None:
+    """Refuse a folder that a release with a newer protocol has written.
+
+    Args:
+        folder: Folder of the client or the server.
+        kept: Table in the folder, with the names of the release. A table without them is accepted.
+
+    Raises:
+        ValueError: If the protocol is newer. The message names the release to install.
+    """
+    written = str(kept.get("protocol", PROTOCOL))
+    if written.isdigit() and int(written) > int(PROTOCOL):
+        raise ValueError(
+            f"{folder} was written by lightning_fedq {_short_setting(kept, 'lightning_fedq')} (protocol "
+            f"{written}), this is {__version__} (protocol {PROTOCOL}). Install that release again."
+        )
 
 
 def check_deployable(federated: Federated) -> None:

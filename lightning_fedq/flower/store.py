@@ -4,6 +4,8 @@ import fcntl
 import io
 import json
 import os
+import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +14,9 @@ from typing import Any
 import torch
 
 from lightning_fedq.privacy.journal import OWN, name_file_in_errors, sync_folder
+
+_PATIENCE = 5.0
+"""Seconds to wait for another process that answers a message in the same folder."""
 
 
 class Store:
@@ -35,27 +40,54 @@ class Store:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Lock the folder for this process, and let only the owner read new files.
-
-        The operating system releases the lock when the process ends in any way.
+        """Lock the folder for this server, and let only the owner read new files.
 
         Raises:
             ValueError: If another process has the lock. Two servers would overwrite each other's rounds.
         """
-        descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         before = os.umask(0o077)
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise ValueError(
-                    f"Another server works in {self.folder}. Stop it (flwr stop RUN), or give this "
-                    "federation its own home."
-                ) from error
+            descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            with self._locked(
+                descriptor,
+                f"Another server works in {self.folder}. Stop it (flwr stop RUN), or give this "
+                "federation its own home.",
+            ):
+                yield
+        finally:
+            os.umask(before)
+
+    @contextmanager
+    def lock_message(self) -> Iterator[None]:
+        """Lock the folder while a client answers one message.
+
+        Raises:
+            ValueError: If another process has the lock for longer than `_PATIENCE`.
+        """
+        with self._locked(
+            os.open(self.folder, os.O_RDONLY),
+            f"Another process answers a message in {self.folder}. Give each client its own folder "
+            "(fedq-home), or wait for that answer.",
+            _PATIENCE,
+        ):
+            yield
+
+    @contextmanager
+    def _locked(self, descriptor: int, refusal: str, seconds: float = 0.0) -> Iterator[None]:
+        """Hold a lock, and close its file. The operating system releases it when the process ends."""
+        end = time.monotonic() + seconds
+        try:
+            while True:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError as error:
+                    if time.monotonic() >= end:
+                        raise ValueError(refusal) from error
+                time.sleep(0.05)
             self.remove_drafts()
             yield
         finally:
-            os.umask(before)
             os.close(descriptor)
 
     def get(self, name: str) -> dict[str, Any] | None:
@@ -176,7 +208,8 @@ class Store:
 
     def _replace(self, name: str, data: bytes) -> None:
         """Write a file under a new name, which then replaces the old file."""
-        path, new = self.folder / name, self.folder / f"{name}.new"
+        # a name of its own, so that two processes never write or rename one draft
+        path, new = self.folder / name, self.folder / f"{name}.{secrets.token_hex(8)}.new"
         with name_file_in_errors(path):
             with open(new, "wb", opener=OWN) as file:
                 file.write(data)

@@ -14,7 +14,8 @@ min(1, bound) over c. The failures are:
 * A client has t corrupt neighbours, who could open its secrets: P <= n P[Hyp(n - d - 1, c, k) >= t]. The
   worst case is the shortest ring, when all d clients dropped out before it was drawn.
 * The honest survivors fall into two parts, so that the server sees partial sums. This takes two disjoint
-  runs of k / 2 clients on the ring that are all corrupt or gone: P <= C(n, 2) ((c + d) / n)^k.
+  runs of k / 2 clients on the ring that are all corrupt or gone: P <= C(n, 2) ((c + d) / n)^k, and P = 0
+  if c + d < k.
 * The sum is lost, because more than k - t neighbours of a client are gone or dropouts alone split the
   survivors: P <= n P[Hyp(n - 1, d, k) > k - t] + C(n, 2) (d / n)^k.
 
@@ -141,10 +142,15 @@ def log2_tail(population: int, marked: ArrayLike, drawn: int, at_least: int) -> 
 
 
 def _log2_split(size: int, degree: int, gone: ArrayLike) -> NDArray[np.float64]:
-    """Return log2 of the bound C(n, 2) (gone / n)^k on the probability that the ring is split."""
+    """Return log2 of the bound C(n, 2) (gone / n)^k on the probability that the ring is split.
+
+    The result is -inf if fewer than k clients are gone, because a split takes two runs of k / 2.
+    """
     # (gone / n)^k is an upper bound of the probability for k draws without replacement
+    places = np.minimum(gone, size)
     with np.errstate(divide="ignore"):  # log2(0) = -inf is right if nobody is gone
-        return np.asarray(log2_choose(size, 2) + degree * np.log2(np.minimum(gone, size) / size))
+        bounds = log2_choose(size, 2) + degree * np.log2(places / size)
+    return np.asarray(np.where(places < degree, -math.inf, bounds))
 
 
 def security_log2(colluders: Colluders, degree: int, threshold: int, dropped: int) -> float:
@@ -159,8 +165,8 @@ def security_log2(colluders: Colluders, degree: int, threshold: int, dropped: in
         dropped: Largest number of clients that may drop out.
 
     Examples:
-        >>> round(security_log2(Colluders(0.02, 1000, 1000, chosen=False), 60, 31, 20))
-        -260
+        >>> round(security_log2(Colluders(0.02, 1000, 1000, chosen=False), 30, 16, 20))
+        -65
     """
     size, (corrupt, chances) = colluders.cohort, colluders.law
     others = size - dropped - 1

@@ -205,7 +205,8 @@ class RunFigures:
         if self._counted or federation.planner.law.secret:
             return  # a budget logs its own epsilon, and charges of secret cohorts reveal the clients drawn
         assert federation.engine is not None
-        to_come = (self._trainer.max_epochs or 0) - self._trainer.current_epoch
+        rounds = federation.count_rounds(self._trainer)
+        to_come = (-1 if rounds is None else rounds) - self._trainer.current_epoch
         # half of delta covers rounds with many dropouts, for which the number of rounds must be known
         if to_come < 0 and federation.planner.dropout_probability:
             return
@@ -226,7 +227,7 @@ class RunFigures:
 
     def after(self, record: RoundRecord) -> dict[str, float]:
         """Return the figures after a round by their logged names. NaN if not computed after this round."""
-        engine, last = self._federation.engine, self._trainer.max_epochs
+        engine, last = self._federation.engine, self._federation.count_rounds(self._trainer)
         assert engine is not None
         self._megabytes += (record.uplink_bits + record.setup_bits) / BITS_PER_MEGABYTE
         values = {"fed/megabytes_up": self._megabytes}
@@ -287,9 +288,9 @@ def current_run(federated: Federation, trainer: pl.Trainer) -> Run:
     return charged_run(federated, federated.engine, count_byzantine(trainer, federated.planner))
 
 
-def stopped(trainer: pl.Trainer) -> str:
+def stopped(federated: Federation, trainer: pl.Trainer) -> str:
     """Describe the stop that ended a fit before its last round. "" if all rounds were trained."""
-    last = trainer.max_epochs or 0
+    last = federated.count_rounds(trainer) or 0
     return f"by a stop after round {trainer.current_epoch} of {last}" if trainer.current_epoch < last else ""
 
 

@@ -16,9 +16,9 @@ from lightning_fedq.clients.undo import Undo
 from lightning_fedq.data.batches import BatchRule, LocalWork, pass_sizes
 from lightning_fedq.data.sampling import in_short
 from lightning_fedq.mechanisms.interface import Mechanism
-from lightning_fedq.rounds import RoundPlanner, RoundServer, Statistics
+from lightning_fedq.rounds import RoundPlanner, Statistics
 from lightning_fedq.training.loops import handed_loader
-from lightning_fedq.training.settings import Federation, Local
+from lightning_fedq.training.settings import Local
 
 _FROM_LOADER = (
     "The training loader is not the clients' own, so it would train centrally. "
@@ -367,35 +367,61 @@ def check_hooks(module: pl.LightningModule, statistics: Statistics | None) -> No
         )
 
 
-def check_statistics(
-    federation: Federation, trainer: pl.Trainer, engine: RoundServer, num_finished: int
-) -> None:
-    """Refuse rounds of statistics that leave no round for training, or that a privacy claim does not cover.
+class ClientSettingsError(ValueError):
+    """Refusal of a client's settings, callbacks or module. Its text tells nothing about the data."""
+
+
+def check_client(trainer: pl.Trainer, local: Local, rule: BatchRule | None) -> None:
+    """Refuse a module, optimisers, hooks or callbacks with which no client may send. All engines call it.
 
     Args:
-        num_finished: Number of rounds in earlier fits of the same server.
+        trainer: Trainer of the clients, with their own callbacks.
+        rule: Rule that draws batches. None trains whole passes over the data.
 
     Raises:
-        ValueError: If max_epochs is too small, or a callback claims record-level privacy, which does not
-            cover statistics.
+        ClientSettingsError: If there is such a setting. The message has the cure.
     """
-    statistics, rounds = federation.local.statistics, trainer.max_epochs
-    check_hooks(trainer.lightning_module, statistics)
-    if statistics is None or not engine.reads_statistics:
-        return
-    if rounds is not None and 0 <= rounds <= statistics.rounds - num_finished:
-        raise ValueError(
-            f"Statistics take the first {statistics.rounds} rounds, but max_epochs={rounds} "
-            "leaves none for training. Add them to max_epochs"
-        )
-    protecting = [
-        callback for callback in get_callbacks(trainer) if getattr(callback, "protects_samples", False)
-    ]
-    if protecting or federation.batch_rule is not None:
-        name = type(protecting[0] if protecting else federation.batch_rule).__name__
+    module = trainer.lightning_module
+    try:
+        check_shapes(module)
+        check_optimizers(trainer)
+        check_hooks(module, local.statistics)
+        if local.statistics is not None:
+            _check_samples(get_callbacks(trainer), rule)
+    except ValueError as error:
+        raise ClientSettingsError(str(error)) from error
+
+
+def _check_samples(callbacks: Sequence[object], rule: BatchRule | None) -> None:
+    """Refuse statistics next to record-level privacy, which does not cover them.
+
+    Raises:
+        ValueError: If a callback claims record-level privacy, or a rule draws batches.
+    """
+    protecting = [callback for callback in callbacks if getattr(callback, "protects_samples", False)]
+    if protecting or rule is not None:
+        name = type(protecting[0] if protecting else rule).__name__
         raise ValueError(
             f"{name} accounts for privacy of samples, but not for statistics of a client's data. "
             "Leave out the statistics or the callback"
+        )
+
+
+def check_rounds_left(statistics: Statistics | None, rounds: int | None, num_finished: int) -> None:
+    """Refuse rounds of statistics that leave no round for training.
+
+    Args:
+        statistics: Statistics that the clients still have to send. None sends none.
+        rounds: Number of rounds of the fit. None if it is not known.
+        num_finished: Number of rounds in earlier fits of the same server.
+
+    Raises:
+        ValueError: If the fit has too few rounds.
+    """
+    if statistics is not None and rounds is not None and rounds <= statistics.rounds - num_finished:
+        raise ValueError(
+            f"Statistics take the first {statistics.rounds} rounds, but a run of {rounds} rounds "
+            "leaves none for training. Add them to max_epochs"
         )
 
 

@@ -180,10 +180,9 @@ class ClientEvaluator:
         self._settings, self._trainer, self._worker = settings, trainer, worker
         self._parts, self._loader, self._seed_of, self._ranks = list(parts), loader, seed_of, ranks
 
-    def is_due(self, round: int) -> bool:
-        """Return whether clients are measured after this round."""
-        last = self._trainer.current_epoch + 1 == self._trainer.max_epochs
-        return last or (round + 1) % self._settings.every_n_rounds == 0
+    def is_due(self, round: int, is_last: bool) -> bool:
+        """Return whether clients are measured after this round, as after the last one."""
+        return is_last or (round + 1) % self._settings.every_n_rounds == 0
 
     def measure(self, round: int) -> EvaluatedClients:
         """Measure the global model, and each client's model if there are personalised parameters.

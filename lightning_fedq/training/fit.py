@@ -35,7 +35,7 @@ from lightning_fedq.training.checkpoints import (
     plain_records,
     report_key_source,
 )
-from lightning_fedq.training.checks import check_algorithm, check_cohorts_last, check_memory, check_statistics
+from lightning_fedq.training.checks import check_cohorts_last, check_rounds_left
 from lightning_fedq.training.client_evaluation import ClientEvaluator, EvaluatedClients, check_released
 from lightning_fedq.training.client_metrics import (
     ClientMetricsChoice,
@@ -125,6 +125,7 @@ class FederatedFit(Rounds):
             to_try,
             Members.from_plain(saved["members"]) if "members" in saved else None,
         )
+        self.side.check_algorithm(federation.mechanism)
         if to_try:
             self.side.check_smallest(to_try[0])
         self.averages = untried(trainer, self._find_trial_obstacle(), self.side.findings.raised)
@@ -141,10 +142,11 @@ class FederatedFit(Rounds):
         self.records: list[RoundRecord] = [] if last is None else last.records
         self.client_evaluations: list[EvaluatedClients] = [] if last is None else last.client_evaluations
         self.engine: RoundEngine = self._make_server(loaded) if last is None else self._reuse_server(last)
-        self.vector.personal.resume(
-            None if last is None else last.vector.personal, saved.get("own"), loaded is not None
-        )
-        report_personal_parameters(self.vector.members.local, module)
+        if population.keeps_personal:
+            self.vector.personal.resume(
+                None if last is None else last.vector.personal, saved.get("own"), loaded is not None
+            )
+            report_personal_parameters(self.vector.members.local, module)
         self._prepare_rounds(loaded)
         self.clients_per_step = saved["clients_per_step"] if saved else self._choose_stack()
         if ranks is not None:
@@ -246,12 +248,13 @@ class FederatedFit(Rounds):
         """
         federation, trainer, engine = self._federation, self._trainer, self.engine
         done = 0 if loaded is not None else engine.round - trainer.current_epoch
-        check_cohorts_last(federation.planner, done + (trainer.max_epochs or 0))
-        check_statistics(federation, trainer, engine, done)
+        rounds = federation.count_rounds(trainer)
+        check_cohorts_last(federation.planner, done + (rounds or 0))
+        check_rounds_left(engine.statistics if engine.reads_statistics else None, rounds, done)
         if not federation.planner.law.secret:  # a journal names the clients of every round
             keep_journal(trainer, engine.ledger, federation.seed is not None)
         if self.population.ranks is not None:
-            said = federation.planner.digest(done + (trainer.max_epochs or 0))
+            said = federation.planner.digest(done + (rounds or 0))
             start = {**self.identity, "round": str(engine.round), "available clients": said}
             indices = self.population.partitioned_data.client_indices
             agree_on_start(self.population.ranks, start, indices, federation.ledger)
@@ -287,16 +290,10 @@ class FederatedFit(Rounds):
         return size
 
     def _begin_algorithm(self, before: FederatedFit | None, saved: Any) -> Correction | None:
-        """Return the state of the local algorithm: new, of the checkpoint, or of the last fit.
-
-        Raises:
-            ValueError: If the clients' data, optimisers or callbacks do not work with the algorithm.
-        """
-        federation, algorithm = self._federation, self._federation.local.algorithm
+        """Return the state of the local algorithm: new, of the checkpoint, or of the last fit."""
+        algorithm = self._federation.local.algorithm
         if algorithm is None:
             return None
-        check_algorithm(algorithm, self._trainer, federation.batch_rule, self._schedule.has_equal_batches)
-        check_memory(algorithm, federation.mechanism, self.vector.num_parameters, sum(self.vector.segments))
         if before is not None and before.correction is not None:
             return before.correction
         correction = algorithm.begin(self.vector.num_parameters)
@@ -366,10 +363,11 @@ class FederatedFit(Rounds):
         if self._target is not None and trained > 0:
             self._target.check_direction(record)
         elif trained == 1:
-            warn_of_noise(record, trainer.max_epochs)
+            warn_of_noise(record, federation.count_rounds(trainer))
         steps = self.side.clock.steps
         self._steps = range(before, before + steps)
-        if self._evaluator is not None and self._evaluator.is_due(int(record.round)):
+        is_last = trainer.current_epoch + 1 == federation.count_rounds(trainer)
+        if self._evaluator is not None and self._evaluator.is_due(int(record.round), is_last):
             self.client_evaluations.append(self._evaluator.measure(int(record.round)))
         return steps
 
@@ -468,7 +466,7 @@ class FederatedFit(Rounds):
             is_seeded or elsewhere
         ):  # clients elsewhere keep their own states
             kept["algorithm"] = self.correction.state_dict()
-        if is_seeded and own.names:
+        if is_seeded and own.names and self.population.keeps_personal:
             kept["own"] = own.state_dict()
         return {
             **kept,

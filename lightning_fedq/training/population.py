@@ -72,8 +72,10 @@ class Population(ABC):
         limit: Number of steps after which `fast_dev_run` cuts a round. 0 for no limit.
         coming: Returns the stacks of the next round, or of the open one. The fit sets it.
         is_training: Whether the training has begun, so that the training loader may be renewed.
+        keeps_personal: Whether this process stores the clients' personal tensors between rounds.
     """
 
+    keeps_personal = False
     ranks: DistributedClientsStrategy | None = None
     limit = 0
 
@@ -176,6 +178,8 @@ class SimulatedClients(Population):
     Raises:
         ValueError: If there is a deadline without durations.
     """
+
+    keeps_personal = True
 
     def __init__(self, federation: Federation, trainer: Any, module: pl.LightningModule, undo: Undo) -> None:
         super().__init__(federation)

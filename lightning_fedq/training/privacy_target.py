@@ -106,11 +106,12 @@ class CalibratedTarget:
             ValueError: If the target can't be met, the Trainer has no number of rounds, or it has more rounds
                 than the mechanism was calibrated for.
         """
-        rounds = trainer.max_epochs
+        rounds = federated.count_rounds(trainer)
         if self.target.over == "run" and (rounds is None or rounds < 1):
             raise ValueError(
-                f"A privacy target over the run needs a number of rounds, got Trainer(max_epochs={rounds}). "
-                "Set max_epochs, or use PrivacyTarget(over='round')"
+                "A privacy target over the run needs a number of rounds, got "
+                f"Trainer(max_epochs={trainer.max_epochs}, max_steps={trainer.max_steps}). Set one of them, "
+                "or use PrivacyTarget(over='round')"
             )
         wanted = max(rounds or 1, 1)
         before = self.calibration
@@ -252,9 +253,11 @@ class CalibratedTarget:
             "clients hold alike data"
         )
 
-    def end_round(self, engine: RoundEngine, trainer: pl.Trainer) -> None:
+    def end_round(self, federated: Federation, trainer: pl.Trainer) -> None:
         """Stop the training if the next cohort can't be charged."""
-        ledger, last = engine.ledger, trainer.max_epochs
+        engine, last = federated.engine, federated.count_rounds(trainer)
+        assert engine is not None
+        ledger = engine.ledger
         if ledger.limits is None or (last is not None and trainer.current_epoch + 1 >= last > 0):
             return
         if self._is_spent(engine):

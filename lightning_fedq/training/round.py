@@ -29,7 +29,9 @@ from lightning_fedq.data.batches import BatchRule, Stack
 from lightning_fedq.data.generator_turns import seed_for_transforms
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.data.sampling import in_short
+from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.rounds import RoundEngine, RoundPlan, RoundRecord, Statistics
+from lightning_fedq.training.checks import ClientSettingsError, check_algorithm, check_client, check_memory
 from lightning_fedq.training.client_evaluation import release
 from lightning_fedq.training.client_metrics import ClientMetrics, ClientMetricsChoice, RankMetrics, has_claims
 from lightning_fedq.training.dry_round import (
@@ -72,8 +74,9 @@ class RankShare(NamedTuple):
 class ClientSide:
     """The clients of one process: all clients of a simulation, those of a rank, or one on its own machine.
 
-    This class knows no server and no mechanism. It is built in two steps. The constructor finds the trained
-    vector, which the server needs. `begin` then gets the server's decision on which clients may log.
+    This class knows no server and keeps no mechanism. It is built in two steps. The constructor checks the
+    clients' own settings, and finds the trained vector, which the server needs. `begin` then gets the
+    server's decision on which clients may log.
 
     Args:
         holdings: The clients' data and schedule of batches.
@@ -84,6 +87,9 @@ class ClientSide:
         trial_stacks: Stack of the client for the dry round, at most one. None skips it, and the types of the
             layers tell which tensors change.
         members: Parameters and buffers of the trained vector, from a checkpoint. None finds them.
+
+    Raises:
+        ClientSettingsError: If the clients' own settings, callbacks or module are refused (`check_client`).
 
     Attributes:
         clock: Steps and learning rates of one client.
@@ -113,6 +119,7 @@ class ClientSide:
         self._trainer, self._local, self._rule, self._loader = trainer, local, rule, loader
         self._holdings, self._no_forks, self._refused_to_stop = holdings, no_forks, False
         self._owner = owner
+        check_client(trainer, local, rule)
         self.present: Stack | None = None
         self.seconds = 0.0
         self.clock = Clock(trainer, holdings.schedule.max_batches)
@@ -138,6 +145,25 @@ class ClientSide:
             local.extra_buffers,
             constraints,
         )
+
+    def check_algorithm(self, mechanism: Mechanism) -> None:
+        """Refuse a local algorithm that works with neither the clients' training nor the mechanism.
+
+        Args:
+            mechanism: Mechanism that sends the clients' updates.
+
+        Raises:
+            ClientSettingsError: If there is such a conflict. The message has the cure.
+        """
+        algorithm, vector = self._local.algorithm, self.vector
+        if algorithm is None:
+            return
+        try:
+            has_equal_batches = self._holdings.schedule.has_equal_batches
+            check_algorithm(algorithm, self._trainer, self._rule, has_equal_batches)
+            check_memory(algorithm, mechanism, vector.num_parameters, sum(vector.segments))
+        except ValueError as error:
+            raise ClientSettingsError(str(error)) from error
 
     def dry(self, is_started: bool = False) -> DryWorker:
         """Return a worker that trains clients outside of the rounds.

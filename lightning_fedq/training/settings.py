@@ -20,6 +20,7 @@ from lightning_fedq.algorithms.byzantine.aggregation import (
     Weighting,
     inverse_variance_weights,
 )
+from lightning_fedq.clients.clock import count_rounds, round_steps
 from lightning_fedq.clients.constraints import Constraint, check_constraints, format_constraints
 from lightning_fedq.clients.evaluation import ClientEvaluation
 from lightning_fedq.clients.personal import check_patterns
@@ -316,6 +317,27 @@ class Federation:
         """Call the registered functions, because parameters have joined or left."""
         for call in self._followers:
             call()
+
+    @property
+    def max_batches(self) -> int | None:
+        """Number of batches of the longest client in a round. None if it is not known yet."""
+        return self.local.local_steps
+
+    def count_rounds(self, trainer: Any, module: Any = None) -> int | None:
+        """Return the number of rounds of a fit, min(max_epochs, ceil(max_steps / steps of a round)).
+
+        The steps are those of the longest client. An early stop can make the number smaller. None if it is
+        not known, as with `max_time` alone.
+
+        Args:
+            module: Module of the fit. None takes the Trainer's.
+        """
+        module, batches = trainer.lightning_module if module is None else module, self.max_batches
+        is_known = batches is not None and (module is None or module.automatic_optimization)
+        steps = round_steps(trainer, batches) if batches is not None and is_known else []
+        if trainer.max_steps >= 0 and module is not None and module.automatic_optimization and not steps:
+            return None  # the data of the clients decide which limit comes first
+        return count_rounds(trainer.max_epochs, trainer.max_steps, steps)
 
     def set_plan_seed(self, seed: int) -> None:
         """Set the seed of the plan, from which cohorts and the partition are drawn."""

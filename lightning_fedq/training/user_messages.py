@@ -133,7 +133,7 @@ def _describe_clients(federated: Federation, trainer: pl.Trainer) -> Iterator[st
         yield f"privacy: no client is protected, because {name} has no guarantee against any adversary"
         return
     delta = choose_delta(federated, trainer)
-    report = replace(make_report(federated, trainer, delta), ended=stopped(trainer))
+    report = replace(make_report(federated, trainer, delta), ended=stopped(federated, trainer))
     if not trainer.barebones and trainer.is_global_zero and not federated.planner.law.secret:
         finite = finite_epsilons([(row.adversary, row.epsilon) for row in report.rows], report.masked)
         log_values(trainer, {**finite, "fed/delta": delta})

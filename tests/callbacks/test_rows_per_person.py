@@ -15,7 +15,7 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import DPSGD, Federated, RunFolder
 from lightning_fedq.commands.privacy import main as privacy
 from lightning_fedq.data import FederatedDataModule
-from lightning_fedq.data.repeats import max_repeats
+from lightning_fedq.data.repeats import max_equal_rows, max_repeats
 from lightning_fedq.dpsgd.opacus import SampledGaussianAccountant, mixture_grid, sampled_gaussian_grid
 from lightning_fedq.dpsgd.statement import describe_unit
 from lightning_fedq.mechanisms import FedAvg
@@ -304,3 +304,123 @@ def test_the_end_of_a_fit_without_a_federation_says_it_too(caplog):
         fit(private, data=Digits(90).train_set())
     (line,) = [line for line in caplog.messages if line.startswith("privacy of one sample")]
     assert describe_unit(1) in line and f"epsilon {private.epsilon(1e-4):.3g}" in line
+
+
+# ---- rows that wrappers and copies repeat ----------------------------------------------------------------
+
+
+class Sees(Dataset):
+    """A wrapper of any kind, which keeps what it wraps under some name."""
+
+    def __init__(self, inner, name="inner", order=None, change=lambda sample, index: sample):
+        setattr(self, name, inner)
+        self.name, self.order, self.change = name, order, change
+
+    def __len__(self):
+        return len(getattr(self, self.name) if self.order is None else self.order)
+
+    def __getitem__(self, index):
+        place = index if self.order is None else self.order[index]
+        return self.change(getattr(self, self.name)[place], index)
+
+
+class OwnSubset(Dataset):
+    def __init__(self, dataset, indices):
+        self.dataset, self.indices = dataset, indices
+
+    def __len__(self):
+        return len(self.indices)
+
+    def __getitem__(self, index):
+        inputs, label = self.dataset[self.indices[index]]
+        return inputs + 1e-3 * index, label  # so that only the indices tell
+
+
+def augmented(sample, index):
+    inputs, label = sample
+    return inputs + 0.1 * torch.rand(()) + float(np.random.rand()), label  # noqa: NPY002
+
+
+def by_index(sample, index):
+    return sample[0] + 1e-3 * index, sample[1]
+
+
+def people():
+    inputs, labels = digits()
+    return TensorDataset(inputs[:120], labels[:120])
+
+
+THRICE = [*range(40)] * 3
+HIDDEN = {
+    "wrapper .dataset": lambda: Sees(Subset(people(), THRICE), "dataset"),
+    "wrapper .dataset, sample changed by its index": lambda: Sees(
+        Subset(people(), THRICE), "dataset", change=by_index
+    ),
+    "wrapper of another name": lambda: Sees(Subset(people(), THRICE)),
+    "wrapper with random transforms": lambda: Sees(Subset(people(), THRICE), change=augmented),
+    "wrapper of a wrapper": lambda: Sees(Sees(ConcatDataset([Subset(people(), range(40))] * 3)), "dataset"),
+    "a subset of one's own": lambda: OwnSubset(people(), THRICE),
+    "drawn with replacement": lambda: Sees(people(), "dataset", order=THRICE),
+    "a cached list of rows": lambda: list(Subset(people(), THRICE)),
+    "copies of rows": lambda: TensorDataset(*(part[THRICE].clone() for part in people().tensors)),
+    "a dictionary for each row": lambda: [{"x": x, "y": y} for x, y in Subset(people(), THRICE)],
+    "rows as numpy": lambda: [(x.numpy().copy(), int(y), "a") for x, y in Subset(people(), THRICE)],
+    "computed of a wrapper": lambda: computed_of(Sees(Subset(people(), THRICE), change=augmented)),
+}
+
+
+def computed_of(source):
+    data = TensorDataset(*(torch.stack(part) for part in zip(*source, strict=True)))
+    data.rows_of = source
+    return data
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+@pytest.mark.parametrize("inside", [False, True])
+def test_nothing_hides_repeated_rows(name, inside):
+    """40 people three times each trained at epsilon 1.046 where a person pays 4.016."""
+    data = HIDDEN[name]()
+    data = FederatedDataModule(data, batch_size=20, val=Digits().val_dataloader())
+    private, federation = dpsgd(), [Federated(FedAvg(), 3, seed=0)] if inside else []
+    with pytest.raises(ValueError, match=r"one row appears in 3 samples.*DPSGD\(rows_per_person=3\)"):
+        fit(*federation, private, data=data)
+    assert not private.accounts
+
+
+def test_reading_rows_leaves_the_generators_and_finds_no_copies_where_there_are_none():
+    state, other = torch.get_rng_state(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    data = Sees(people(), change=augmented)
+    assert max_equal_rows(data, [torch.arange(60), torch.arange(60, 120)]) == (1, 1)
+    assert max_equal_rows(data, [torch.arange(60), torch.arange(59, 120)]) == (2, 2)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert np.random.get_state()[1].tolist() == other  # noqa: NPY002
+
+
+def test_hidden_rows_are_charged_at_their_price():
+    paid = dpsgd(3)
+    fit(paid, data=HIDDEN["wrapper of another name"]())
+    (entry,) = paid.accountant.history
+    assert paid.epsilon(1e-4) == epsilon_of(3, 1e-4, entry) > 2 * epsilon_of(1, 1e-4, entry)
+
+
+def test_equal_rows_of_different_people_train_where_the_user_says_so():
+    private = DPSGD(1.0, 1.0, delta=1e-4, count_equal_rows=False)
+    fit(private, data=HIDDEN["copies of rows"]())
+    assert private.accounts[0].steps == 6
+    with pytest.raises(ValueError, match="appears in 3 samples"):  # indices name the row
+        fit(DPSGD(1.0, 1.0, delta=1e-4, count_equal_rows=False), data=HIDDEN["wrapper .dataset"]())
+
+
+def test_rows_are_read_once_a_fit():
+    reads = []
+
+    def count(sample, index):
+        reads.append(index)
+        return sample
+
+    fit(dpsgd(), data=Sees(people(), change=count), max_epochs=1, reload_dataloaders_every_n_epochs=1)
+    first = len(reads)
+    assert sorted(set(reads)) == [*range(120)]
+    reads.clear()
+    fit(dpsgd(), data=Sees(people(), change=count), max_epochs=3, reload_dataloaders_every_n_epochs=1)
+    assert len(reads) < first + 2 * 200  # two more epochs of batches and trials, and no third reading

@@ -49,6 +49,15 @@ TESTED = {
     "the server asks to measure. Set evaluate_clients on both sides": (
         "flower/test_remote_evaluator.py::test_what_cannot_be_is_refused_before_anybody_is_charged"
     ),
+    "Another process answers a message in {}. Give each client its own folder": (
+        "flower/test_one_folder.py::test_a_second_process_waits_and_is_then_refused"
+    ),
+    "was written by lightning_fedq {} (protocol {}), this is {}": (
+        "flower/test_one_folder.py::test_an_older_release_names_the_newer_one"
+    ),
+    "leaves this client without a batch. Use a larger limit": (
+        "flower/test_client_refusals.py::test_a_limit_that_is_large_enough_registers"
+    ),
     "has a federation with other settings ({}). Restore them": (
         "flower/test_registration.py::test_an_old_home_with_new_settings_is_named"
     ),

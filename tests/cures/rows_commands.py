@@ -114,7 +114,7 @@ def plan(*arguments):
 
 
 row(
-    "{} needs trainer.max_epochs >= 1, got {}. Give --rounds.",
+    "{} needs a known number of rounds, got {}. Give --rounds.",
     lambda: fedq("privacy", small(rounds=-1)),
     lambda: fedq("privacy", small(rounds=-1), "--rounds", "2"),
 )

@@ -33,11 +33,12 @@ def part(size=80, start=0):
 
 
 def pictures(*parts, packed=False):
-    """The data module of class folders with one image each, or of their archive."""
+    """The data module of class folders with ten images each, or of their archive."""
     for part in parts:
         folder = Path("images", part, "cat")
         folder.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (32, 32)).save(folder / "0.png")
+        for number in range(10):
+            Image.new("RGB", (32, 32)).save(folder / f"{number}.png")
     root = Path("images")
     if packed:
         root = Path("packed")

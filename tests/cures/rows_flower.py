@@ -15,9 +15,9 @@ from lightning_fedq.flower.settings import (
     check_client_callbacks,
     check_deployable,
     check_identities,
-    count_rounds,
     deployed_mechanism,
     make_client_budget,
+    server_rounds,
 )
 from lightning_fedq.flower.store import Store
 from lightning_fedq.mechanisms import LDPQ, CorBin
@@ -113,8 +113,8 @@ row(
 )
 row(
     "rounds, got {}. Set a smaller max_epochs",
-    lambda: count_rounds({"max_epochs": 1 << 21}),
-    lambda: count_rounds({"max_epochs": 100}),
+    lambda: server_rounds({"max_epochs": 1 << 21}),
+    lambda: server_rounds({"max_epochs": 100}),
 )
 row(
     "needs simulated clients, but a real client trains one round at a time. Leave it out",

@@ -109,8 +109,8 @@ row(
     lambda: fit(fed(handed(), **TURNS)),
 )
 row(
-    "there is no mechanism {}. Run `fedq mechanisms` to list them",
-    lambda: mechanism_class("LPDQ"),
+    "there is no mechanism {}.{} Run `fedq mechanisms` to list them",
+    lambda: mechanism_class("Nothing"),
     lambda: main(["mechanisms"]),
 )
 row(

@@ -2,6 +2,7 @@
 
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import lightning_fedq as fedq
 from lightning_fedq._lightning import pl
@@ -128,6 +129,12 @@ def held(*clients, **settings):
     )
 
 
+def copied(**settings):
+    (inputs, labels), again = part(10).tensors, [0, *range(10)]
+    data = TensorDataset(inputs[again], labels[again])
+    return fit(dpsgd(**settings), data=FederatedDataModule(data, batch_size=5))
+
+
 def writes(how):
     trainer(dpsgd(), epochs=1).fit(Writes(how))
 
@@ -227,6 +234,12 @@ row(
     lambda: held([0, 1, 2, 3, 4, 5], [5, 6, 7, 8, 9]),
     lambda: held([0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10]),
     lambda: held([0, 1, 2, 3, 4, 5], [5, 6, 7, 8, 9], rows_per_person=2),
+)
+row(
+    "DPSGD charges {} row{} per person, and one row appears in {} samples{} of equal content. Use",
+    lambda: copied(),
+    lambda: copied(rows_per_person=2),
+    lambda: copied(count_equal_rows=False),
 )
 row(
     "training_step changed the parameters {} without noise, as Embedding(max_norm=...) does. Leave the",

@@ -59,7 +59,7 @@ row(
     lambda: fedq("privacy", folder_of_one(), folder_of_one(), "--delta", "1e-4"),
 )
 row(
-    "A run needs a number of rounds, got trainer.max_epochs={}",
+    "A run needs a known number of rounds, got {}",
     lambda: cost_of_config(small(rounds=-1), 1e-4),
     lambda: cost_of_config(small(rounds=1), 1e-4),
 )

@@ -66,7 +66,7 @@ row(
     survey,
     plain,
 )
-row("Statistics take the first {} rounds, but max_epochs={}", lambda: survey(rounds=1), survey)
+row("Statistics take the first {} rounds, but a run of {} rounds", lambda: survey(rounds=1), survey)
 row(
     "{} accounts for privacy of samples, but not for statistics of a client's data. Leave out",
     lambda: survey(None, dpsgd()),

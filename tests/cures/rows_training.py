@@ -352,9 +352,10 @@ row(
 )
 # ---- ranks ------------------------------------------------------------------------------------------
 row(
-    "A privacy target over the run needs a number of rounds, got Trainer(max_epochs={}). Set max_epochs",
-    lambda: fit(aimed(), max_epochs=-1, max_steps=8),
+    "A privacy target over the run needs a number of rounds, got Trainer(max_epochs={}, max_steps={}). Set",
+    lambda: fit(aimed(), max_epochs=-1, max_time="00:00:01:00"),
     lambda: fit(aimed(), max_epochs=2),
+    lambda: fit(aimed(), max_epochs=-1, max_steps=8),
     lambda: fit(aimed(over="round"), max_epochs=-1, max_steps=8),
 )
 row("for {} rounds, but {}", lambda: longer(1, 5), lambda: longer(2, 2), lambda: fit(aimed(), max_epochs=5))

@@ -11,7 +11,7 @@ from lightning_fedq.flower.federated_server import Deployment
 from lightning_fedq.flower.local_round import LocalRound, RoundInputs
 from lightning_fedq.flower.remote_client import ClientConfig, RemoteClient
 from lightning_fedq.flower.roster import Roster
-from lightning_fedq.flower.settings import MOST_ROUNDS, RefusedError, count_rounds
+from lightning_fedq.flower.settings import MOST_ROUNDS, RefusedError, server_rounds
 from lightning_fedq.flower.store import Store
 from lightning_fedq.mechanisms import CorBin, FedAvg
 from lightning_fedq.rounds import RoundTask
@@ -146,9 +146,9 @@ def test_a_server_sets_rates_and_no_counts(name, value):
     [({}, 1000), ({"max_epochs": 7}, 7), ({"max_steps": 30}, 30), ({"max_epochs": -1}, MOST_ROUNDS)],
 )
 def test_rounds_of_a_server(given, rounds):
-    assert count_rounds(given) == rounds
+    assert server_rounds(given) == rounds
     with pytest.raises(ValueError, match="Set a smaller max_epochs"):
-        count_rounds({"max_epochs": MOST_ROUNDS + 1})
+        server_rounds({"max_epochs": MOST_ROUNDS + 1})
 
 
 def test_a_deployment_says_its_rounds(tmp_path):

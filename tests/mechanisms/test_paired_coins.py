@@ -12,6 +12,7 @@ from lightning_fedq.mechanisms import LDPQ, PairedCoins
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.mechanisms.paired_coins import _secret
 from lightning_fedq.privacy.accounting import spent
+from lightning_fedq.privacy.losses.pairs import CoinSum, HiddenPair
 from tests.functional.one_bit.oracle import coupled_thresholds
 from tests.one_round import decode, encode, make_context
 

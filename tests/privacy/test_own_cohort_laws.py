@@ -10,6 +10,7 @@ import pytest
 
 import lightning_fedq as fedq
 from lightning_fedq.commands.privacy import report_of_checkpoint
+from lightning_fedq.functional.divergences import randomized_response_epsilon
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.cohorts import CohortLaw, RecordedLaw, describe_law, read_law

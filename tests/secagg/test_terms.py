@@ -1,6 +1,7 @@
 """The configuration: what it computes, and what it refuses with which cure."""
 
 import pickle
+import random
 from dataclasses import replace
 
 import numpy as np
@@ -59,8 +60,9 @@ def test_complete_graph(num_clients, active, expected):
 def test_sparse_graph():
     secagg = SecAgg(degree="auto", max_colluding_fraction=0.1, max_dropped_fraction=0.1)
     assert secagg.rules(1000, 1000) == (52, 31, 900)
-    # In a small cohort the complete graph is the only safe one.
-    assert secagg.rules(20, 20)[0] == 19
+    # In a small cohort six neighbours are more than the four clients that collude or are gone.
+    assert secagg.rules(20, 20) == (6, 4, 18)
+    assert SecAgg(degree="auto", max_colluding_fraction=0.3, max_dropped_fraction=0.3).rules(20, 20)[0] == 14
     active = SecAgg(degree="auto", max_colluding_fraction=0.1, max_dropped_fraction=0.1, active=True)
     assert active.rules(1000, 1000) == (234, 185, 900)  # a threshold of two thirds would take 548 neighbours
     assert SecAgg(degree=100, max_colluding_fraction=0.1, max_dropped_fraction=0.1).rules(1000, 1000) == (
@@ -231,3 +233,37 @@ def test_configuration_pickles():
     )
     assert pickle.loads(pickle.dumps(secagg)) == secagg
     assert np.isfinite(secagg.rules(50, 50)).all()
+
+
+def test_what_is_accepted_for_an_active_server_is_accepted_for_a_curious_one():
+    """1,200 settings, from all-but-empty to large cohorts, with given and chosen degrees and thresholds."""
+    draw, accepted = random.Random(5), 0
+    for _ in range(1200):
+        cohort = draw.choice([6, 9, 16, 24, 24, 40, 60, 100])
+        clients = cohort * draw.choice([1, 1, 2, 10])
+        given = {
+            "max_colluding_fraction": draw.choice([0.0, 0.01, 0.02, 0.05, 0.1]),
+            "max_dropped_fraction": draw.choice([0.0, 0.02, 0.05, 0.1]),
+            "degree": draw.choice(["auto", None, 4, 6, 8, 14, 20]),
+            "threshold": draw.choice([None, None, 4, 6, 7, 9, 13]),
+        }
+        try:
+            active = SecAgg(active=True, **given).rules(clients, cohort)
+        except ValueError:
+            continue
+        curious = SecAgg(**given).rules(clients, cohort)
+        assert curious[0] <= active[0] and curious[1] <= active[1], (given, clients, cohort)
+        accepted += 1
+    assert accepted > 200, accepted
+
+
+def test_a_split_that_is_impossible_has_no_bound():
+    """24 clients of which none is gone or colludes beyond one: six neighbours can't all be gone."""
+    given = {"degree": 6, "threshold": 6, "max_colluding_fraction": 0.02, "max_dropped_fraction": 0.02}
+    for active in (False, True):
+        secagg = SecAgg(active=active, **given)
+        assert secagg.rules(24, 24)[:2] == (6, 6)
+        assert (
+            SecAgg(active=active, max_colluding_fraction=0.02, max_dropped_fraction=0.02).rules(24, 24)[0]
+            <= 6
+        )

@@ -8,6 +8,7 @@ import torch
 from pytorch_lightning.loggers import CSVLogger
 
 from lightning_fedq import Cyclic, Everybody, FixedSize, mechanisms as m
+from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated, PrivacyBudget, RunFolder
 from lightning_fedq.mechanisms import LDPQ, GaussianNoise
 from lightning_fedq.mechanisms.interface import Adversary, NonPrivate
@@ -133,19 +134,28 @@ def test_secret_cohorts_log_no_epsilon(tmp_path):
     assert values["fed/megabytes_up"] > 0
 
 
-@pytest.mark.parametrize("length", [{"max_epochs": 4}, {"max_epochs": -1, "max_steps": 8}])
+class StopAfterFour(pl.Callback):
+    knows_clients = True
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        trainer.should_stop = trainer.current_epoch == 3
+
+
+@pytest.mark.parametrize(
+    "length", [{"max_epochs": 4}, {"max_epochs": -1, "max_steps": 8}, {"max_epochs": -1}]
+)
 def test_no_epsilon_of_a_round_is_smaller_than_the_report_s(length, tmp_path):
     """Half of delta pays for unlucky rounds, of the whole run: of how many, has to be known."""
     target = PrivacyTarget(2.0, 1e-5, "secagg_server", over="round")
     masks = {"secure_aggregation": SecAgg(), "diagnostics": False}
     fed = Federated(LDPQ(1.0), 24, dropout_probability=0.2, privacy=target, **masks)
-    trainer = make_trainer(fed, logger=CSVLogger(tmp_path, "", ""), **length)
+    trainer = make_trainer(fed, StopAfterFour(), logger=CSVLogger(tmp_path, "", ""), **length)
     trainer.fit(Classifier(), datamodule=Digits(400))
     rows = [row for row in read_rows(tmp_path / "metrics.csv") if row.get("fed/epsilon", 0) > 0]
     stated = make_report(fed, trainer, 1e-5).row(Adversary.SECAGG_SERVER).epsilon_run
     assert len(fed.records) == 4
     assert all(row["fed/epsilon"] >= stated * (1 - 1e-9) for row in rows[-1:])
-    assert bool(rows) == (length["max_epochs"] > 0)
+    assert bool(rows) == (length != {"max_epochs": -1})
 
 
 @pytest.mark.filterwarnings("ignore:Masking is accounted for only:UserWarning")
