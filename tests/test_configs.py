@@ -188,5 +188,5 @@ def test_settings_of_a_fragment_can_be_changed():
     config = yaml.safe_load((ROOT / "configs" / "digits_corbin.yaml").read_text())
     change_setting(config, "CorBin.epsilon_per_coordinate", 2.0)
     mechanism = config["trainer"]["callbacks"][0]["init_args"]["mechanism"]
-    assert mechanism["init_args"]["epsilon"] == 2.0
+    assert mechanism["init_args"]["epsilon_per_coordinate"] == 2.0
     assert set(mechanism["init_args"]) <= set(inspect.signature(mechanisms.CorBin).parameters)
