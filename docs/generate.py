@@ -357,10 +357,10 @@ def made(check: bool) -> Iterator[tuple[Path, str]]:
 def audit_row(found: Sequence[Sequence[str]]) -> str:
     """One line of the audit's page of the lines that `fedq audit` prints for a mechanism: the first of them,
     and of all how many hold, saw nothing, or are refuted."""
-    name, view, claim, bound, *_, verdict = found[0]
+    name, view, claim, bound, _, _, verdict, *_ = found[0]
     if verdict.startswith("nothing to refute"):
         return f"| {name} |  | {claim} |  |  |  |\n"
-    verdicts = Counter(row[-1].partition(":")[0] for row in found)
+    verdicts = Counter(row[6].partition(":")[0].partition(" in ")[0] for row in found)
     holds = f"{verdicts['holds']}{', refuted: ' + str(verdicts['refuted']) if verdicts['refuted'] else ''}"
     return (
         f"| {name.partition(',')[0]} | {view} | {claim} | {bound} | {holds} | {verdicts['saw nothing']} |\n"

@@ -213,7 +213,7 @@ def test_settings_of_another_package_are_checked_by_its_class(tmp_path):
     path.write_text(yaml.safe_dump({"trainer": {"callbacks": [{"class_path": "mine.Federated"}]}}))
     for named in (["--config", str(path)], ["--trainer.callbacks+=mine.Federated"]):
         refuse_unknown_settings(["Federated.num_client"], named)
-        with pytest.raises(ValueError, match=r"There is no setting 'epsilo'\. It has: epsilon_per_coordinate"):
+        with pytest.raises(ValueError, match=r"There is no setting 'epsilo'\. It has: epsilon_per_"):
             refuse_unknown_settings(["Federated.num_client", "CorBin.epsilo"], named)
     refuse_unknown_settings(["Federated.privacy.epsilon", "trainer.max_epochs", "Unknown.x"], [])
     with pytest.raises(ValueError, match=r"There is no setting 'num_client'\. Did you mean 'num_clients'"):
@@ -285,7 +285,8 @@ def test_settings_by_short_names(tmp_path, capsys):
     assert "runs/mine/: report.md, privacy.md, model.ckpt" in capsys.readouterr().out
     resolved = yaml.safe_load(Path("runs/mine/config.yaml").read_text())
     federated = resolved["trainer"]["callbacks"][0]["init_args"]
-    assert federated["num_clients"] == 6 and federated["mechanism"]["init_args"]["epsilon_per_coordinate"] == 2.0
+    assert federated["num_clients"] == 6
+    assert federated["mechanism"]["init_args"]["epsilon_per_coordinate"] == 2.0
     assert resolved["trainer"]["max_epochs"] == 1 and resolved["model"]["init_args"]["lr"] == 0.01
     for change, hint in (
         ("Federated.num_client=7", "Did you mean 'num_clients'?"),

@@ -12,6 +12,7 @@ layers. A random stream that is used twice therefore shows in the joint outcome 
 fresh.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -28,6 +29,7 @@ from lightning_fedq.mechanisms.interface import (
     Adversary,
     AuditCase,
     Mechanism,
+    Neighbours,
     NonPrivate,
     PrivacyClaim,
     RoundContext,
@@ -187,21 +189,61 @@ def _classify(values: Array, edges: Array, out: Integers) -> None:
         out[i] = low
 
 
+def _joined(items: list[str], at_most: int = 4) -> str:
+    """Return a list in words, with the number of items that are left out."""
+    shown = items[:at_most]
+    if len(items) > at_most:
+        return f"{', '.join(shown)} or {len(items) - at_most} more"
+    return " or ".join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))
+
+
 class Bins:
     """Classes of a real number: one class per value up to 32 values, otherwise 32 equally likely classes.
+
+    If there are more values, each value with at least 1/32 of the sample has a class of its own.
 
     Args:
         values: Sample that chooses the edges of the classes.
     """
 
     def __init__(self, values: Array) -> None:
-        levels = np.unique(values)
+        levels, counts = np.unique(values, return_counts=True)
+        self._levels: Array | None = levels
         if len(levels) > _BINS:
-            levels = np.unique(np.quantile(values, np.arange(_BINS) / _BINS))
+            self._levels = None
+            frequent = levels[counts * _BINS >= len(values)]  # each has a class of its own
+            after = np.nextafter(frequent, np.inf)
+            levels = np.unique(
+                np.concatenate([np.quantile(values, np.arange(_BINS) / _BINS), frequent, after])
+            )
         self.edges, self.size = levels[1:], len(levels)
         # pairs of outcomes would need size^2 bins, so they use at most 8 coarse classes each
         self._width = -(-self.size // 8)
         self.coarse_size = -(-self.size // self._width)
+
+    def describe(self, event: NDArray[np.bool_]) -> str:
+        """Return the outputs of an event in words.
+
+        Args:
+            event: `(size,)`, whether each class is part of the event.
+        """
+        inside, outside = self._items(event), self._items(~event)
+        if outside and len(outside) < len(inside):
+            return f"any output but {_joined(outside)}"
+        return f"output {_joined(inside)}"
+
+    def _items(self, event: NDArray[np.bool_]) -> list[str]:
+        """Return the values of an event, and the intervals of neighbouring classes."""
+        if self._levels is not None:
+            return [f"{value:.6g}" for value in self._levels[event]]
+        ends = np.concatenate([[-np.inf], self.edges, [np.inf]])
+        changes = np.flatnonzero(np.diff(np.concatenate([[0], event.astype(np.int64), [0]])))
+        return [
+            f"{ends[start]:.6g}"
+            if ends[stop] == np.nextafter(ends[start], np.inf)
+            else f"{ends[start]:.4g} to {ends[stop]:.4g}"
+            for start, stop in changes.reshape(-1, 2)
+        ]
 
     def fine(self, values: Array) -> Integers:
         """Return the class of each value, 0 to `size` - 1."""
@@ -271,6 +313,7 @@ class Bench:
         opposite = torch.tensor([1.0, -1.0, -1.0, 0.0], dtype=torch.float64).repeat(self.dim)[: self.dim]
         self.others = torch.stack([opposite if c % 2 else high for c in self.clients])
         self._engines: dict[int, RoundEngine] = {}
+        self._seed, self._stages = seed, dict[int, tuple[Keys, RoundEngine]]()
         self._lone: RoundEngine | None = None
         self._weights: Array | None = None
         rand = ClientRandomness(self.keys[2], self.clients, CALIBRATION)
@@ -301,6 +344,18 @@ class Bench:
         """Return the claim against an adversary, or None if there is no guarantee."""
         claim = self.claims[adversary]
         return None if isinstance(claim.loss, NonPrivate) else claim
+
+    @cached_property
+    def inputs(self) -> tuple[str, str]:
+        """Names of the two updates that `pair` returns."""
+        if self.follows_streams:
+            return "first update of worst_pair", "second update of worst_pair"
+        claims = {claim.neighbours for claim in self.mechanism.claims(self.context(0))}
+        if self._to_center:
+            return "4 times the range, up", "centre of the range"
+        if claims == {Neighbours.SUBSTITUTION}:
+            return "4 times the range, up", "4 times the range, down"
+        return "4 times the range, up", "all zero"
 
     @cached_property
     def follows_streams(self) -> bool:
@@ -377,32 +432,62 @@ class Bench:
     def _play(
         self, engine: RoundEngine, keys: Keys, victim: int, round: int, turned: int, told: Keys | None = None
     ) -> Played:
-        """Run one round of an engine.
+        """Run one round of an engine in which the updates of a pair are played."""
+        told = told or keys
+        high, low = self.pair(victim, round, told)
+        labels = self._labels(turned, high, low)
+
+        def updates(survivors: tuple[int, ...]) -> Tensor:
+            if self.everybody:
+                return torch.stack([self.pair(client, round, told)[turned] for client in survivors])
+            rows = self.others[list(survivors)].clone()
+            rows[survivors.index(victim)] = torch.where(torch.from_numpy(labels) == 1, low, high)
+            return rows
+
+        return self._round(engine, keys, victim, round, updates, labels)
+
+    def play_updates(self, stage: int, round: int, victim: int, updates: Tensor) -> Played:
+        """Run one round with given updates.
+
+        Args:
+            stage: Number of the stage. Each stage has its own keys, and uses a round once.
+            round: Number of the round.
+            victim: Client whose message the views of sums and groups are about.
+            updates: `(len(clients), dim)` updates of all clients, in units of the update.
+        """
+        if stage not in self._stages:
+            own = SeededKeys(3 * self._seed + (1 << 49) + stage)
+            self._stages[stage] = own, self._engine(own, self.segments)
+        keys, engine = self._stages[stage]
+        # the same public range in every round, so that a range that follows the updates tells nothing of them
+        engine.ranges = engine.range_rule.first(engine.weights, self.segments)
+        labels = np.zeros(self.dim, np.int64)
+        return self._round(engine, keys, victim, round, lambda survivors: updates.clone(), labels)
+
+    def _round(
+        self,
+        engine: RoundEngine,
+        keys: Keys,
+        victim: int,
+        round: int,
+        updates: Callable[[tuple[int, ...]], Tensor],
+        labels: Integers,
+    ) -> Played:
+        """Run one round of an engine with the updates of the clients that answer.
 
         Raises:
             ValueError: If the engine aborts the round.
         """
-        told = told or keys
-        high, low = self.pair(victim, round, told)
-        labels = self._labels(turned, high, low)
         round *= self._turns
         engine.round, engine.attempt = round, 0
         engine.weights = torch.zeros(self.dim, dtype=torch.float64)
-        plan = engine.start()
-        survivors = plan.survivors
-        updates = self.others[list(survivors)].clone()
-        if self.everybody:
-            updates = torch.stack([self.pair(client, round, told)[turned] for client in survivors])
-        else:
-            updates[survivors.index(victim)] = torch.where(torch.from_numpy(labels) == 1, low, high)
-        engine.receive(survivors, updates)
+        survivors = engine.start().survivors
+        engine.receive(survivors, updates(survivors))
         record = engine.finish()
         if record.aborted:
             raise ValueError(f"A round of the audit was aborted: {record.aborted}")
         wire = engine.tampering
         assert isinstance(wire, Wire)
-        released = np.asarray((engine.weights * len(survivors)).numpy(), np.float64)
-        public = PublicRandomness(keys, round)
         played = Played(
             self.mechanism,
             wire.context,
@@ -410,8 +495,8 @@ class Bench:
             victim,
             wire.symbols,
             labels,
-            public,
-            released,
+            PublicRandomness(keys, round),
+            np.asarray((engine.weights * len(survivors)).numpy(), np.float64),
             self.everybody,
             behind=self.behind,
         )

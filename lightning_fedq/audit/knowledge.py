@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from lightning_fedq.audit.bench import CROWD_SEGMENTS, FEW_SEGMENTS, Bench, Played
 from lightning_fedq.audit.fixed_parts import HeldKeys
 from lightning_fedq.audit.simulated import cohort_size, position_loss
-from lightning_fedq.audit.views import Array, Finding, View
+from lightning_fedq.audit.views import MOST, Array, Finding, View
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms.interface import Adversary, AuditCase, Mechanism, PrivacyClaim
 
@@ -45,7 +45,6 @@ _CROWD = 16
 """Number of clients in cases where all clients are victims at once."""
 _CLASSES = 8
 _DISTANCES = 16
-_MOST = 700.0  # e^epsilon stays a float
 _HELD_ALIKE = (
     (Adversary.EAVESDROPPER, Adversary.OUTSIDER),
     (Adversary.SERVER, Adversary.SECAGG_SERVER),
@@ -237,7 +236,7 @@ def _chosen(
     own, other = np.empty((2, len(epsilons))), np.empty((2, len(epsilons)))
     for label in (0, 1):
         for number, epsilon in enumerate(epsilons):
-            event = learned[label] > math.exp(min(epsilon, _MOST)) * learned[1 - label]
+            event = learned[label] > math.exp(min(epsilon, MOST)) * learned[1 - label]
             own[label, number] = np.where(event, judged[label], 0.0).sum(0).mean()
             other[label, number] = np.where(event, judged[1 - label], 0.0).sum(0).mean()
     return own, other
@@ -251,7 +250,7 @@ def _finding(
     lower = np.vectorize(lambda mean: mean_bounds(mean, each)[0])(own)
     upper = np.vectorize(lambda mean: mean_bounds(mean, each)[1])(other)
     allowed = np.array([view.allowed(epsilon) for epsilon in view.epsilons])
-    odds = np.exp(np.minimum(view.epsilons, _MOST))
+    odds = np.exp(np.minimum(view.epsilons, MOST))
     proven = np.maximum((lower - odds * upper).max((0, 1)), 0.0)
     beyond = proven > allowed + 1e-12
     worst = int(np.argmax(np.where(beyond, 2.0 + proven - allowed, proven / np.maximum(allowed, 1e-12))))

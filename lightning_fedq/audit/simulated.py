@@ -27,8 +27,8 @@ streams that an adversary holds.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -44,7 +44,8 @@ from lightning_fedq.audit.bench import (
     Integers,
     Played,
 )
-from lightning_fedq.audit.views import Array, Finding, View
+from lightning_fedq.audit.probes import BLOCKS, LARGE, SMALL_ROUNDS, Tested, can_serve, describe_pairs, probe
+from lightning_fedq.audit.views import Array, Finding, Trial, View
 from lightning_fedq.mechanisms.interface import Adversary, AuditCase, Loss, Mechanism, PrivacyClaim
 
 FEWEST_ROUNDS = 8
@@ -136,7 +137,46 @@ def audit(
     for run in runs:
         run.play(max(draws // len(runs), fewest))
     count = sum(len(run.views) + 1 for run in runs)
-    return tuple(finding for run in runs for finding in run.judge(alpha / count))
+    probed = _is_probed(case) and bool(runs)
+    findings = [finding for run in runs for finding in run.judge(alpha / count * (0.5 if probed else 1.0))]
+    if not probed:
+        return tuple(findings)
+    probes = probe(case, tested_claims, draws, seed, size)
+    sizes = (size, LARGE) if can_serve(case, LARGE) else (size,)
+    return with_trials(findings, probes.judge(0.5 * alpha), sizes)
+
+
+def _is_probed(case: AuditCase) -> bool:
+    """Return whether a case is played with all kinds of updates: cases without one of their own."""
+    missing = case.num_dropped or case.dropout_probability or case.min_survivors is not None
+    return not (case.only_sums or case.to_center or missing)
+
+
+def with_trials(
+    findings: Sequence[Finding], trials: Sequence[Trial], sizes: tuple[int, ...]
+) -> tuple[Finding, ...]:
+    """Return the findings with the results of pairs of updates, each next to the view that it is about.
+
+    Args:
+        findings: Findings of the main simulation.
+        trials: Results of all pairs, alarms first.
+        sizes: Sizes of the cohorts.
+    """
+    rest, out = list(trials), []
+    for finding in findings:
+        own = [trial for trial in rest if trial.view == finding.view]
+        rest = [trial for trial in rest if trial.view != finding.view]
+        if own:
+            last = max(finding.rounds[0][1], BLOCKS[1] + SMALL_ROUNDS)
+            finding = replace(
+                finding,
+                alarm=finding.alarm or own[0].alarm,
+                trials=tuple(own),
+                num_clients=sizes,
+                rounds=((0, last), (BLOCKS[2], BLOCKS[2] + SMALL_ROUNDS - 1)),
+            )
+        out.append(finding)
+    return tuple(out)
 
 
 class _Run:
@@ -148,11 +188,12 @@ class _Run:
         self._bench = bench
         self.looks = _looks(bench, adversaries, draws // bench.draws // 2 * 2, promised)
         self.views: list[View] = []
+        self._rounds = 0
 
     def play(self, draws: int) -> None:
         """Run as many rounds as give `draws` draws of one coordinate."""
         bench, joint = self._bench, _Joint(self._bench, self.looks[0])
-        rounds = draws // bench.draws // 2 * 2
+        rounds = self._rounds = draws // bench.draws // 2 * 2
         message = self.looks[0].extract in (Played.message, Played.decoded_message)
         wire = _WireBits.from_bench(bench) if message and not bench.concentrated else None
         self._grid = _OnGrid(bench)
@@ -175,11 +216,17 @@ class _Run:
 
     def judge(self, each: float) -> tuple[Finding, ...]:
         """Test the claim of every view, each with error probability `each`."""
-        return (*(view.judge(each) for view in self.views), *self._grid.judge())
+        found = (*(view.judge(each) for view in self.views), *self._grid.judge())
+        size = len(self._bench.context(0).cohort)
+        return tuple(
+            replace(finding, num_clients=(size,), rounds=((0, self._rounds - 1),)) for finding in found
+        )
 
 
-def _looks(bench: Bench, adversaries: tuple[Adversary, ...], rounds: int, before: list[Loss]) -> list[_Look]:
-    """Return the views to count, at most one for every adversary with a claim.
+def tested_claims(
+    bench: Bench, adversaries: Sequence[Adversary], before: Sequence[Loss] = ()
+) -> list[Tested]:
+    """Return the claims to test, at most one for every adversary with a claim.
 
     An adversary that sees a function of an earlier view, with the same claim, is left out. Examples are the
     released sum after the sum of the messages, and every later adversary if each message has its own claim.
@@ -188,7 +235,6 @@ def _looks(bench: Bench, adversaries: tuple[Adversary, ...], rounds: int, before
     Args:
         bench: Bench that runs the rounds.
         adversaries: Adversaries that are tested.
-        rounds: Number of rounds that will be run.
         before: Claimed losses of views of earlier levels, whose adversaries hold more streams.
     """
     claims = {who: bench.private_claim(who) for who in adversaries}
@@ -203,26 +249,35 @@ def _looks(bench: Bench, adversaries: tuple[Adversary, ...], rounds: int, before
         ("the released sum", Adversary.OUTSIDER, Played.released, True),
         ("a curious client", Adversary.CLIENT, others, len(bench.clients) > 1),
     ]
-    tested: list[tuple[str, PrivacyClaim, Callable[[Played], Array]]] = []
+    tested: list[Tested] = []
     for name, who, extract, possible in wanted:
-        claim, promised = claims.get(who), [*before, *(earlier.loss for _, earlier, _ in tested)]
+        claim, promised = claims.get(who), [*before, *(earlier.claim.loss for earlier in tested)]
         if claim is not None and possible and (claim.loss not in promised or extract is Played.group):
-            tested.append((name, claim, extract))
-    if not tested:
+            tested.append(Tested(name, claim, extract))
+    return tested
+
+
+def _looks(
+    bench: Bench, adversaries: Sequence[Adversary], rounds: int, before: Sequence[Loss]
+) -> list[_Look]:
+    """Return the views to count, with classes that are chosen on rounds of their own.
+
+    Args:
+        bench: Bench that runs the rounds.
+        adversaries: Adversaries that are tested.
+        rounds: Number of rounds that will be run.
+        before: Claimed losses of views of earlier levels.
+    """
+    if not (tested := tested_claims(bench, adversaries, before)):
         return []
     sample = bench.calibration(min(max(rounds // 4, 8), MOST_CALIBRATIONS))
     calibration = [played for played in sample if len(played.clients) >= _FEWEST_ANSWERS]
-    return [_look(bench, *parts, calibration) for parts in tested]
+    return [_look(bench, test, calibration) for test in tested]
 
 
-def _look(
-    bench: Bench,
-    name: str,
-    claim: PrivacyClaim,
-    extract: Callable[[Played], Array],
-    calibration: list[Played],
-) -> _Look:
+def _look(bench: Bench, test: Tested, calibration: list[Played]) -> _Look:
     """Return a view whose classes are chosen on the calibration rounds."""
+    extract = test.extract
     if bench.concentrated and not bench.follows_streams:
         whole = extract
 
@@ -231,9 +286,10 @@ def _look(
 
     sample = [extract(played) for played in calibration]
     bins, positions = Bins(np.concatenate(sample)), len(sample[0])
-    loss, copies = position_loss(bench, claim, positions)
-    view = View(name, loss, copies, positions, bins.size, bench.failure, positions // bench.times)
-    return _Look(extract, bins, view, claim.loss)
+    loss, copies = position_loss(bench, test.claim, positions)
+    view = View(test.view, loss, copies, positions, bins.size, bench.failure, positions // bench.times)
+    view.name_outputs(bench.inputs, bins.describe)
+    return _Look(extract, bins, view, test.claim.loss)
 
 
 def position_loss(bench: Bench, claim: PrivacyClaim, positions: int) -> tuple[Loss, int]:
@@ -264,10 +320,12 @@ class _Joint:
         times, copies = bench.times, 2 * view.copies
         period = positions // times
         self.views = [View(f"{name}, two rounds", view.loss, copies, positions, outcomes, failure, period)]
+        self.views[0].name_outputs(bench.inputs, describe_pairs)
         self._first, self._second = bench.segments[:2]
         if bench.aligned and positions == bench.dim and not bench.concentrated:
             number, period = times * self._second, self._second
             two = View(f"{name}, two layers", view.loss, copies, number, outcomes, failure, period)
+            two.name_outputs(bench.inputs, describe_pairs)
             self.views.append(two)
         self._previous: dict[int, tuple[Integers, Integers]] = {}
 
@@ -303,7 +361,9 @@ class _WireBits:
         width = bits // bench.num_symbols
         symbol_of = np.minimum(np.arange(bits) // width, bench.num_symbols - 1)
         period = width * (bench.num_symbols // bench.times)
-        return cls(View("bits on the wire", loss, copies, bits, 2, period=period), symbol_of)
+        view = View("bits on the wire", loss, copies, bits, 2, period=period)
+        view.name_outputs(bench.inputs, lambda event: f"a bit of {int(np.argmax(event))}")
+        return cls(view, symbol_of)
 
     def add(self, half: int, played: Played) -> None:
         bits = np.unpackbits(np.frombuffer(Bench.packed(played), np.uint8)).astype(np.int64)

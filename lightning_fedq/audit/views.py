@@ -15,6 +15,7 @@ nearly independent.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -22,8 +23,8 @@ from typing import Literal
 import numba
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
+from lightning_fedq.functional.trade_off import binomial_bounds
 from lightning_fedq.mechanisms.interface import Loss
 from lightning_fedq.privacy.accounting import composed_grid
 from lightning_fedq.privacy.grid import LossGrid
@@ -32,12 +33,99 @@ Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
 _POSITION_CLASSES = 4
+MOST = 700.0
+"""Largest epsilon whose exponential is computed, because it must stay a float."""
 _LARGEST_EPSILON = 40.0
 _BOUNDED_POSITIONS = 32
 _ORDERS = (1.25, 2.0)
 """Orders of the tested Renyi divergences. The first is sharper for little noise, the second for much."""
 _DRAWS_OF_AN_OUTLIER = 3000
 """The weight of one draw is at most 1/3000 of all draws. A larger range would widen the bound too much."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Draws of two updates that bound how much more likely an event is under the first one.
+
+    Args:
+        updates: Names of the two updates.
+        outputs: Description of the event.
+        hits: Number of draws in the event, by update.
+        draws: Number of draws, by update.
+        epsilon: Epsilon at which the event was chosen.
+        low: Lower bound of its probability under the first update.
+        high: Upper bound of its probability under the second update.
+        place: Position of the outputs, "" for all positions together.
+    """
+
+    updates: tuple[str, str]
+    outputs: str
+    hits: tuple[int, int]
+    draws: tuple[int, int]
+    epsilon: float
+    low: float
+    high: float
+    place: str = ""
+
+    @property
+    def proven_epsilon(self) -> float:
+        """Largest pure epsilon that the draws refute, or 0.
+
+        A pure epsilon allows at most the ratio e^epsilon of the two probabilities. At a smaller epsilon e it
+        allows at most the delta of randomised response, (e^epsilon - e^e) / (1 + e^epsilon).
+        """
+        by_ratio = math.log(self.low / self.high) if self.low > 0.0 else 0.0
+        delta = self.proven_delta
+        by_delta = math.log((math.exp(self.epsilon) + delta) / (1.0 - delta)) if 0.0 < delta < 1.0 else 0.0
+        return max(by_ratio, by_delta, 0.0)
+
+    @property
+    def proven_delta(self) -> float:
+        """Largest delta at `epsilon` that the draws refute, or 0."""
+        return max(self.low - math.exp(min(self.epsilon, MOST)) * self.high, 0.0)
+
+    def sentence(self, claimed: float, allowed: float) -> str:
+        """Return both updates, the outputs, their frequencies and the conclusion.
+
+        Args:
+            claimed: Claimed pure epsilon, infinite for a curve.
+            allowed: Claimed delta at `epsilon`.
+        """
+        shares = [f"{hit / max(drawn, 1):.4f}" for hit, drawn in zip(self.hits, self.draws, strict=True)]
+        if self.proven_epsilon > claimed:
+            implied = f"epsilon is at least {self.proven_epsilon:.3g}, and the claim is {claimed:.3g}"
+        else:
+            implied = (
+                f"delta at epsilon {self.epsilon:.3g} is at least {self.proven_delta:.3g}, and the claim is "
+                f"{allowed:.3g}"
+            )
+        place = f"{self.place}: " if self.place else ""
+        return (
+            f"{place}update '{self.updates[0]}' gives {self.outputs} with frequency {shares[0]}, update "
+            f"'{self.updates[1]}' with frequency {shares[1]} ({self.draws[0]} and {self.draws[1]} draws). "
+            f"So {implied}"
+        )
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Result of one pair of updates for one view.
+
+    Args:
+        view: Name of the view.
+        pair: Names of the two updates.
+        num_clients: Size of the cohort.
+        claim: Claimed pure epsilon, or claimed delta at the tested epsilon.
+        lower_bound: Proven pure epsilon or delta.
+        alarm: Evidence that contradicts the claim, or "".
+    """
+
+    view: str
+    pair: tuple[str, str]
+    num_clients: int
+    claim: float
+    lower_bound: float
+    alarm: str = ""
 
 
 @dataclass(frozen=True)
@@ -55,6 +143,9 @@ class Finding:
         epsilon: For a curve, the tested epsilon at which the lower bound is closest to the claim. None for
             a pure epsilon.
         order: Order of the Renyi divergence, if the lower bound is closest to the claim there.
+        trials: Results of pairs of updates other than the mechanism's own, see `updates`.
+        num_clients: Sizes of the cohorts that were played.
+        rounds: First and last number of every stretch of rounds that was played.
     """
 
     view: str
@@ -64,6 +155,9 @@ class Finding:
     alarm: str = ""
     epsilon: float | None = None
     order: float | None = None
+    trials: tuple[Trial, ...] = ()
+    num_clients: tuple[int, ...] = ()
+    rounds: tuple[tuple[int, int], ...] = ()
 
     @property
     def verdict(self) -> Literal["holds", "refuted", "saw nothing"]:
@@ -80,15 +174,44 @@ class Finding:
             return "holds"
         return "saw nothing"
 
+    @property
+    def blind(self) -> tuple[Trial, ...]:
+        """Pairs of updates with a bound below half of the claim, the lowest first.
 
-def clopper_pearson(hits: Counts, draws: Counts | int, alpha: float) -> tuple[Array, Array]:
-    """Return one-sided lower and upper bounds of a probability, each wrong with probability <= `alpha`."""
-    misses = draws - hits
-    lower: Array = np.where(hits > 0, special.betaincinv(np.maximum(hits, 1), misses + 1, alpha), 0.0)
-    # use the other tail because 1 - alpha loses digits, and SciPy before 1.12 finds no root there
-    rest = np.where(misses > 0, special.betaincinv(np.maximum(misses, 1), hits + 1, alpha), 0.0)
-    upper: Array = 1.0 - rest
-    return lower, upper
+        A fault that doubles the privacy loss of such a pair would not be seen, unless the loss is then above
+        the claim.
+        """
+        few = [trial for trial in self.trials if 2.0 * trial.lower_bound < trial.claim]
+        return tuple(sorted(few, key=lambda trial: trial.lower_bound / trial.claim))
+
+    @property
+    def report(self) -> str:
+        """Verdict with what it was tried on: pairs of updates, cohorts, rounds, and how close it comes."""
+        if self.alarm:
+            return f"refuted: {self.alarm}"
+        if not self.num_clients:
+            return self.verdict
+        clients = " and ".join(map(str, sorted(set(self.num_clients))))
+        rounds = ", ".join(f"{first}-{last}" for first, last in self.rounds)
+        count = len(self.trials) + 1
+        tried = f"in {count} pair{'s' * (count > 1)}, {clients} clients, rounds {rounds}"
+        if math.isinf(self.claim):
+            return f"{self.verdict} {tried}"
+        return f"{self.verdict} {tried}, bound {self.lower_bound:.2g} of {self.claim:.2g}"
+
+    @property
+    def blind_spots(self) -> str:
+        """Sentences about pairs with a bound far below the claim, or ""."""
+        if not (blind := self.blind):
+            return ""
+        lowest = [
+            f"'{trial.pair[0]}' against '{trial.pair[1]}' ({trial.lower_bound:.2g} of {trial.claim:.2g})"
+            for trial in blind[:2]
+        ]
+        return (
+            f"the bound is below half of the claim in {len(blind)} of {len(self.trials) + 1} pairs, such as "
+            f"{' and '.join(lowest)}. A fault that doubles the loss of such a pair would not be seen there."
+        )
 
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]
@@ -111,7 +234,7 @@ def _worst(first: Array, second: Array, epsilon: float) -> Counts:
     """
     if len(first) <= 2 * _BOUNDED_POSITIONS:
         return np.arange(len(first))
-    by_delta = np.argsort(math.exp(epsilon) * second - first, kind="stable")[:_BOUNDED_POSITIONS]
+    by_delta = np.argsort(math.exp(min(epsilon, MOST)) * second - first, kind="stable")[:_BOUNDED_POSITIONS]
     by_ratio = np.argsort(second / np.maximum(first, 1e-12), kind="stable")[:_BOUNDED_POSITIONS]
     return np.union1d(by_delta, by_ratio)
 
@@ -190,6 +313,14 @@ class View:
             loss, self.copies = composition, 1
         self.loss = loss
         self.counts: Counts = np.zeros((2, 2, positions, outcomes), np.int64)
+        self._inputs = "first", "second"
+        self._describe: Callable[[NDArray[np.bool_]], str] = lambda event: (
+            f"one of {int(event.sum())} outputs"
+        )
+
+    def name_outputs(self, inputs: tuple[str, str], describe: Callable[[NDArray[np.bool_]], str]) -> None:
+        """Set the names of the two updates, and a function that names a set of outcomes, for alarms."""
+        self._inputs, self._describe = inputs, describe
 
     def add(self, half: int, labels: Counts, outcomes: Counts) -> None:
         """Count one outcome of every position under its label.
@@ -240,6 +371,31 @@ class View:
             low, high = (middle, high) if self.allowed(middle) > delta else (low, middle)
         return high
 
+    def conclude(self, found: list[Evidence]) -> tuple[float, float, str]:
+        """Return the claim, the bound that comes closest to it, and a sentence if it is contradicted, or "".
+
+        Args:
+            found: Evidence at each epsilon of `epsilons`.
+        """
+        allowed = [self.allowed(each.epsilon) for each in found]
+        beyond = [
+            (each.proven_epsilon, each.proven_delta - granted, each, granted)
+            for each, granted in zip(found, allowed, strict=True)
+            if each.proven_delta > granted + 1e-12
+        ]
+        alarm = ""
+        if beyond:
+            *_, worst, granted = max(
+                beyond, key=lambda entry: entry[: 1 if math.isfinite(self.claimed) else 2]
+            )
+            alarm = worst.sentence(self.claimed, granted)
+        if math.isfinite(self.claimed):
+            return self.claimed, max(each.proven_epsilon for each in found), alarm
+        closest = max(
+            range(len(found)), key=lambda number: found[number].proven_delta / max(allowed[number], 1e-12)
+        )
+        return allowed[closest], found[closest].proven_delta, alarm
+
     def judge(self, alpha: float) -> Finding:
         """Test the claim. A true claim raises an alarm with probability at most `alpha`."""
         pooled = [self.counts.sum(2, keepdims=True)]
@@ -263,7 +419,7 @@ class View:
             looked_at.insert(1, (places, "place"))
         share *= 2.0 / len(looked_at)
         results = [
-            self._test(counts[:, [first, 1 - first]], share / counts.shape[2], allowed, what)
+            self._test(counts[:, [first, 1 - first]], share / counts.shape[2], allowed, what, first)
             for counts, what in looked_at
             for first in (0, 1)
         ]
@@ -292,7 +448,7 @@ class View:
         return replace(shown, alarm=alarm)
 
     def _test(
-        self, counts: Counts, alpha: float, allowed: list[float], what: str
+        self, counts: Counts, alpha: float, allowed: list[float], what: str, label: int
     ) -> tuple[float, list[float], str]:
         """Return the largest proven pure epsilon, the proven delta at every epsilon, and an alarm or "".
 
@@ -301,25 +457,34 @@ class View:
             alpha: Error probability of one bound at one position.
             allowed: Claimed delta at every epsilon of `epsilons`.
             what: Noun for a position in the alarm.
+            label: Label of the draws that come first in `counts`.
         """
-        best, proven, alarm = 0.0, [], ""
+        best, proven, evidence = 0.0, [], []
         learned, fresh = counts[0] + 0.5, counts[1]
         learned = learned / learned.sum(2, keepdims=True)
         draws = fresh.sum(2)
-        for epsilon, granted in zip(self.epsilons, allowed, strict=True):
-            event = learned[0] > math.exp(epsilon) * learned[1]
+        for epsilon in self.epsilons:
+            event = learned[0] > math.exp(min(epsilon, MOST)) * learned[1]
             hits, misses = (np.where(event, fresh[label], 0).sum(1) for label in (0, 1))
             worst = _worst(hits / np.maximum(draws[0], 1), misses / np.maximum(draws[1], 1), epsilon)
-            low = clopper_pearson(hits[worst], draws[0, worst], alpha)[0]
-            high = clopper_pearson(misses[worst], draws[1, worst], alpha)[1]
+            low = binomial_bounds(hits[worst], draws[0, worst], alpha)[0]
+            high = binomial_bounds(misses[worst], draws[1, worst], alpha)[1]
             with np.errstate(divide="ignore"):
                 best = max(best, float(np.log(low / high).max()))
-            deltas = low - math.exp(epsilon) * high
+            deltas = low - math.exp(min(epsilon, MOST)) * high
             proven.append(max(float(deltas.max()), 0.0))
-            excess = float(deltas.max()) - granted
-            if not alarm and excess > 1e-12:
-                alarm = (
-                    f"{what} {int(worst[deltas.argmax()])}: at epsilon {epsilon:.3g} delta is above "
-                    f"{granted:.3g} by {excess:.3g} or more"
+            place = int(deltas.argmax())
+            at = int(worst[place])
+            evidence.append(
+                Evidence(
+                    (self._inputs[label], self._inputs[1 - label]),
+                    self._describe(event[at]),
+                    (int(hits[at]), int(misses[at])),
+                    (int(draws[0, at]), int(draws[1, at])),
+                    epsilon,
+                    float(low[place]),
+                    float(high[place]),
+                    "" if what == "pooled" else f"{what} {at}",
                 )
-        return best, proven, alarm
+            )
+        return best, proven, self.conclude(evidence)[2]

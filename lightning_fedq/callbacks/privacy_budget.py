@@ -8,6 +8,7 @@ the clients, it limits the steps of every account in the same way.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 _NAMED = 10
 """Largest number of clients that an error names."""
+_MANY_ROUNDS = 1000
+"""Assumed number of rounds of a Trainer without a limit, for mechanisms that hand noise on."""
 
 
 class PrivacyBudget(pl.Callback):
@@ -115,7 +118,7 @@ class PrivacyBudget(pl.Callback):
         self._counts_samples = self._find_unit(federated, dpsgd) == "sample"
         self._each_step = self._counts_samples and federated is None
         if self._counts_samples:
-            self._follow_steps(dpsgd)
+            self._follow_steps(dpsgd, federated)
         else:
             law = federated.planner.law
             check_law("budget", self.adversary, "run", law)
@@ -161,10 +164,9 @@ class PrivacyBudget(pl.Callback):
         delta = check_delta(self.delta, clients, "clients")
         simulated = warn_if_simulated(federated, adversary, "PrivacyBudget")
         self._seeded = federated.seed is not None
-        asked = federated.count_rounds(trainer)
-        horizon = 1 if secret else asked if asked is not None and asked > 0 else 1000
-        run = full_run(federated, engine, count_byzantine(trainer, federated.planner), horizon)
-        account = Account(run, delta)
+        asked, byzantine = federated.count_rounds(trainer), count_byzantine(trainer, federated.planner)
+        rounds = ledger.rounds + (asked if asked is not None and asked > 0 else _MANY_ROUNDS)
+        account = Account(full_run(federated, engine, byzantine, rounds), delta)
         kinds = [range(clients)] if secret else engine.mechanism.protection_groups(clients)
         groups = [(list(kind), None if secret else kind[0]) for kind in kinds]
         limits = torch.empty(clients, dtype=torch.int32)
@@ -181,19 +183,21 @@ class PrivacyBudget(pl.Callback):
         if self.on_exhausted != "warn" and secret:  # a privacy target may have set limits before
             ledger.round_limit = rounds if ledger.round_limit is None else min(rounds, ledger.round_limit)
         elif self.on_exhausted != "warn":
-            ledger.limits = limits if ledger.limits is None else torch.minimum(limits, ledger.limits)
+            known = ledger.budget_limits
+            ledger.budget_limits = limits if known is None else torch.minimum(limits, known)
 
         def charged() -> torch.Tensor:
             return torch.full((clients,), ledger.rounds) if secret else ledger.charges
 
         def spent() -> float:
             rounds = [(int(charged()[group].max()), client) for group, client in groups]
-            return max(account.epsilon(adversary, n, secret=secret, client=client) for n, client in rounds)
+            paid = replace(account, run=replace(account.run, rounds=ledger.rounds))
+            return max(paid.epsilon(adversary, n, secret=secret, client=client) for n, client in rounds)
 
         self._current_spending, self._blocked = spent, lambda: _blocked(engine, charged(), limits)
         self._key = "fed/sim_epsilon" if simulated else "fed/epsilon"
 
-    def _follow_steps(self, dpsgd: DPSGD) -> None:
+    def _follow_steps(self, dpsgd: DPSGD, federated: Federation | None) -> None:
         """Limit the steps of each account of `DPSGD`."""
         dpsgd.next_steps()  # refuses a loader without Poisson sampling
         if self._each_step and self.adversary is not Adversary.OUTSIDER:
@@ -222,7 +226,8 @@ class PrivacyBudget(pl.Callback):
             if all(accounts[k].steps + steps <= limits[k] for k, steps in dpsgd.next_steps().items()):
                 return ""
             done = max(account.steps for account in accounts.values())
-            return f"{self.affordable} {unit} fit into it, and {done} are done"
+            others = "" if federated is None else federated.ledger.other_journals
+            return f"{self.affordable} {unit} fit into it, and {done} are done{others}"
 
         self._current_spending, self._blocked = (lambda: dpsgd.epsilon(self.delta)), blocked
         self._key, self._unit = "dp/epsilon", f" ({dpsgd.unit})"
@@ -274,7 +279,8 @@ class PrivacyBudget(pl.Callback):
     def _remove_limits(trainer: pl.Trainer) -> None:
         federated = _find_callback(trainer, Federation)
         if federated is not None:
-            federated.ledger.limits = federated.ledger.round_limit = None
+            ledger = federated.ledger
+            ledger.limits = ledger.budget_limits = ledger.round_limit = None
 
     def _end(self, trainer: pl.Trainer, reason: str) -> None:
         if self.on_exhausted == "stop":
@@ -306,7 +312,8 @@ def _blocked(engine: RoundEngine, charges: torch.Tensor, limits: torch.Tensor) -
     if client is None:
         return ""
     whose = "" if bool((limits == limits[0]).all()) else f" of client {client}"
-    return f"{int(limits[client])} rounds{whose} fit into it, and {int(charges[client])} are done"
+    others = engine.ledger.other_journals
+    return f"{int(limits[client])} rounds{whose} fit into it, and {int(charges[client])} are done{others}"
 
 
 def _zero_spending() -> float:

@@ -11,7 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import scipy  # its parts are imported when used: `stats` takes half a second
+import numpy as np
+import scipy  # its parts are imported when used
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Counts = NDArray[np.int64]
 
 LARGEST_LEAKAGE = math.sqrt(math.log(2.0))
 """sqrt(JS) of two beliefs that exclude each other."""
@@ -84,10 +89,33 @@ def clopper_pearson(hits: int, attempts: int, confidence: float = 0.95) -> tuple
         raise ValueError(f"need 0 <= hits <= attempts and attempts >= 1, got {hits} of {attempts}")
     if not 0.0 < confidence < 1.0:
         raise ValueError(f"confidence must be in (0, 1), got {confidence}")
-    tail = 0.5 * (1.0 - confidence)
-    low = 0.0 if hits == 0 else float(scipy.stats.beta.ppf(tail, hits, attempts - hits + 1))
-    high = 1.0 if hits == attempts else float(scipy.stats.beta.ppf(1.0 - tail, hits + 1, attempts - hits))
-    return low, high
+    low, high = binomial_bounds(np.array(hits), attempts, 0.5 * (1.0 - confidence))
+    return float(low), float(high)
+
+
+def binomial_bounds(hits: Counts, draws: Counts | int, alpha: float) -> tuple[Array, Array]:
+    """Return one-sided lower and upper bounds of probabilities, each wrong with probability <= `alpha`.
+
+    Args:
+        hits: Numbers of draws in an event.
+        draws: Numbers of draws.
+        alpha: Error probability of one bound.
+
+    References:
+        Clopper, Pearson, The Use of Confidence or Fiducial Limits Illustrated in the Case of the Binomial,
+        Biometrika 1934.
+
+    Examples:
+        >>> low, high = binomial_bounds(np.array([0, 9]), 10, 0.025)
+        >>> low.round(3).tolist(), high.round(3).tolist()
+        ([0.0, 0.555], [0.308, 0.997])
+    """
+    misses = draws - hits
+    lower: Array = np.where(hits > 0, scipy.special.betaincinv(np.maximum(hits, 1), misses + 1, alpha), 0.0)
+    # use the other tail because 1 - alpha loses digits, and SciPy before 1.12 finds no root there
+    rest = np.where(misses > 0, scipy.special.betaincinv(np.maximum(misses, 1), hits + 1, alpha), 0.0)
+    upper: Array = 1.0 - rest
+    return lower, upper
 
 
 def leakage_factor(xi: float) -> float:

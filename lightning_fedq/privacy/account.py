@@ -30,10 +30,18 @@ class Account:
     Args:
         run: Description of the run: mechanism, cohorts, trust in the parties, charges.
         delta: Delta of all statements, in (0, 1).
+        rounds: Number of rounds of one client that statements are about. Delta covers dropouts and opened
+            masks in as many rounds. None is the run's own number.
     """
 
     run: Run
     delta: float
+    rounds: int | None = None
+
+    @property
+    def horizon(self) -> int:
+        """Number of rounds of one client that are accounted for, >= 1."""
+        return max(self.run.horizon if self.rounds is None else self.rounds, 1)
 
     @property
     def num_colluding(self) -> int:
@@ -52,7 +60,7 @@ class Account:
         must cover it.
         """
         share = 0.25 if self.run.sampling.dropout_probability else 0.5
-        return max(self.run.horizon, 1) * self.run.masks_open <= share * self.delta
+        return self.horizon * self.run.masks_open <= share * self.delta
 
     def _count_known_clients(self, adversary: Adversary) -> int:
         """Return the number of clients of a cohort whose contributions the adversary knows.
@@ -95,7 +103,7 @@ class Account:
         share = 0.5 if after_drops else 1.0
         if claim.adversary is Adversary.SECAGG_SERVER and self.masks_hold:
             more = CHANCE * run.colluders.drawn + run.masks_open / self.delta
-            share -= more * max(rounds, run.horizon, run.rounds if run.mechanism.reuses_noise else 0)
+            share -= more * max(rounds, self.horizon, run.rounds if run.mechanism.reuses_noise else 0)
         return max(share, 0.0) * self.delta
 
     def spent(
@@ -204,6 +212,8 @@ class Account:
     ) -> float:
         """Return epsilon of some rounds of one client against an adversary, under replace-one adjacency.
 
+        It is what the report of a run says that ends with these rounds.
+
         Args:
             adversary: Adversary of the statement.
             charges: Rounds of one client, or released rounds if `secret`.
@@ -213,10 +223,11 @@ class Account:
         Returns:
             Epsilon in nats, infinite where nothing is claimed.
         """
-        claim = self.claims(client)[adversary]
+        account = replace(self, rounds=charges)
+        claim = account.claims(client)[adversary]
         if isinstance(claim.loss, NonPrivate):
             return math.inf
-        return self.secret(claim, charges) if secret else self.epsilon_replace_one(claim, charges)
+        return account.secret(claim, charges) if secret else account.epsilon_replace_one(claim, charges)
 
     def claims(self, client: int | None = None) -> dict[Adversary, PrivacyClaim]:
         """Return the claim that fits the run for every adversary, about every client or about one.
@@ -344,7 +355,7 @@ class Account:
         tolerated = self.run.mechanism.tolerated_dropouts(self.run.context)
         if tolerated is not None:
             return _add_assumption(claim, f"a round with more than {tolerated} dropouts is aborted")
-        failure = self.delta / (2 * max(self.run.horizon, 1))  # the half of delta that `available` reserves
+        failure = self.delta / (2 * self.horizon)  # the half of delta that `available` reserves
         sizes = [len(group) for group in self.run.context.groups]
         corrupt = self._count_known_clients(claim.adversary)
         loss = claim.loss.after_dropouts(sizes, self.run.sampling.dropout_probability, failure, corrupt)

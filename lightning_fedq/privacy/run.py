@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from lightning_fedq.mechanisms.interface import Mechanism, NonPrivate, RoundContext
@@ -221,7 +222,8 @@ class Run:
     @property
     def horizon(self) -> int:
         """Number of rounds of one client that are accounted for."""
-        return self.max_rounds_to_come + (0 if self.charges is None else int(max(self.charges, default=0)))
+        charged = self.charges if isinstance(self.charges, Tensor) else torch.tensor(self.charges or [0])
+        return self.max_rounds_to_come + (int(charged.max()) if len(charged) else 0)
 
     @property
     def max_rounds_to_come(self) -> int:

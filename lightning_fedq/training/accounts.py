@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lightning_fedq._lightning import get_callbacks, pl
 from lightning_fedq.algorithms.byzantine.counting import count_byzantine
-from lightning_fedq.mechanisms.interface import Adversary, Mechanism, NonPrivate, PrivacyClaim, RoundContext
+from lightning_fedq.mechanisms.interface import Adversary, Mechanism, NonPrivate, RoundContext
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import closed_form
 from lightning_fedq.privacy.planning import GOOD, HOMOGENEITY, SWAMPED, relative_error, verdict_on
@@ -191,7 +191,7 @@ class RunFigures:
 
     def __init__(self, federation: Federation, trainer: pl.Trainer) -> None:
         self._federation, self._trainer = federation, trainer
-        self._megabytes, self._costs = 0.0, dict[str, tuple[Account, PrivacyClaim]]()
+        self._megabytes, self._costs = 0.0, dict[str, tuple[Account, Adversary, bool]]()
         budgets: list[Any] = [each for each in get_callbacks(trainer) if hasattr(each, "epsilon_spent")]
         about = [each.adversary for each in budgets if each.unit != "sample"]
         target = federation.privacy_target
@@ -205,14 +205,8 @@ class RunFigures:
         if self._counted or federation.planner.law.secret:
             return  # a budget logs its own epsilon, and charges of secret cohorts reveal the clients drawn
         assert federation.engine is not None
-        rounds = federation.count_rounds(self._trainer)
-        to_come = (-1 if rounds is None else rounds) - self._trainer.current_epoch
-        # half of delta covers rounds with many dropouts, for which the number of rounds must be known
-        if to_come < 0 and federation.planner.dropout_probability:
-            return
-        horizon = max(federation.engine.ledger.rounds + to_come, 1)
         byzantine = count_byzantine(self._trainer, federation.planner)
-        run = full_run(federation, federation.engine, byzantine, horizon)
+        run = full_run(federation, federation.engine, byzantine, federation.engine.ledger.rounds)
         account = Account(run, choose_delta(federation, self._trainer))
         groups = run.mechanism.protection_groups(run.num_clients)
         if len(groups) > 1:
@@ -223,7 +217,8 @@ class RunFigures:
                 continue  # without a target, the report at the end has all six adversaries
             masked = who is not Adversary.SECAGG_SERVER or (sums is not None and sums.ran)
             true = run.threat.secure_keys and masked
-            self._costs["fed/epsilon" if true else "fed/sim_epsilon"] = account, claim
+            is_cheap = closed_form(claim.loss)
+            self._costs["fed/epsilon" if true else "fed/sim_epsilon"] = account, who, is_cheap
 
     def after(self, record: RoundRecord) -> dict[str, float]:
         """Return the figures after a round by their logged names. NaN if not computed after this round."""
@@ -237,11 +232,12 @@ class RunFigures:
             )
         count = record.round + 1
         sparse = count == last or (count >= _FIRST_PRICED and count & (count - 1) == 0)
-        charges = engine.ledger.max_charges
-        for name, (account, claim) in self._costs.items():
+        ledger = engine.ledger
+        for name, (account, who, is_cheap) in self._costs.items():
             values["fed/delta"] = account.delta
-            known = sparse or closed_form(claim.loss)
-            values[name] = account.epsilon_replace_one(claim, charges) if known else math.nan
+            account = replace(account, run=replace(account.run, rounds=ledger.rounds))
+            known = sparse or is_cheap
+            values[name] = account.epsilon(who, ledger.max_charges, secret=False) if known else math.nan
         return values
 
 

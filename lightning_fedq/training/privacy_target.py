@@ -183,7 +183,8 @@ class CalibratedTarget:
         if self.target.over == "round":
             return
         ledger = federated.ledger
-        done = (ledger.rounds if self._secret else ledger.max_charges) if is_repeated else 0
+        done = ledger.rounds if self._secret else int(ledger.limited_charges.max())
+        done = done if is_repeated else 0
         if done + rounds > self.calibration.rounds:
             spent = f"{done} are charged and " if done else ""
             raise ValueError(
@@ -194,6 +195,9 @@ class CalibratedTarget:
 
     def limit(self, engine: RoundEngine, federated: Federation, trainer: pl.Trainer) -> None:
         """Limit the ledger's charges to what the target allows. Repeated when the trained vector changes.
+
+        Charges of another run in the same folder do not stop this one, but count in what is reported. So a
+        script that trains anew in a fixed folder goes on, with a warning.
 
         Raises:
             ValueError: If the target is exceeded because more parameters are trained than at calibration.
@@ -218,6 +222,14 @@ class CalibratedTarget:
             account, self.target.against, self.target.epsilon, secret=False, at_least=found.charges
         )
         engine.ledger.limits = torch.full((engine.planner.num_clients,), max_charges, dtype=torch.int32)
+        engine.ledger.spares_other_runs = True
+        if others := engine.ledger.max_charges_of_other_runs:
+            spent = account.epsilon(self.target.against, others, secret=False)
+            rank_zero_warn(
+                f"Another run of this federation has spent {spent:.4g} of {self.target} "
+                f"({', '.join(engine.ledger.other_runs)}), which counts in the report of this run. Use "
+                "another folder for other clients, or Federated(ledger=...) if the target should cover both"
+            )
 
     def skip_spent_rounds(self, engine: RoundEngine) -> None:
         """Skip rounds whose cohort has no budget left. Only where each client takes part once.
@@ -236,7 +248,7 @@ class CalibratedTarget:
     @staticmethod
     def _is_spent(engine: RoundEngine) -> bool:
         """Return whether a client of the next cohort has no charges left."""
-        limits, charges = engine.ledger.limits, engine.ledger.charges
+        limits, charges = engine.ledger.limits, engine.ledger.limited_charges
         return limits is not None and find_spent_client(engine, charges, limits) is not None
 
     def check_direction(self, record: RoundRecord) -> None:

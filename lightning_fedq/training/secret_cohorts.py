@@ -127,7 +127,7 @@ def check_run(federated: Any, trainer: pl.Trainer) -> None:
     if data.reads_streams:
         what = "streams and clients' own loaders continue where they stopped"
         _refuse("S5, clients without memory", what, "Use one dataset and a partition")
-    if engine.ledger.limits is not None:
+    if engine.ledger.limits is not None or engine.ledger.budget_limits is not None:
         what = "the ledger limits the charges of every client"
         _refuse(
             "S5, clients without limits of their own",
