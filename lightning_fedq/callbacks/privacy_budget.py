@@ -118,7 +118,7 @@ class PrivacyBudget(pl.Callback):
         self._counts_samples = self._find_unit(federated, dpsgd) == "sample"
         self._each_step = self._counts_samples and federated is None
         if self._counts_samples:
-            self._follow_steps(dpsgd, federated)
+            self._follow_steps(dpsgd)
         else:
             law = federated.planner.law
             check_law("budget", self.adversary, "run", law)
@@ -128,9 +128,10 @@ class PrivacyBudget(pl.Callback):
             federated.when_vector_changes(follow)
         self._began, self.epsilon_spent = True, self._current_spending()
         if why := self._blocked():
+            others = "" if federated is None else federated.ledger.other_journals
             self._act_on_exhausted(
                 f"The budget of epsilon {self.epsilon:g} at delta {self.delta:g} is spent: {why}. "
-                "Raise the budget, or stop here."
+                f"Raise the budget, or stop here{others}."
             )
 
     # ---- what is counted ----------------------------------------------------------------------------
@@ -197,7 +198,7 @@ class PrivacyBudget(pl.Callback):
         self._current_spending, self._blocked = spent, lambda: _blocked(engine, charged(), limits)
         self._key = "fed/sim_epsilon" if simulated else "fed/epsilon"
 
-    def _follow_steps(self, dpsgd: DPSGD, federated: Federation | None) -> None:
+    def _follow_steps(self, dpsgd: DPSGD) -> None:
         """Limit the steps of each account of `DPSGD`."""
         dpsgd.next_steps()  # refuses a loader without Poisson sampling
         if self._each_step and self.adversary is not Adversary.OUTSIDER:
@@ -226,8 +227,7 @@ class PrivacyBudget(pl.Callback):
             if all(accounts[k].steps + steps <= limits[k] for k, steps in dpsgd.next_steps().items()):
                 return ""
             done = max(account.steps for account in accounts.values())
-            others = "" if federated is None else federated.ledger.other_journals
-            return f"{self.affordable} {unit} fit into it, and {done} are done{others}"
+            return f"{self.affordable} {unit} fit into it, and {done} are done"
 
         self._current_spending, self._blocked = (lambda: dpsgd.epsilon(self.delta)), blocked
         self._key, self._unit = "dp/epsilon", f" ({dpsgd.unit})"
@@ -312,8 +312,7 @@ def _blocked(engine: RoundEngine, charges: torch.Tensor, limits: torch.Tensor) -
     if client is None:
         return ""
     whose = "" if bool((limits == limits[0]).all()) else f" of client {client}"
-    others = engine.ledger.other_journals
-    return f"{int(limits[client])} rounds{whose} fit into it, and {int(charges[client])} are done{others}"
+    return f"{int(limits[client])} rounds{whose} fit into it, and {int(charges[client])} are done"
 
 
 def _zero_spending() -> float:

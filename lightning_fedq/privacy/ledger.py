@@ -118,11 +118,11 @@ class Ledger:
 
     @property
     def other_journals(self) -> str:
-        """Journals of other runs in words, to end a sentence of an error. "" if none has charges."""
+        """Journals of other runs in words, for the end of a sentence. "" if none has charges."""
         if not self.other_runs:
             return ""
         rounds, paths = sum(self.other_runs.values()), ", ".join(self.other_runs)
-        return f", of which another run charged {rounds} rounds ({paths})"
+        return f" (another run charged {rounds} rounds: {paths})"
 
     def _sum(self, names: Iterable[str]) -> Tensor:
         """Return the charges of each client under some names."""
