@@ -316,6 +316,8 @@ def _if_ended(report: PrivacyReport) -> str:
     asked, limit = report.asked, "the epsilon of all rounds that were asked for"
     if asked is not None and asked.met and asked.over == "run":
         limit = f"the target of epsilon {asked.epsilon:g}"
+    elif report.limit:
+        limit = f"the budget of {report.limit}"
     return (
         f" The run was ended {report.ended}. Its epsilon is for a number of rounds that was fixed "
         f"beforehand. If released outputs decided when to end, {limit} holds instead."
@@ -600,6 +602,8 @@ def from_json(text: str) -> PrivacyReport:
                 f"privacy.json is no {SCHEMA}, but of another version of this package. Compute it again: "
                 "`fedq privacy CONFIG`, or `fedq privacy CKPT` with a checkpoint of the run"
             )
+        if isinstance(fields, dict):
+            fields = {"limit": "", **fields}  # earlier files do not name a budget
         report: PrivacyReport = from_plain(PrivacyReport, fields)
         names = sorted(Adversary.__members__)
         for rows in (report.rows, report.with_secure_keys or report.rows):
