@@ -34,10 +34,11 @@ from lightning_fedq.commands.configs import configs, fragments
 from lightning_fedq.commands.mechanisms import SHIPPED
 from lightning_fedq.commands.shown import FLAGS, SETTINGS, SHIPPED as HELP, WRITERS, writers
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism
+from lightning_fedq.privacy.assumptions import KINDS
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
-PAGES = (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
+PAGES = (ROOT / "README.md", ROOT / "SECURITY.md", *sorted(DOCS.rglob("*.md")))
 LISTS = Path(inspect.getfile(mechanisms))
 PUBLIC: dict[str, tuple[str, ...]] = {
     "callbacks": (),
@@ -205,6 +206,11 @@ def adversaries_table() -> str:
     """The adversaries: their name in code, their name for readers, and what each of them sees."""
     rows = ([f"`{who.name.lower()}`", who.title, who.sees] for who in Adversary)
     return _table(["name in code and configurations", "name in tables and pictures", "sees"], rows)
+
+
+def assumptions_table() -> str:
+    """Kinds of assumptions, and who is responsible for each."""
+    return _table(["assumption", "responsible party"], ([kind.term.rstrip(":"), kind.duty] for kind in KINDS))
 
 
 def _example(hook: str) -> str:

@@ -415,7 +415,8 @@ def test_compare_runs_and_reads(tmp_path, capsys):
     summary = json.loads(Path("first/small/summary.json").read_text())
     about = from_json(Path("first/small/privacy.json").read_text()).about
     assert [(row["verdict"], row["epsilon"]) for row in table] == [(about.verdict, about.epsilon)] * 2
-    assert table[1]["R"] == summary["noise_over_signal"]["sim_seen"] > 0
+    noise = summary["noise_over_signal"]
+    assert table[1]["R"] == max(noise["planned"], noise["sim_seen"]) > 0
     assert Path("both/compare.png").read_bytes()[:4] == b"\x89PNG" and "small" in capsys.readouterr().out
     assert [row["rounds"] for row in table] == [2, 2]
     assert main(["compare", "first/small", "--monitor", "loss"]) == 2
@@ -459,8 +460,11 @@ def test_compare_warns_of_runs_of_different_length(tmp_path, capsys, monkeypatch
     )
     assert sum(long_name in line for line in lines) == 1  # not cut, not folded
     table = json.loads(Path("both/table.json").read_text())
-    assert table["monitor"] == "val_loss"  # the only one that there is, and small is better
-    assert [(row["rounds"], row["best"]) for row in table["runs"]] == [(3, pytest.approx(1 / 3)), (2, 0.5)]
+    assert table["monitor"] == "val_loss"  # the only one that there is, and nobody tells its direction
+    assert [(row["rounds"], row["best"]) for row in table["runs"]] == [(3, "-"), (2, "-")]
+    assert main(["compare", *map(str, runs), "--mode", "min", "--out", "told"]) == 0
+    table = json.loads(Path("told/table.json").read_text())
+    assert [row["best"] for row in table["runs"]] == [pytest.approx(1 / 3), 0.5]
 
 
 def test_compare_warns_of_epsilons_at_different_deltas(tmp_path, capsys):

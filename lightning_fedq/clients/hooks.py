@@ -9,6 +9,8 @@ client starts with their result.
 
 from __future__ import annotations
 
+import dis
+import types
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -111,6 +113,50 @@ def report_copied_callbacks(callbacks: list[pl.Callback]) -> None:
             f"{', '.join(names)} belong to the fit: once per round, batch hooks get a NaN loss and one "
             "sample of zeros. Read losses from trainer.callback_metrics."
         )
+
+
+def report_step_periods(trainer: Any) -> None:
+    """Log the user's hooks that run once a round and ask for a period in steps, before round 1."""
+    found = []
+    for owner, host in [(one, pl.Callback) for one in trainer.callbacks] + [
+        (trainer.lightning_module, pl.LightningModule)
+    ]:
+        of_clients = host is pl.LightningModule or trains_with_clients(owner)
+        per_step = (*STEP_HOOKS, "on_train_epoch_end", "training_step") if of_clients else ()
+        for hook in (name for name in dir(host) if name.startswith("on_") and name not in per_step):
+            if has_user_hook(owner, hook) and (hook in vars(owner) or is_overridden(hook, owner, host)):
+                function = getattr(getattr(owner, hook), "__func__", getattr(owner, hook))
+                if _has_step_period(type(owner), function):
+                    found.append(f"{type(owner).__name__}.{hook}")
+    if found:
+        rank_zero_info(
+            f"{', '.join(found)} use global_step % n, but run once a round, where global_step jumps by the "
+            "steps of a round. Compare global_step // n with its last value, or count trainer.current_epoch."
+        )
+
+
+def _has_step_period(kind: type, function: Any) -> bool:
+    """Return whether a function, with the methods of its class that it names, uses `global_step` and `%`."""
+    codes = [code] if (code := getattr(function, "__code__", None)) is not None else []
+    seen, has_step, has_modulo = set[Any](), False, False
+    while codes:
+        code = codes.pop()
+        if code in seen:
+            continue
+        seen.add(code)
+        has_step |= "global_step" in code.co_names
+        has_modulo |= any(
+            "MODULO" in one.opname or (one.opname == "BINARY_OP" and one.argrepr[:1] == "%")
+            for one in dis.get_instructions(code)
+        )
+        codes += [const for const in code.co_consts if isinstance(const, types.CodeType)]
+        methods = (getattr(kind, name, None) for name in code.co_names if name.isidentifier())
+        codes += [
+            one.__code__
+            for one in methods
+            if isinstance(one, types.FunctionType) and one.__module__.partition(".")[0] not in _HOST
+        ]
+    return has_step and has_modulo
 
 
 def call_hooks(trainer: Any, callbacks: list[Any], hook: str, *args: Any) -> None:

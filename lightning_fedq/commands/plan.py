@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -21,7 +22,16 @@ from lightning_fedq.mechanisms.registry import class_path
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.cohorts import CohortLaw, DisjointOnce, Everybody, make_cohort_law
-from lightning_fedq.privacy.planning import COSTLY, GOOD, HOMOGENEITY, Option, Problem, plan, recommended
+from lightning_fedq.privacy.planning import (
+    COSTLY,
+    GOOD,
+    HOMOGENEITY,
+    Option,
+    Problem,
+    plan,
+    recommended,
+    verdict_on,
+)
 from lightning_fedq.privacy.run import ASSUMED, ThreatModel
 from lightning_fedq.privacy.target import PrivacyTarget, planned_charges
 from lightning_fedq.privacy.verdict import format_epsilon
@@ -123,11 +133,10 @@ def main(
     _print(console, problem, found)
     best = recommended(found)
     if best is not None:
-        console.print(f"\n{_advice(best, found[0])} {_around(clip_norm, federated)}", highlight=False)
+        advice = _advice(problem, found, asked.rows)
+        console.print(f"\n{advice}\n{_around(clip_norm, federated)}", highlight=False)
         if problem.law.secret and best.mechanism is not None:
             console.print(f"\n{_known_cohort_text(problem, best.mechanism)}", highlight=False)
-        if best.verdict in ("poor", "do not"):
-            console.print(f"\n{_fewer(problem, best, asked.rows[best.name])}", highlight=False)
     if config and best is not None:
         console.print("\nPaste these settings in place of your mechanism:\n", highlight=False)
         print(to_yaml(best, problem, clip_norm), end="")
@@ -253,27 +262,90 @@ def _print(console: Console, problem: Problem, found: Sequence[Option]) -> None:
     )
 
 
-def _advice(best: Option, least: Option) -> str:
-    """Return advice on the option to take, with the reason if another option has the smallest error."""
-    if best is least or best.ratio is None:
-        return f"Take {best.name}, which has the smallest error."
+def _advice(problem: Problem, found: Sequence[Option], rows: Mapping[str, Mechanism]) -> str:
+    """Return advice by the verdict on the best row: an option to take, or ways out if none is good.
+
+    Args:
+        problem: Target and sizes.
+        found: Options by error, the smallest first. At least one is possible.
+        rows: Mechanisms of the options before their calibration, by name.
+    """
+    least, best = found[0], recommended(found)
+    assert best is not None
+    if best.ratio is None or least.ratio is None:
+        return f"Take {best.name}. R is not known for any option."
+    ways_out = "\n".join(("", *_ways_out(problem, found, rows[least.name])))
+    if least.verdict == "do not":
+        return (
+            f"Take none of these: {least.name} has the smallest R, {least.ratio:.2g}, and a model would "
+            f"learn mostly noise. Ways out:{ways_out}"
+        )
+    text = f"Take {best.name}, which has the smallest error."
+    if best is not least:
+        text = (
+            f"Take {best.name}: {best.bits:.2g} bits and R {best.ratio:.2g}, about as good as {least.name} "
+            f"with {least.bits:.2g} bits and R {least.ratio:.2g}."
+        )
+    if least.verdict == "poor":
+        return f"{text} The model will lose much accuracy. Ways out:{ways_out}"
+    return text
+
+
+def _ways_out(problem: Problem, found: Sequence[Option], row: Mechanism) -> Iterator[str]:
+    """Yield three ways to a useful model at this epsilon, with numbers.
+
+    Args:
+        row: Mechanism of the option with the smallest R, before its calibration.
+    """
+    yield _inside_sites(problem)
+    needed = [(option.clients_needed, option.name) for option in found if option.clients_needed is not None]
+    if needed:
+        count, name = min(needed)
+        yield f"  * More clients: R is {GOOD:g} ({verdict_on(GOOD)}) from about {_short(count)} with {name}."
+    else:
+        yield "  * More clients: no number was found that is enough."
+    yield _fewer(problem, found[0], row)
+
+
+_SITE_ROWS, _SITE_BATCH, _SITE_DELTA = 1000, 100, 1e-5
+"""Rows, expected batch size and largest delta of the site whose noise multiplier the advice computes."""
+
+
+def _inside_sites(problem: Problem) -> str:
+    """Return advice on DP-SGD, which protects rows of few large sites."""
+    from opacus.accountants.utils import get_noise_multiplier  # slow import, and only needed here
+
+    epsilon, delta = problem.target.epsilon, min(problem.target.delta or _SITE_DELTA, _SITE_DELTA)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that other orders would give a little less noise
+        noise = get_noise_multiplier(
+            target_epsilon=epsilon,
+            target_delta=delta,
+            sample_rate=_SITE_BATCH / _SITE_ROWS,
+            steps=problem.rounds * _SITE_ROWS // _SITE_BATCH,
+            accountant="rdp",
+        )
     return (
-        f"Take {best.name}: {best.bits:.2g} bits and R {best.ratio:.2g}, about as good as {least.name} with "
-        f"{least.bits:.2g} bits and R {least.ratio:.2g}."
+        "  * Few large sites: DPSGD protects each row instead of each client. A site of "
+        f"{_SITE_ROWS:,} rows with batches of {_SITE_BATCH} takes noise_multiplier {noise:.2f} for epsilon "
+        f"{epsilon:g} per row at delta {delta:g} (docs/guides/dp_sgd.md)."
     )
 
 
-def _fewer(problem: Problem, best: Option, row: Mechanism) -> str:
+def _fewer(problem: Problem, least: Option, row: Mechanism) -> str:
     """Return advice on training fewer parameters with the same clients, since R falls with their number."""
-    assert best.ratio is not None
-    params = math.ceil(problem.params * COSTLY / best.ratio / 1.1)
-    (smaller,) = plan(replace(problem, params=max(params, 100)), {best.name: row})
-    if params < 100 or smaller.ratio is None:
-        return "This target needs more clients. No useful number of parameters is small enough."
-    return (
-        f"With {params:,} trained parameters, R would be {smaller.ratio:.2g} ({smaller.verdict}) for the "
-        "same clients. For example, train a head on fixed features (docs/guides/useful_epsilon.md)."
-    )
+    assert least.ratio is not None
+    params = problem.params * COSTLY / least.ratio
+    while params >= 1.1:
+        params /= 1.1
+        (smaller,) = plan(replace(problem, params=math.floor(params)), {least.name: row})
+        if smaller.ratio is not None and smaller.ratio <= COSTLY:
+            return (
+                f"  * Fewer parameters: with {math.floor(params):,} of them, {least.name} has R "
+                f"{smaller.ratio:.2g} ({smaller.verdict}). For example, train a head on fixed features "
+                "(docs/guides/useful_epsilon.md)."
+            )
+    return "  * Fewer parameters: no number of them is small enough."
 
 
 def _around(clip_norm: float, federated: Federated | None) -> str:

@@ -29,6 +29,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+import lightning_fedq.privacy.assumptions as kind
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.clip import unit_ball_factors
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
@@ -262,7 +263,9 @@ class AdaptiveClip(Mechanism):
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """Return the wrapped mechanism's claims for one coordinate more, which hold for every clip."""
-        paid = f"clip: public, moved by released counts that take {self.share:g} of this noise budget"
+        paid = kind.VIEW(
+            f"clip: public, moved by released counts that take {self.share:g} of this noise budget"
+        )
         return tuple(
             replace(claim, assumptions=(*claim.assumptions, paid))
             for claim in self.mechanism.claims(self._round(context))

@@ -38,6 +38,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+import lightning_fedq.privacy.assumptions as kind
 from lightning_fedq.functional.blocks.bit_budget import best_block_count, bit_epsilon
 from lightning_fedq.functional.blocks.block_messages import decode_messages, encode_updates, sum_messages
 from lightning_fedq.functional.blocks.codeword import (
@@ -81,13 +82,17 @@ from lightning_fedq.wire.coding import FixedLength
 
 EpsilonScope = Literal["bit", "round", "total"]
 
-_KNOWN = "codewords and dither may be known to the adversary"
-_DRAWN = "the chosen blocks may also be known to the adversary, and are drawn independently of the update"
-_BEHIND = ("by post-processing: that others hide a client is not used",)
+_KNOWN = kind.VIEW("codewords and dither may be known to the adversary")
+_DRAWN = kind.VIEW(
+    "the chosen blocks may also be known to the adversary, and are drawn independently of the update"
+)
+_BEHIND = (kind.VIEW("by post-processing: that others hide a client is not used"),)
 _SPECIAL = {
     Adversary.SECAGG_SERVER: (
-        "messages can't be summed before decoding, so there is no secure aggregation: "
-        "the claim is that of the server that sees every message",
+        kind.VIEW(
+            "messages can't be summed before decoding, so there is no secure aggregation: "
+            "the claim is that of the server that sees every message"
+        ),
     ),
     Adversary.CLIENT: _BEHIND,
     Adversary.OUTSIDER: _BEHIND,

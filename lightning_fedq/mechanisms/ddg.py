@@ -26,6 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+import lightning_fedq.privacy.assumptions as kind
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.chunks import CHUNK
 from lightning_fedq.functional.clip import float32_range, unit_ball_factor
@@ -42,6 +43,7 @@ from lightning_fedq.functional.noise.discrete_gaussian import (
 from lightning_fedq.functional.rotation import Words, rotate, rotate_back, sign_words
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.mechanisms.interface import (
+    ANY_NUMBER,
     Adversary,
     AuditCase,
     ConcentratedLoss,
@@ -238,21 +240,27 @@ class DistributedDiscreteGaussian(Mechanism):
         # single messages have the client's own noise, sums the noise of all clients that answered
         alone = self._loss(1, context, "the client's own noise")
         base = (
-            "noise is fresh in every round and attempt and comes from keys that the adversary does not hold",
+            kind.SECRET_KEYS(
+                "noise is fresh in every round and attempt and comes from keys that the adversary does not "
+                "hold"
+            ),
         )
         size, corrupt, claims = len(context.cohort), context.num_corrupt, []
         answer = f"at least {max(size - self.max_dropped, 1)} of {size} clients answer"
         colluding = f"with {corrupt} clients at most" if corrupt else "with no clients"
-        shared = (f"{answer}, and nothing but the sum is seen", f"the server colludes {colluding}")
+        shared = (
+            kind.DROPOUTS(f"{answer}, and nothing but the sum is seen", kind.SUM_ALONE),
+            kind.COLLUSION(f"the server colludes {colluding}"),
+        )
         summed = count_hidden_clients(context, self.max_dropped)
         for who in Adversary:
             if who not in summed:
-                claims.append(PrivacyClaim(who, alone, 1, assumptions=base))
+                claims.append(PrivacyClaim(who, alone, 1, assumptions=base, colluders=ANY_NUMBER))
                 continue
             known, hidden = summed[who]
             but = f" except {known} that the adversary knows" if known else ""
             loss = self._loss(
                 hidden, context, f"the noise of all counted clients{but}, at least the victim's noise"
             )
-            claims.append(PrivacyClaim(who, loss, 1, assumptions=base + shared))
+            claims.append(PrivacyClaim(who, loss, 1, assumptions=base + shared, colluders=known))
         return tuple(claims)

@@ -42,13 +42,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+import lightning_fedq.privacy.assumptions as kind
 from lightning_fedq.functional.hadamard import padded_size
 from lightning_fedq.functional.noise.discrete_gaussian import LARGEST_SIGMA, discrete_gaussian, sum_gap
 from lightning_fedq.functional.noise.inversion import Words
@@ -353,26 +354,39 @@ class HandedOnGaussian(DistributedDiscreteGaussian):
         there = len(context.cohort) - self.max_dropped
         corrupt = context.num_corrupt
         known = {
-            Adversary.OUTSIDER: (0, "no party who sees only models knows a share"),
-            Adversary.CLIENT: (1, "the curious client knows its own share or its predecessor's"),
+            Adversary.OUTSIDER: (0, kind.MODELS_ONLY("no party who sees only models knows a share")),
+            Adversary.CLIENT: (1, kind.VIEW("the curious client knows its own share or its predecessor's")),
             Adversary.SECAGG_SERVER: (
                 2 * corrupt,
-                f"the server colludes with {corrupt} clients of a cohort at most, and they know their own "
-                "shares and their predecessors' shares",
+                kind.COLLUSION(
+                    f"the server colludes with {corrupt} clients of a cohort at most, and they know their "
+                    "own shares and their predecessors' shares"
+                ),
             ),
         }
         base = (
-            f"at least {there} of {len(context.cohort)} clients answer, and nothing but the sum is seen",
-            f"a client's rounds are at least {self.num_cohorts} apart, or a new block begins",
-            "each client's successor is dealt out once, before any data, one client to one client",
-            "public keys are authenticated and the key agreement is unbroken (computational)",
-            "no client is set back to an earlier state, and no third client knows a pair's share",
-            "updates do not depend on the clients' own noise or messages (no error feedback)",
+            kind.DROPOUTS(
+                f"at least {there} of {len(context.cohort)} clients answer, and nothing but the sum is seen",
+                kind.SUM_ALONE,
+            ),
+            *(
+                kind.NOISE_IN_ORDER(sentence)
+                for sentence in (
+                    f"a client's rounds are at least {self.num_cohorts} apart, or a new block begins",
+                    "each client's successor is dealt out once, before any data, one client to one client",
+                    "no client is set back to an earlier state, and no third client knows a pair's share",
+                    "updates do not depend on the clients' own noise or messages (no error feedback)",
+                )
+            ),
+            kind.AUTHENTIC_KEYS(
+                "public keys are authenticated and the key agreement is unbroken (computational)"
+            ),
         )
+        colluders = {Adversary.CLIENT: 1, Adversary.SECAGG_SERVER: corrupt}
         single = NonPrivate("noise protects the sum only: the next client knows a message's share")
         claims = []
         for who in Adversary:
-            insiders, whose = known.get(who, (0, ""))
+            insiders, whose = known.get(who, (0, kind.VIEW("")))
             unknown = there - insiders
             if who not in known:
                 claims.append(PrivacyClaim(who, single, 1))
@@ -386,8 +400,13 @@ class HandedOnGaussian(DistributedDiscreteGaussian):
                 note = f"noise of {unknown} clients, which later rounds subtract in part"
                 loss, slack = self._loss(unknown, context, note), self.slack(unknown, context)
                 near = f"{slack.log_ratio:.1e} in log-ratio of Gaussian noise, charged to the budget"
-                law = f"the noise's distribution is within {near}"
-                claims.append(PrivacyClaim(who, loss, 1, assumptions=(*base, whose, law), slack=slack))
+                law = kind.FLOAT_ERROR(f"the noise's distribution is within {near}")
+                about: dict[str, Any] = {
+                    "assumptions": (*base, whose, law),
+                    "slack": slack,
+                    "colluders": colluders.get(who),
+                }
+                claims.append(PrivacyClaim(who, loss, 1, **about))
         return tuple(claims)
 
 

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import lightning_fedq.privacy.assumptions as kind
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.exact_error.dither import add_uniforms
 from lightning_fedq.functional.linear_decode import decode_total, sum_of_rows
@@ -195,5 +196,8 @@ class JoPEQ(Mechanism):
         if slack <= _MOST_SLACK:
             note = f"Laplace noise before the quantiser, with epsilon = {self.epsilon:g} requested"
             loss = LaplaceLoss(1.0 / (self.attained_epsilon + slack), note)
-        sent = f"only the level is sent, and float noise costs {slack:.1e} of epsilon, which is counted"
+        sent = kind.FLOAT_ERROR(
+            f"only the level is sent, and float noise costs {slack:.1e} of epsilon, which is counted",
+            kind.VIEW,
+        )
         return same_for_all(loss, context.dim, (ARBITRARY, FRESH, sent), unit=Unit.COORDINATE)

@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 from scipy import special, stats
 from torch import Tensor
 
+import lightning_fedq.privacy.assumptions as kind
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.chunks import CHUNK
 from lightning_fedq.functional.clip import float32_range, unit_ball_factor
@@ -56,8 +57,8 @@ from lightning_fedq.mechanisms.bases.claims import (
     AUTHENTICATED,
     FRESH,
     MODELS_ONLY,
-    NO_COLLUSION,
     SUM_ONLY,
+    bounded_collusion,
 )
 from lightning_fedq.mechanisms.interface import (
     Adversary,
@@ -397,18 +398,21 @@ class RotatedCoins(Mechanism):
         if self.coins == 1:
             laws = [(low, high), (high, low)]
         alone = PmfPairs(((laws[0], laws[1]),), "randomised response on the bits of one rotated coordinate")
-        corrupt, keys = context.num_corrupt, (AUTHENTICATED,) if self.paired else ()
+        keys = (AUTHENTICATED,) if self.paired else ()
         left = len(context.cohort) - self.max_dropped
-        answer = (f"at least {max(left, 1)} of {len(context.cohort)} clients answer",)
-        colluding = f"the server colludes with {corrupt} clients at most" if corrupt else NO_COLLUSION
+        answer = (kind.DROPOUTS(f"at least {max(left, 1)} of {len(context.cohort)} clients answer"),)
         stated = {
             Adversary.CLIENT: (MODELS_ONLY, *answer),
-            Adversary.SECAGG_SERVER: (SUM_ONLY, colluding, *answer, *keys),
+            Adversary.SECAGG_SERVER: (SUM_ONLY, bounded_collusion(context.num_corrupt), *answer, *keys),
             Adversary.OUTSIDER: (MODELS_ONLY, *answer, *keys),
         }
         summed = {
             who: PrivacyClaim(
-                who, self._behind(known, hidden - 1, context), 1, assumptions=(ARBITRARY, FRESH, *stated[who])
+                who,
+                self._behind(known, hidden - 1, context),
+                1,
+                assumptions=(ARBITRARY, FRESH, *stated[who]),
+                colluders=known,
             )
             for who, (known, hidden) in count_hidden_clients(context, self.max_dropped).items()
         }

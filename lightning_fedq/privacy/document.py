@@ -11,18 +11,18 @@ import json
 import math
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
 from lightning_fedq.dpsgd.statement import SampleStatement
 from lightning_fedq.functional.checks import from_plain
 from lightning_fedq.mechanisms.interface import Adversary, Neighbours
-from lightning_fedq.privacy.assumptions import Kind, find_kinds
+from lightning_fedq.privacy.assumptions import Kind, kinds_of, with_terms
 from lightning_fedq.privacy.report import PrivacyReport, Row, State, is_met
 from lightning_fedq.privacy.secret_row import SECRET_COHORTS, adversary_title
 from lightning_fedq.privacy.verdict import COLOURS, NO_GUARANTEE, NOT_RUN, VACUOUS, format_epsilon, scale
 
-SCHEMA = "fedq-privacy/2"
+SCHEMA = "fedq-privacy/3"
 """First entry of the JSON. A file with another schema is refused."""
 AT_THE_END, REPORT, WHOLE = 0, 1, 2
 """Depths of a terminal at the end of a fit, of `report.md` and of `privacy.md`."""
@@ -197,7 +197,12 @@ def _row_condition(row: Row, masked: bool) -> str:
         return "nobody learns who took part"
     if masked and not is_met(row, True):
         return "masks are broken"
-    return "a partner leaks" if row.adversary == Adversary.SERVER_AND_PARTNER.name else ""
+    if row.adversary == Adversary.SERVER_AND_PARTNER.name:
+        return "a partner leaks"
+    colluders, alone = row.colluders, row.adversary == Adversary.CLIENT.name
+    if row.verdict == NO_GUARANTEE or not colluders or colluders == math.inf:
+        return ""
+    return "one client alone" if alone and colluders == 1 else f"{colluders:g} clients pool what they know"
 
 
 # ---- one row ------------------------------------------------------------------------------------------
@@ -276,7 +281,22 @@ def common_adversary(reports: Sequence[PrivacyReport]) -> str:
 
 
 def headline(report: PrivacyReport) -> str:
-    """Return one sentence about the run: epsilon, delta, adversary, and whether the target is met."""
+    """Return what the run guarantees: epsilon, delta, adversary, and whether the target is met.
+
+    Without a useful guarantee for clients, it begins with that for the rows of `DPSGD`, if there is one.
+    """
+    clients, samples = _client_headline(report), report.samples
+    if samples is None or not samples.is_useful:
+        return clients
+    row = report.about
+    if report.asked is None and (not report.secure_keys or row.verdict in (NO_GUARANTEE, VACUOUS)):
+        why = "keys come from a seed" if not report.secure_keys else row.reason
+        return f"{samples.promise}. No client as a whole is covered: {why}."
+    return f"{clients} {samples.promise}."
+
+
+def _client_headline(report: PrivacyReport) -> str:
+    """Return the guarantee for whole clients."""
     if not report.secure_keys:
         return (
             "NOTHING IS PRIVATE: the keys come from a seed. The rows say what secret keys (seed: null) "
@@ -413,11 +433,16 @@ def _parts(report: PrivacyReport) -> Iterator[Part]:
     yield Part("", tuple(text for text in (headline(report), caveat(report)) if text), AT_THE_END)
     sent = (text,) if (text := bits(report)) else ()
     yield Part("Who learns how much", (_adversary_table(report, report_lines), *sent), AT_THE_END)
+    samples = report.samples
     over = "One client over the run, any update against any other. "
-    yield Part("What has to hold", (_assumption_list(report_lines), f"{over}{scale().capitalize()}."), REPORT)
+    yield Part(
+        "What has to hold",
+        (_assumption_list(report_lines, samples), f"{over}{scale().capitalize()}."),
+        REPORT,
+    )
     yield Part("Times", (report.times,) if report.times else (), REPORT)
     yield Part("Of which run", (_facts(report),), REPORT)
-    if (samples := report.samples) is not None:
+    if samples is not None:
         yield Part(
             "One sample of a client's data", (f"{samples.line[:1].upper()}{samples.line[1:]}.",), REPORT
         )
@@ -453,16 +478,16 @@ def _adversary_table(report: PrivacyReport, report_lines: Sequence[ReportRow]) -
     return Table(("who", "epsilon", "verdict", "condition"), tuple(rows), COLOURS)
 
 
-def _assumption_list(report_lines: Sequence[ReportRow]) -> Table:
+def _assumption_list(report_lines: Sequence[ReportRow], samples: SampleStatement | None) -> Table:
     """Return the table of assumptions by kind, with the responsible party of each.
 
-    Assumptions of every useful row come first.
+    Assumptions of every useful row come first, and those of `DPSGD` last.
     """
     titles_and_sentences: dict[Kind, tuple[dict[str, None], dict[str, None]]] = {}
     useful = [line.row for line in report_lines if line.useful] or [line.row for line in report_lines]
     for row in useful:
         for sentence in row.assumptions:
-            for kind in find_kinds(sentence):
+            for kind in kinds_of(sentence):
                 titles, quoted = titles_and_sentences.setdefault(kind, ({}, {}))
                 titles[row.title] = quoted[sentence] = None
     rows = []
@@ -471,6 +496,8 @@ def _assumption_list(report_lines: Sequence[ReportRow]) -> Table:
             what = f"{kind.term} {'; '.join(quoted)}" if kind.term.endswith(":") else kind.term
             rows.append((what, kind.who, "every row" if len(titles) == len(useful) else ", ".join(titles)))
     rows.sort(key=lambda row: row[2] != "every row")
+    if samples is not None:
+        rows += [(what, who, "rows of DPSGD") for what, who in samples.assumptions]
     rows = rows or [("nothing", "", "every row")]
     return Table(("what", "who sees to it", "for"), tuple(rows))
 
@@ -569,6 +596,8 @@ def to_json(report: PrivacyReport) -> str:
         for row in (*plain["rows"], *plain["with_secure_keys"], plain["secret"] or {}):
             if (row.get("adversary"), row.get("cohorts")) == (line.row.adversary, line.row.cohorts):
                 row |= {**details, "epsilon": max(row["epsilon_run"], row["epsilon_any_two"])}
+    sentences = {text for row in (*report.all_rows, *report.with_secure_keys) for text in row.assumptions}
+    plain["kinds"] = {text: [kind.term for kind in kinds_of(text)] for text in sorted(sentences)}
     first = {"schema": SCHEMA, "headline": headline(report), "caveat": caveat(report)}
     return json.dumps(_plain({**first, **plain}), indent=2, ensure_ascii=False)
 
@@ -580,6 +609,17 @@ def _plain(value: object) -> object:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return "inf" if value == math.inf else value
+
+
+def _with_kinds(report: PrivacyReport, terms: dict[str, tuple[str, ...]]) -> PrivacyReport:
+    """Return a report from a file with the kinds of its assumptions, whose terms the file has by sentence."""
+
+    def named(row: Row) -> Row:
+        return replace(row, assumptions=tuple(with_terms(text, terms[text]) for text in row.assumptions))
+
+    secret = None if report.secret is None else named(report.secret)
+    rows, secure = (tuple(map(named, rows)) for rows in (report.rows, report.with_secure_keys))
+    return replace(report, rows=rows, with_secure_keys=secure, secret=secret)
 
 
 class OtherVersionError(ValueError):
@@ -605,6 +645,11 @@ def from_json(text: str) -> PrivacyReport:
         if isinstance(fields, dict):
             fields = {"limit": "", **fields}  # earlier files do not name a budget
         report: PrivacyReport = from_plain(PrivacyReport, fields)
+        terms = from_plain(dict[str, tuple[str, ...]], fields.get("kinds"), "kinds")
+        stated = {text for row in (*report.all_rows, *report.with_secure_keys) for text in row.assumptions}
+        if unknown := stated - terms.keys():
+            raise ValueError(f"kinds has no entry for {unknown.pop()!r:.60}")
+        report = _with_kinds(report, terms)
         names = sorted(Adversary.__members__)
         for rows in (report.rows, report.with_secure_keys or report.rows):
             if sorted(row.adversary for row in rows) != names:

@@ -8,6 +8,7 @@ vacuous, and so are distinguishing events more likely than delta, because such a
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -15,6 +16,7 @@ from typing import Literal
 
 import torch
 
+import lightning_fedq.privacy.assumptions as kind
 from lightning_fedq.dpsgd.statement import SampleStatement
 from lightning_fedq.mechanisms.interface import Adversary, Neighbours, NonPrivate, PrivacyClaim
 from lightning_fedq.privacy.account import Account
@@ -25,7 +27,7 @@ from lightning_fedq.privacy.secret_row import NOTE, SECRET_COHORTS, adversary_ti
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS, VACUOUS_EPSILON, format_epsilon, verdict
 
-OWN_CODE = (
+OWN_CODE = kind.TRUSTED_CODE(
     "every client runs code of its own (fedq flower client), or only trusted operators start runs and hold "
     "the SuperLink, because Flower sends the client's code with each run"
 )
@@ -72,6 +74,8 @@ class Row:
         epsilon_any_two: Epsilon of the run under replace-one adjacency. It equals `epsilon_run`, unless the
             adjacency is zero-out.
         cohorts: "secret" for a row that assumes that only the server knows who took part, otherwise "known".
+        colluders: Number of clients that may pool all that they know with the adversary, or which it has by
+            itself (one curious client). Infinite for any number.
     """
 
     adversary: str
@@ -89,6 +93,7 @@ class Row:
     advice: str = ""
     epsilon_any_two: float = math.inf
     cohorts: str = "known"
+    colluders: float = 0.0
 
     @property
     def name(self) -> str:
@@ -357,7 +362,7 @@ def privacy_report(
         not run.sampling.real_clients,
         shown,
         () if threat.secure_keys else rows,
-        _notes(account, population),
+        (*_notes(account, population), *_pooling_note(rows, account)),
         charged=population.histogram(),
         secret=hidden,
         origin=Origin(_current_origin().partition(" ")[0]) if run.sampling.law.secret else Origin(),
@@ -479,6 +484,34 @@ def _notes(account: Account, population: Population) -> tuple[str, ...]:
     return tuple(notes)
 
 
+def _pooling_note(rows: Sequence[Row], account: Account) -> Iterator[str]:
+    """Yield a note on clients that pool what they know, if one curious client has a guarantee for itself."""
+    curious, behind = (
+        next(row for row in rows if row.adversary == who.name)
+        for who in (Adversary.CLIENT, Adversary.SECAGG_SERVER)
+    )
+    if curious.verdict == NO_GUARANTEE or curious.colluders == math.inf:
+        return
+    start = f"The row of the curious client is about {_clients(curious.colluders)}."
+    count = account.num_corrupt
+    if account.run.threat.secure_sum is None or count <= curious.colluders:
+        yield (
+            f"{start} Several that pool what they know may learn more: SecAgg(max_corrupt=...) states for "
+            "how many the page gives an epsilon."
+        )
+        return
+    learn = (
+        f"epsilon {format_epsilon(behind.epsilon)} at most, as the server behind secure aggregation with them"
+    )
+    if behind.verdict == NO_GUARANTEE:
+        learn = f"no guarantee, because {behind.reason}"
+    yield f"{start} {count} that pool what they know (max_corrupt) have {learn}."
+
+
+def _clients(count: float) -> str:
+    return "one client that works alone" if count == 1 else f"{count:g} clients that pool what they know"
+
+
 def _row_behind_masks(row: Row, masks: Masks, server: str, run: Run) -> Row:
     """Add masks to the assumptions of the row of the server behind secure aggregation."""
     if row.adversary != Adversary.SECAGG_SERVER.name:
@@ -489,7 +522,8 @@ def _row_behind_masks(row: Row, masks: Masks, server: str, run: Run) -> Row:
         "counted": "masks run (they are only counted here)",
         "assumed": "masks run (assumed, no protocol does)",
     }
-    return replace(row, assumptions=(*row.assumptions, f"{words.get(masks, 'masks run')}, {server}"))
+    stated = kind.SUM_ALONE(f"{words.get(masks, 'masks run')}, {server}")
+    return replace(row, assumptions=(*row.assumptions, stated))
 
 
 def _row(claim: PrivacyClaim, charges: int, account: Account) -> Row:
@@ -506,6 +540,7 @@ def _row(claim: PrivacyClaim, charges: int, account: Account) -> Row:
         "none",
         claim.assumptions,
         NO_GUARANTEE,
+        colluders=claim.num_colluders,
     )
     if isinstance(claim.loss, NonPrivate):
         return replace(blank, reason=claim.loss.reason)

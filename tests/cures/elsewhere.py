@@ -55,6 +55,9 @@ TESTED = {
     "was written by lightning_fedq {} (protocol {}), this is {}": (
         "flower/test_one_folder.py::test_an_older_release_names_the_newer_one"
     ),
+    "counts steps, which are unknown over a network. Set Federated(local_steps=...), or every_n_epochs": (
+        "flower/test_client_refusals.py::test_checkpoints_by_steps_need_to_know_the_steps"
+    ),
     "leaves this client without a batch. Use a larger limit": (
         "flower/test_client_refusals.py::test_a_limit_that_is_large_enough_registers"
     ),

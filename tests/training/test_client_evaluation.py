@@ -120,11 +120,12 @@ def test_measuring_changes_nothing_in_the_training():
 
 def test_a_spread():
     values = torch.arange(20.0)
-    assert vars(Spread.summarise("val_acc", values)) == pytest.approx(
-        {"mean": 9.5, "worst_decile": 0.5, "std": float(values.double().std(correction=0)), "not_measured": 0}
-    )
-    assert Spread.summarise("val_loss", values).worst_decile == 18.5
-    assert Spread.summarise("val_acc", torch.tensor([0.5, 1.0])).worst_decile == 0.5
+    spread = {"mean": 9.5, "lowest_decile": 0.5, "highest_decile": 18.5, "not_measured": 0}
+    spread["std"] = float(values.double().std(correction=0))
+    found = vars(Spread.summarise(values))
+    assert found.pop("worst_decile") is None and found == pytest.approx(spread)
+    assert Spread.summarise(values, "min").worst_decile == 18.5
+    assert Spread.summarise(torch.tensor([0.5, 1.0]), "max").worst_decile == 0.5
 
 
 def test_without_a_claim_it_is_logged(tmp_path):
@@ -135,12 +136,12 @@ def test_without_a_claim_it_is_logged(tmp_path):
     assert set(wanted) == {
         f"clients/{name}_{kind}"
         for name in ("val_acc", "val_loss")
-        for kind in ("mean", "worst_decile", "std")
+        for kind in ("mean", "lowest_decile", "highest_decile", "std")
     }
     for name, value in wanted.items():
         assert float(trainer.callback_metrics[name]) == pytest.approx(value, rel=1e-6)
     table = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
-    assert "clients/val_acc_worst_decile" in table[0]
+    assert "clients/val_acc_lowest_decile" in table[0]
     assert "clients/val_acc_mean" in (Path(logger.log_dir) / "metrics.csv").read_text()
     line = "Metrics of models on clients' held-out samples, without noise: `clients/val_acc_mean`"
     assert line in page(tmp_path)
@@ -160,7 +161,7 @@ def test_where_something_is_claimed_it_stays_with_the_clients(tmp_path):
     run = tmp_path / "run"
     for path in run.iterdir():
         if path.is_file() and path.suffix in (".csv", ".json", ".md"):
-            assert "worst_decile" not in path.read_text(), path
+            assert "_decile" not in path.read_text(), path
     lines = [json.loads(line) for line in (run / "clients" / "evaluation.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == [1, 2, 3]
     assert len(lines[-1]["by_client"]["personal/val_acc"]) == CLIENTS

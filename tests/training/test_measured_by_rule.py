@@ -242,17 +242,17 @@ def test_an_area_that_one_class_has_not_is_not_measured(how):
         trainer.fit(Scores(how), datamodule=OfSet(labelled(0, 100)))
     one = fed.client_evaluations[0]
     assert one.values["global"]["val_auc"].isnan().tolist() == [False, True, True, False, False]
-    assert one.spread("val_auc") == Spread(1.0, 1.0, 0.0, 2)
-    assert one.spread("val_acc") == Spread(1.0, 1.0, 0.0)
+    assert one.spread("val_auc") == Spread(1.0, 1.0, 1.0, 0.0, 2)
+    assert one.spread("val_acc") == Spread(1.0, 1.0, 1.0, 0.0)
 
 
 def test_a_spread_leaves_out_what_is_not_measured():
     values = torch.cat([torch.arange(20.0), torch.full((5,), math.nan)])
-    assert Spread.summarise("val_acc", values) == Spread(
-        9.5, 0.5, float(values[:20].double().std(correction=0)), 5
+    assert Spread.summarise(values) == Spread(
+        9.5, 0.5, 18.5, float(values[:20].double().std(correction=0)), 5
     )
-    assert Spread.summarise("val_loss", values).worst_decile == 18.5
-    nobody = Spread.summarise("val_acc", torch.full((3,), math.nan))
+    assert Spread.summarise(values, "min").worst_decile == 18.5
+    nobody = Spread.summarise(torch.full((3,), math.nan), "max")
     assert nobody.not_measured == 3
     assert all(math.isnan(value) for value in (nobody.mean, nobody.worst_decile, nobody.std))
 

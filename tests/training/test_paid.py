@@ -1,5 +1,6 @@
 """What the same clients have paid is the union of all charges, and no statement is below it."""
 
+import itertools
 import json
 import math
 import random
@@ -413,7 +414,7 @@ def test_the_law_holds_for_every_law_of_cohorts(tmp_path, law, dropouts):
     ]
     rows = [[row.epsilon for row in page.rows] for page in pages]
     assert rows[0] == rows[1] == [row.epsilon for row in make_report(federated, trainer, DELTA).rows]
-    for before, after in zip(rows, rows[1:], strict=False):
+    for before, after in itertools.pairwise(rows):
         assert all(one <= other for one, other in zip(before, after, strict=True))
 
 

@@ -12,10 +12,12 @@ References:
     Salehi et al., CorBin-FL. Exact pairs for replace-one adjacency replace its UCDP theorems.
 """
 
+import lightning_fedq.privacy.assumptions as kind
 from lightning_fedq.functional.divergences import randomized_response_pair
 from lightning_fedq.functional.one_bit.privacy import joint_pairs, known_word_pairs, pair_sum_pairs
 from lightning_fedq.functional.one_bit.threshold_coin import CoinThresholds
 from lightning_fedq.mechanisms.interface import (
+    ANY_NUMBER,
     Adversary,
     CoinSum,
     HiddenPair,
@@ -27,14 +29,26 @@ from lightning_fedq.mechanisms.interface import (
     no_guarantee,
 )
 
-ARBITRARY = "the other clients' updates are arbitrary and known to the adversary"
-FRESH = "coins are fresh in every round and attempt and come from keys that the adversary does not hold"
-AUTHENTICATED = "public keys are authenticated and the key agreement is unbroken (computational)"
-NO_COLLUSION = "the server does not collude with other clients"
-SUM_ONLY = "secure aggregation reveals nothing but the sum of all bits, with equal weights"
-MODELS_ONLY = (
-    "only the released models are seen: the sum of all bits, with equal weights, and the server is honest"
+ARBITRARY = kind.VIEW("the other clients' updates are arbitrary and known to the adversary")
+FRESH = kind.SECRET_KEYS(
+    "coins are fresh in every round and attempt and come from keys that the adversary does not hold"
 )
+AUTHENTICATED = kind.AUTHENTIC_KEYS(
+    "public keys are authenticated and the key agreement is unbroken (computational)"
+)
+NO_COLLUSION = kind.COLLUSION("the server does not collude with other clients")
+SUM_ONLY = kind.SUM_ALONE(
+    "secure aggregation reveals nothing but the sum of all bits, with equal weights", kind.EQUAL_WEIGHTS
+)
+MODELS_ONLY = kind.MODELS_ONLY(
+    "only the released models are seen: the sum of all bits, with equal weights, and the server is honest",
+    kind.EQUAL_WEIGHTS,
+)
+
+
+def bounded_collusion(corrupt: int) -> kind.Assumption:
+    """Return the assumption that the server colludes with `corrupt` clients at most."""
+    return kind.COLLUSION(f"the server colludes with {corrupt} clients at most") if corrupt else NO_COLLUSION
 
 
 def coin_claims(
@@ -49,7 +63,7 @@ def coin_claims(
     """
     keys = (AUTHENTICATED,) if shared else ()
     corrupt = context.num_corrupt
-    colluding = f"the server colludes with {corrupt} clients at most" if corrupt else NO_COLLUSION
+    colluding = bounded_collusion(corrupt)
     special = {
         Adversary.EAVESDROPPER: (),
         Adversary.SERVER: (NO_COLLUSION, *keys),
@@ -58,9 +72,20 @@ def coin_claims(
         Adversary.SECAGG_SERVER: (SUM_ONLY, colluding, *keys),
         Adversary.OUTSIDER: (MODELS_ONLY, *keys),
     }
+    colluders = {
+        Adversary.SERVER: 0 if shared else ANY_NUMBER,
+        Adversary.SERVER_AND_PARTNER: ANY_NUMBER,  # apart from the shared words, messages are independent
+        Adversary.CLIENT: 1,
+        Adversary.SECAGG_SERVER: corrupt,
+    }
     return tuple(
         PrivacyClaim(
-            who, losses[who], context.dim, assumptions=(ARBITRARY, FRESH, *special[who]), unit=Unit.COORDINATE
+            who,
+            losses[who],
+            context.dim,
+            assumptions=(ARBITRARY, FRESH, *special[who]),
+            unit=Unit.COORDINATE,
+            colluders=colluders.get(who),
         )
         for who in Adversary
     )
