@@ -337,6 +337,8 @@ def _if_ended(report: PrivacyReport) -> str:
     asked, limit = report.asked, "the epsilon of all rounds that were asked for"
     if asked is not None and asked.met and asked.over == "run":
         limit = f"the target of epsilon {asked.epsilon:g}"
+    elif report.limit:
+        limit = f"the budget of {report.limit}"
     return (
         f" The run was ended {report.ended}. Its epsilon is for a number of rounds that was fixed "
         f"beforehand. If released outputs decided when to end, {limit} holds instead."
@@ -641,6 +643,8 @@ def from_json(text: str) -> PrivacyReport:
                 f"privacy.json is no {SCHEMA}, but of another version of this package. Compute it again: "
                 "`fedq privacy CONFIG`, or `fedq privacy CKPT` with a checkpoint of the run"
             )
+        if isinstance(fields, dict):
+            fields = {"limit": "", **fields}  # earlier files do not name a budget
         report: PrivacyReport = from_plain(PrivacyReport, fields)
         terms = from_plain(dict[str, tuple[str, ...]], fields.get("kinds"), "kinds")
         stated = {text for row in (*report.all_rows, *report.with_secure_keys) for text in row.assumptions}
