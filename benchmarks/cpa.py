@@ -49,6 +49,7 @@ AUTHORS_OPTIONS: dict[str, Any] = {
     "words": "near_balanced",
     "dither": "none",
     "decoder": "authors_code",
+    "epsilon_scope": "bit",
 }
 """CPA as their code computes it."""
 

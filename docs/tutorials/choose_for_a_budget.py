@@ -9,7 +9,7 @@ minute.
 # ## Describe the federation
 # 479 clients hold two or three digits each. They train a linear model of 650 parameters for 20 rounds. A
 # client may spend epsilon 8 over the run. The adversary is a server that sees sums only and colludes with
-# 2% of the clients. `SecAgg(simulation="counted")` counts the masks and does not compute them, which is enough
+# 2% of the clients. `SecAgg(simulation="counted")` counts the masks and does not compute them. This is enough
 # for a plan.
 import logging
 import warnings

@@ -67,10 +67,12 @@ print(f"not federated: {train(rounds=10, lr=0.05)[-1]:.3f} of the validation dig
 #   even if 2% of the clients collude with it.
 
 
-def federated(mechanism, epsilon=None, run="masked"):
+def federated(mechanism, epsilon=None, simulation="masked"):
     """Return a federation, which is private if an epsilon is given."""
     target = epsilon and fedq.PrivacyTarget(epsilon, delta=1e-5, adversary="secagg_server")
-    masks = fedq.SecAgg(simulation=run, degree="auto", max_colluding_fraction=0.02, max_dropped_fraction=0.02)
+    masks = fedq.SecAgg(
+        simulation=simulation, degree="auto", max_colluding_fraction=0.02, max_dropped_fraction=0.02
+    )
     return fedq.Federated(
         mechanism,
         num_clients=479,
@@ -88,12 +90,13 @@ private = train(
 # The table shows the epsilon against each adversary. The first rows are adversaries of this run, and the
 # target comes first. The last rows show what remains if the masks are broken: an epsilon of ten thousand is
 # no guarantee. A message takes *5.7 bits per parameter*: masked bits for half of the rotated coordinates
-# (`share=0.5`), keys and shares.
+# (`fraction=0.5`), keys and shares.
 
 # %%
 # ## Compare with less and more privacy
 # The same federation runs without privacy, and with epsilon 2. The run with epsilon 2 only counts the masks
-# (`simulation="counted"`), which is faster and gives identical weights. Server momentum is the same in all runs.
+# (`simulation="counted"`), which is faster and gives identical weights. Server momentum is the same in all
+# runs.
 warnings.filterwarnings("ignore", message="masking is accounted for only")
 accuracies = {
     "without privacy": train(federated(fedq.FedAvg())),

@@ -96,8 +96,7 @@ def check_something_sent(parameters: Sequence[str], local: Sequence[str], patter
     if local and not parameters:
         raise ValueError(
             f"personal_parameters={list(patterns)} matches every trained parameter ({in_short(local)}), "
-            "so clients send "
-            "nothing. Use patterns that leave some parameters out."
+            "so clients send nothing. Use patterns that leave some parameters out."
         )
 
 

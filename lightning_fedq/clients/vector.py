@@ -10,7 +10,7 @@ teachers). The buffer mode decides what happens to changed buffers:
 - "frozen": normalisation layers train in eval mode, so they do not change.
 
 Batch counters are never sent. They advance by the number of batches of the longest client. Parameters and
-buffers that match a pattern of `local` also stay with the client (`clients.personal`).
+buffers that match a pattern of `personal_parameters` also stay with the client (`clients.personal`).
 """
 
 from __future__ import annotations
@@ -307,7 +307,7 @@ class Vector:
         if self.mode == "frozen":
             return Members(parameters, declared, local=local)
         changed = self._rehearsed.current(self.module, trained)
-        # buffers that match `local` stay with clients, even if the rehearsal did not change them
+        # buffers that match `personal_parameters` stay with clients, even if no step changed them
         local_buffers = {name: b for name, b in self.module.named_buffers() if name in self._staying}
         declared += tuple(name for name, buffer in local_buffers.items() if buffer.is_floating_point())
         changed = (*changed, *(name for name in declared if name not in changed))

@@ -18,6 +18,10 @@ from lightning_fedq.privacy.verdict import NO_GUARANTEE, format_epsilon
 
 EXAMPLE: dict[str, Any] = {
     "epsilon": 1.0,
+    "epsilon_scope": "bit",
+    "epsilon_per_bit": 1.0,
+    "epsilon_per_coordinate": 1.0,
+    "epsilon_per_message": 1.0,
     "delta": 1e-5,
     "noise_multiplier": 1.0,
     "clip_norm": 1.0,
@@ -52,7 +56,7 @@ def example(kind: type[Mechanism]) -> Mechanism:
     # the noise is set by a multiplier if there is one, otherwise by an epsilon
     needed += [field.name for field in options if field.name == "noise_multiplier" and field.default is None]
     if all(field.name != "noise_multiplier" for field in options):
-        needed += [field.name for field in options if field.name == "epsilon" and field.default is None]
+        needed += [field.name for field in options if "epsilon" in field.name and field.default is None]
     missing = [name for name in needed if name not in EXAMPLE]
     if missing:
         raise ValueError(f"{kind.__name__} needs {missing}, which have no usual value. Write its example().")

@@ -120,8 +120,8 @@ def main(
     problem = Problem(**sizes, law=law, target=target, secure_aggregation=secagg, homogeneity=homogeneity)
     if (active or max_colluding_fraction is not None) and not problem.behind_masks:
         raise ValueError(
-            f"--active and --max-corrupt do not apply to a target against {target.against.value}. Omit them, "
-            "or set --adversary secagg_server."
+            f"--active and --max-colluding-fraction do not apply to a target against {target.against.value}. "
+            "Omit them, or set --adversary secagg_server."
         )
     params = problem.params
     asked = resolved(mechanisms, params).some() if mechanisms else Resolved(candidates(params), {})
@@ -430,7 +430,9 @@ def _short(number: int) -> str:
     return f"{number:.1e}".replace("e+0", "e").replace("e+", "e")
 
 
-_KNOBS = {"epsilon": "ε", "noise_multiplier": "noise", "local_sigma": "sigma"}
+_KNOBS = {"noise_multiplier": "noise", "local_sigma": "sigma"} | dict.fromkeys(
+    ("epsilon", "epsilon_per_bit", "epsilon_per_coordinate", "epsilon_per_message"), "ε"
+)
 
 
 def _setting(mechanism: Mechanism) -> str:
@@ -482,7 +484,7 @@ def federated_settings(option: Option, problem: Problem, clip_norm: float) -> di
     if problem.behind_masks:
         given, default = asdict(problem.secure_aggregation), asdict(SecAgg())
         settings["secure_aggregation"] = {
-            name: value for name, value in given.items() if name == "run" or value != default[name]
+            name: value for name, value in given.items() if name == "simulation" or value != default[name]
         }
     if problem.dropout_probability:
         settings["dropout_probability"] = problem.dropout_probability

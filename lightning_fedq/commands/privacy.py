@@ -334,7 +334,7 @@ def main(
         rounds: Number of rounds (default: trainer.max_epochs, or the rounds of the checkpoint).
         secagg: Assume secure aggregation if the run has none.
         params: Number of trained parameters (default: that of the configuration's model).
-        set_: Settings of a configuration to change first, as in `fedq fit` (LDPQ.epsilon=0.1).
+        set_: Settings of a configuration to change first, as in `fedq fit` (LDPQ.epsilon_per_coordinate=0.1).
         mechanism: Class path of a checkpoint's mechanism, if no installed package declares it.
         out: Folder that also gets privacy.md and privacy.json.
     """

@@ -13,6 +13,7 @@ from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.clock import count_rounds
 from lightning_fedq.clients.vector import num_coordinates
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism
+from lightning_fedq.mechanisms.interface.old_names import CALLBACK_NAMES, refuse_old_names
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import ClientBudget
 from lightning_fedq.training.settings import Local
@@ -234,7 +235,8 @@ def check_deployable(federated: Federated) -> None:
         )
     if secagg is not None and secagg.simulation != "masked":
         raise ValueError(
-            "Secure aggregation must run masked between real machines. Use SecAgg() without simulation='counted'"
+            "Secure aggregation must run masked between real machines. "
+            "Use SecAgg() without simulation='counted'."
         )
 
 
@@ -243,6 +245,7 @@ def is_per_client(callback: object) -> bool:
 
     A simulation has one instance for all clients.
     """
+    refuse_old_names(callback, CALLBACK_NAMES)
     return bool(getattr(callback, "is_per_client", False))
 
 

@@ -162,7 +162,8 @@ class LeakageBudget(pl.Callback):
         if small:
             raise ValueError(
                 f"LeakageBudget needs {_LEAST_SAMPLES} samples of each client, but clients {small[:10]} have "
-                "fewer. Use fewer clients, or a partition with a larger minimum: Dirichlet(alpha, min_partition_size=...)."
+                "fewer. Use fewer clients, or a partition with a larger minimum: "
+                "Dirichlet(alpha, min_partition_size=...)."
             )
         self._work = work
         if not self._loaded:
@@ -223,7 +224,7 @@ class LeakageBudget(pl.Callback):
             self._choose_probability(plan.round, client, client_moments, rate)
 
     def _gradients(self, plan: RoundPlan, client: int) -> Tensor:
-        """Return `(probe_size, dim)` gradients of the user's training step at the global model, one per sample.
+        """Return `(probe_size, dim)` per-sample gradients of the user's training step at the global model.
 
         Raises:
             ValueError: If the training step can't be mapped over samples.

@@ -29,7 +29,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -161,7 +161,7 @@ class CPA(Mechanism):
     decoder: Decoder = "unbiased"
     decay_rounds: float | None = None
     threshold: bool = False
-    epsilon_scope: EpsilonScope = "bit"
+    epsilon_scope: EpsilonScope = field(kw_only=True)
     blocks_per_round: int | None = None
     rounds: int | None = None
 
@@ -454,7 +454,7 @@ class CPA(Mechanism):
     @classmethod
     def plan_settings(cls, params: int) -> dict[str, Mechanism]:
         """Return two settings: all blocks, or the number of blocks that an epsilon per message allows."""
-        return {"CPA": cls(1.0), "CPA, some blocks": cls(1.0, epsilon_scope="round")}
+        return {"CPA": cls(1.0, epsilon_scope="bit"), "CPA, some blocks": cls(1.0, epsilon_scope="round")}
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """Return the claims of randomised response on every bit of a message.

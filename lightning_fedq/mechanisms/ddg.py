@@ -195,7 +195,7 @@ class DistributedDiscreteGaussian(Mechanism):
         return FixedLength(self.bits)
 
     def tolerated_dropouts(self, context: RoundContext) -> int:
-        """Return `max_dropped_clients`, because every further dropout would remove noise that the claims count."""
+        """Return `max_dropped_clients`, because a further dropout removes noise that the claims count."""
         return self.max_dropped_clients
 
     def symbol_modulus(self, context: RoundContext) -> tuple[int, int]:

@@ -196,7 +196,7 @@ class JoPEQ(Mechanism):
             "epsilon or fewer levels"
         )
         if slack <= _MOST_SLACK:
-            note = f"Laplace noise before the quantiser, with epsilon = {self.epsilon_per_coordinate:g} requested"
+            note = f"Laplace noise before the quantiser, requested epsilon = {self.epsilon_per_coordinate:g}"
             loss = LaplaceLoss(1.0 / (self.attained_epsilon + slack), note)
         sent = kind.FLOAT_ERROR(
             f"only the level is sent, and float noise costs {slack:.1e} of epsilon, which is counted",

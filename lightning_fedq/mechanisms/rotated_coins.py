@@ -326,11 +326,11 @@ class RotatedCoins(Mechanism):
         return 0, self.bits_per_coordinate
 
     def tolerated_dropouts(self, context: RoundContext) -> int:
-        """Return `max_dropped_clients`, because every further dropout would remove a bit that the claims count."""
+        """Return `max_dropped_clients`, because a further dropout removes a bit that the claims count."""
         return self.max_dropped_clients
 
     def symbol_modulus(self, context: RoundContext) -> tuple[int, int]:
-        """Return the smallest modulus at which sums wrap with `wrap_probability` at most, and `num_symbols`."""
+        """Return the smallest modulus that wraps with `wrap_probability` at most, and `num_symbols`."""
         thrown = len(context.cohort) * self.bits_per_coordinate
         bits = thrown.bit_length()
         if self.wrap_probability:

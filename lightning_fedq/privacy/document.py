@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -336,6 +337,8 @@ def _if_ended(report: PrivacyReport) -> str:
     asked, limit = report.asked, "the epsilon of all rounds that were asked for"
     if asked is not None and asked.met and asked.over == "run":
         limit = f"the target of epsilon {asked.epsilon:g}"
+    elif report.limit:
+        limit = f"the budget of {report.limit}"
     return (
         f" The run was ended {report.ended}. Its epsilon is for a number of rounds that was fixed "
         f"beforehand. If released outputs decided when to end, {limit} holds instead."
@@ -565,7 +568,7 @@ def _facts(report: PrivacyReport) -> Table:
     name, _, settings = report.mechanism.partition("(")
     scope = f"the mechanism's, of one {report.rows[0].unit}, and no result of this run"
     settings = settings.removesuffix(")")
-    if "epsilon" in settings:
+    if re.search(r"\bepsilon=", settings):
         settings += f" (epsilon is {scope})"
     origin = report.origin
     rows = [
@@ -680,6 +683,8 @@ def from_json(text: str) -> PrivacyReport:
                 f"privacy.json is no {SCHEMA}, but of another version of this package. Compute it again: "
                 "`fedq privacy CONFIG`, or `fedq privacy CKPT` with a checkpoint of the run"
             )
+        if isinstance(fields, dict):
+            fields = {"limit": "", **fields}  # earlier files do not name a budget
         report: PrivacyReport = from_plain(PrivacyReport, fields)
         terms = from_plain(dict[str, tuple[str, ...]], fields.get("kinds"), "kinds")
         stated = {text for row in (*report.all_rows, *report.with_secure_keys) for text in row.assumptions}

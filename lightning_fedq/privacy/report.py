@@ -279,6 +279,7 @@ class PrivacyReport:
         by_round: Pairs of a number of rounds and the epsilon of `about` after them. Empty where it is not
             known.
         ended: What ended the run before its last round. "" for nothing.
+        limit: Epsilon that a privacy budget kept, whatever ended the run, in words. "" without a budget.
         bits: Bits of the uplink and the downlink. None where nothing is known.
         stated: What the user states about the run, by the keys of `STATED`.
         origin: Time, version and files.
@@ -306,6 +307,7 @@ class PrivacyReport:
     asked: TargetOutcome | None = None
     by_round: tuple[tuple[int, float], ...] = ()
     ended: str = ""
+    limit: str = ""
     bits: Bits | None = None
     stated: dict[str, str] = field(default_factory=dict)
     origin: Origin = field(default_factory=Origin)

@@ -153,7 +153,8 @@ class SecAgg:
         if self.max_colluding_fraction is None or self.max_dropped_fraction is None:
             if isinstance(self.degree, int):
                 raise ValueError(
-                    "a sparse graph needs max_colluding_fraction and max_dropped_fraction: its security depends on them"
+                    "a sparse graph needs max_colluding_fraction and max_dropped_fraction: "
+                    "its security depends on them"
                 )
             object.__setattr__(self, "degree", None)  # complete graph, safe for nearly half of the clients
 
@@ -213,7 +214,7 @@ class SecAgg:
         return security_log2(colluders, degree, threshold, self._dropped(colluders.cohort))
 
     def _dropped(self, cohort: int) -> int:
-        """Return the number of dropouts that a cohort tolerates: `max_dropped_fraction` of it, rounded down."""
+        """Return the number of dropouts that a cohort tolerates, rounded down."""
         return math.floor((self.max_dropped_fraction or 0.0) * cohort)
 
     def _chance(self, opened: float, rounds: int, sparse: bool, threshold: int) -> str:

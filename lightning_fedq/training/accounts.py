@@ -275,7 +275,9 @@ def make_report(
         delta: Delta in (0, 1 / num_clients), used if the privacy target has none.
         state: Is the run still to come, running or over?
     """
-    return privacy_report(current_run(federated, trainer), delta, state, federated.privacy_target)
+    report = privacy_report(current_run(federated, trainer), delta, state, federated.privacy_target)
+    limits = filter(None, (getattr(callback, "kept_limit", "") for callback in get_callbacks(trainer)))
+    return replace(report, limit=" and ".join(limits))
 
 
 def current_run(federated: Federation, trainer: pl.Trainer) -> Run:

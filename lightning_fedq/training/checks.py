@@ -113,7 +113,7 @@ def check_memory(algorithm: LocalAlgorithm, mechanism: Mechanism, parameters: in
         name, share = type(mechanism).__name__, math.ceil(1e4 * (handed + buffers) / dim) / 1e4
         raise ValueError(
             f"Clients of {type(algorithm).__name__} send {handed} coordinates and {buffers} of buffers, "
-            f"but {name} sends only {sent} of {dim}. Use {name}(share={share:g})"
+            f"but {name} sends only {sent} of {dim}. Use {name}(fraction={share:g})"
         )
 
 

@@ -105,7 +105,7 @@ class _Setting:
     learning_rate: float
     epsilon: float
     delta: float
-    secagg: Literal["accounted", "masked"]
+    secagg: Literal["counted", "masked"]
 
 
 def _run(kind: str, setting: _Setting, seed: int) -> Row:
@@ -165,7 +165,7 @@ def exact_mnist(
     samples: int = 10_000,
     clip_norm: float = 3.0,
     learning_rate: float = 0.5,
-    secagg: Literal["accounted", "masked"] = "accounted",
+    secagg: Literal["counted", "masked"] = "counted",
     seeds: Sequence[int] = (0, 1, 2),
     out: str = "runs/exact-mnist",
 ) -> dict[str, Any]:

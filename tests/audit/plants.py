@@ -121,7 +121,7 @@ class AlphaOffByOne(fedq.LDPQ):
     """The coin of a larger epsilon than the claimed one."""
 
     def encode(self, update, context, rand):
-        return fedq.LDPQ(1.31 * self.epsilon).encode(update, context, rand)
+        return fedq.LDPQ(1.31 * self.epsilon_per_coordinate).encode(update, context, rand)
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class PrivateCoinsFromTheSharedStream(fedq.CorBin):
     shared_bits: int | None = 1
 
     def coupling(self, group, rand):
-        return fedq.CorBin(self.epsilon, None).coupling(group, rand)
+        return fedq.CorBin(self.epsilon_per_coordinate, None).coupling(group, rand)
 
 
 @dataclass(frozen=True)
@@ -299,7 +299,7 @@ class CoinsAFifthLouder(fedq.RotatedCoins):
     """The coin of 1.2 times the claimed epsilon."""
 
     def encode(self, update, context, rand):
-        loud = fedq.RotatedCoins(**(vars(self) | {"epsilon": 1.2 * self.epsilon}))
+        loud = fedq.RotatedCoins(**(vars(self) | {"epsilon_per_bit": 1.2 * self.epsilon_per_bit}))
         return loud.encode(update, context, rand)
 
 
@@ -308,7 +308,7 @@ class AxesAThirdLouder(fedq.RotatedAxes):
     """The choice of 1.3 times the claimed epsilon."""
 
     def encode(self, update, context, rand):
-        return fedq.RotatedAxes(1.3 * self.epsilon, self.clip_norm).encode(update, context, rand)
+        return fedq.RotatedAxes(1.3 * self.epsilon_per_message, self.clip_norm).encode(update, context, rand)
 
 
 MECHANISMS = [

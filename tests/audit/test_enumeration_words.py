@@ -107,7 +107,7 @@ class LessLaplace(fedq.JoPEQ):
         return super().noise_scale * (1.0 - 1e-6)
 
     def claims(self, context):
-        return fedq.JoPEQ(self.epsilon).claims(context)
+        return fedq.JoPEQ(self.epsilon_per_coordinate).claims(context)
 
 
 def test_one_word_too_many_shows():

@@ -211,6 +211,10 @@ def test_the_same_cases_without_the_plant_are_silent(clean):
 
 SETTINGS = {
     "epsilon": 1.0,
+    "epsilon_scope": "bit",
+    "epsilon_per_bit": 1.0,
+    "epsilon_per_coordinate": 1.0,
+    "epsilon_per_message": 1.0,
     "clip_norm": 1.0,
     "clip_value": 1.0,
     "noise_multiplier": 1.0,

@@ -83,7 +83,7 @@ def test_updates_are_turned_around_whatever_the_stacks(stack):
     torch.testing.assert_close(engine.weights, expected, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("mechanism", [LDPQ, CPA])
+@pytest.mark.parametrize("mechanism", [LDPQ(0.5), CPA(0.5, epsilon_scope="bit")], ids=["LDPQ", "CPA"])
 @pytest.mark.parametrize("stack", [1, 4])
 @pytest.mark.parametrize(
     ("attack", "mean"),
@@ -97,10 +97,10 @@ def test_updates_are_turned_around_whatever_the_stacks(stack):
 def test_wire_attacks_have_their_mean(attack, mean, stack, mechanism):
     """Everybody sends .5; the mean is .7 * .5 + .3 * .5 * (what a liar counts for): cpa.md section 8."""
     value = 0.5
-    if attack == "ones" and mechanism is CPA:
+    if attack == "ones" and isinstance(mechanism, CPA):
         mean = -mean  # N = 2: the one Hadamard word is +1 at the lower point
     updates = torch.full((CLIENTS, DIM), value)
-    engine, _, _ = attacked_round(attack, mechanism(epsilon=0.5), updates=updates, stack=stack)
+    engine, _, _ = attacked_round(attack, mechanism, updates=updates, stack=stack)
     expected = value * (0.7 + 0.3 * mean)
     error = engine.weights.std().item() / math.sqrt(DIM)
     assert abs(engine.weights.mean().item() - expected) < 5 * error  # 16 cases: 1e-5
@@ -108,7 +108,12 @@ def test_wire_attacks_have_their_mean(attack, mean, stack, mechanism):
 
 @pytest.mark.parametrize("attack", ["ones", "flip", "inverted", "inverted_without_coin"])
 @pytest.mark.parametrize(
-    "budget", [{"epsilon_scope": "round"}, {"epsilon_scope": "total", "rounds": 3}, {"blocks_per_round": 5}]
+    "budget",
+    [
+        {"epsilon_scope": "round"},
+        {"epsilon_scope": "total", "rounds": 3},
+        {"blocks_per_round": 5, "epsilon_scope": "bit"},
+    ],
 )
 def test_wire_attacks_on_messages_of_some_blocks(attack, budget):
     """A liar without a coin still sends as many blocks as everybody else, and no more."""

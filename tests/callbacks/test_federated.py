@@ -332,7 +332,7 @@ def test_secure_keys_by_default():
         ({"local_steps": 0}, "local_steps must be >= 1 or None, got 0"),
         ({"clients_per_step": 0}, "clients_per_step must be >= 1 or 'auto', got 0"),
         ({"weighting": "size"}, "weighting must be one of uniform, samples, inverse_variance, got 'size'"),
-        ({"target": "weight"}, "target must be one of updates, weights, got 'weight'"),
+        ({"sends": "weight"}, "sends must be one of updates, weights, got 'weight'"),
     ],
 )
 def test_bad_settings(settings, message):

@@ -102,7 +102,7 @@ def test_a_ledger_that_is_handed_on_before_anybody_has_trained_is_the_one_that_b
     ],
 )
 def test_another_mechanism_or_number_of_clients_needs_a_new_ledger(build):
-    with pytest.raises(ValueError, match=r"The ledger is of 6 clients of LDPQ\(epsilon=0.1\).*a new Ledger"):
+    with pytest.raises(ValueError, match=r"of 6 clients of LDPQ\(epsilon_per_coordinate=0.1\).*a new Ledger"):
         build(Ledger(6, "LDPQ(epsilon_per_coordinate=0.1)"))
 
 
@@ -301,7 +301,7 @@ def test_a_journal_of_masks_for_the_share_of_a_cohort_is_refused(tmp_path):
 def test_what_does_not_change_the_price_may_change():
     fed = federated()
     trainer(fed, epochs=1).fit(Linear())
-    settings = {"local_epochs": 2, "target": "weights", "server_lr": 0.5}
+    settings = {"local_epochs": 2, "sends": "weights", "server_lr": 0.5}
     settings["server_optimizer"] = lambda parameters: torch.optim.SGD(parameters, lr=0.5)
     trainer(federated(ledger=fed.ledger, **settings), epochs=4).fit(Linear())
     assert fed.ledger.charges.tolist() == [5] * 6

@@ -260,8 +260,10 @@ FEATURES = {
     "BatchNorm, shared": _beside(None, module=_normed),
     "BatchNorm, shared, in stacks": _beside(None, module=_normed, federated={"clients_per_step": 3}),
     "BatchNorm, local": _beside(None, module=_normed, federated={"buffers": "local"}),
-    "local head": _beside(None, federated={"local": ["head.*"]}),
-    "local head in stacks": _beside(None, federated={"local": ["head.*"], "clients_per_step": 3}),
+    "local head": _beside(None, federated={"personal_parameters": ["head.*"]}),
+    "local head in stacks": _beside(
+        None, federated={"personal_parameters": ["head.*"], "clients_per_step": 3}
+    ),
     "measured by client": _beside(
         None, federated={"evaluate_clients": ClientEvaluation(0.25), "client_metrics": "local"}
     ),

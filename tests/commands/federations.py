@@ -26,8 +26,8 @@ FEDERATIONS = {
     "secure_aggregation, liars": {"secure_aggregation": FEW},
     "liars": {"cohort": 20},
     "buffers": {"buffers": "local"},
-    "local": {"local": ["backbone.3.*"]},
-    "target": {"target": "weights"},
+    "personal_parameters": {"personal_parameters": ["backbone.3.*"]},
+    "sends": {"sends": "weights"},
     "broadcast_bits": {"broadcast_bits": 8},
     "statistics": {"statistics": fedq.Statistics(4, 1.0)},
 }
@@ -46,7 +46,7 @@ OF_NO_WEIGHT = {
     *("check_isolation", "evaluate_clients", "constraints"),
     *("seed", "ledger"),  # nothing is private; no configuration has one
     *("weighting", "aggregator"),  # above: each client once is planned
-    "shared",  # buffers that travel anyway, in the parameters
+    "extra_buffers",  # buffers that travel anyway, in the parameters
 }
 
 

@@ -149,7 +149,12 @@ def test_a_configuration_says_the_sizes_and_gets_settings_to_paste(capsys, monke
         "adversary": "secagg_server",
         "over": "run",
     }
-    kept = {"run": "masked", "degree": "auto", "max_colluding_fraction": 0.02, "max_dropped_fraction": 0.02}
+    kept = {
+        "simulation": "masked",
+        "degree": "auto",
+        "max_colluding_fraction": 0.02,
+        "max_dropped_fraction": 0.02,
+    }
     assert settings["secure_aggregation"] == kept
 
 
@@ -321,9 +326,9 @@ def test_cohorts_that_take_turns_pay_for_their_turns_alone(tmp_path, capsys, mon
 
 @pytest.mark.parametrize("who", ["server", "outsider"])
 def test_masks_are_planned_for_nobody_who_sees_none(who, capsys):
-    for more in (["--max-corrupt", "0.1"], *([["--active"]] if who == "server" else [])):
+    for more in (["--max-colluding-fraction", "0.1"], *([["--active"]] if who == "server" else [])):
         assert main([*SMALL, "--adversary", who, *more]) == 2
-        assert "--active and --max-corrupt do not apply" in capsys.readouterr().err
+        assert "--active and --max-colluding-fraction do not apply" in capsys.readouterr().err
 
 
 def test_clients_whom_a_rule_names_pay_for_all_rounds_in_which_they_are_named(tmp_path, capsys, monkeypatch):

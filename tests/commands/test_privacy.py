@@ -90,7 +90,7 @@ def test_the_folder_of_a_run_is_read(plain, tmp_path, capsys):
     assert main([str(run)]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "What was protected, and from whom" in shown  # older Rich draws a box around headings
-    assert "epsilon=1.0 (epsilon is the mechanism's, of one coordinate, and no result of this run)" in shown
+    assert "epsilon_per_coordinate=1.0" in shown
     empty = tmp_path / "empty"
     empty.mkdir()
     for arguments, message in [
@@ -127,9 +127,9 @@ def test_a_configuration_is_read(capsys):
 def test_a_configuration_with_an_active_server_counts_on_its_survivors(tmp_path):
     text = (CONFIGS / "digits_secagg.yaml").read_text()
     rows = []
-    for run in ("{run: masked}", "{run: masked, active: true}"):
+    for run in ("{simulation: masked}", "{simulation: masked, active: true}"):
         path = tmp_path / "config.yaml"
-        path.write_text(changed(text, ("{run: masked}", run), ("0.05", "0.0")))
+        path.write_text(changed(text, ("{simulation: masked}", run), ("0.05", "0.0")))
         report = report_of_config(str(path), 1, 1e-5, secagg=False, params=100)
         rows.append(report.row(Adversary.SECAGG_SERVER))
     assert rows[1].epsilon_run > 1.1 * rows[0].epsilon_run
@@ -139,7 +139,7 @@ def test_a_configuration_with_an_active_server_counts_on_its_survivors(tmp_path)
 
 def test_the_question_may_be_asked_for_other_settings():
     """The specification's 3.54 of 2,000 clients, 1,000 parameters and one round, section 6.3."""
-    changes = {"AugCorBin.epsilon": 0.5, "Federated.num_clients": 2000}
+    changes = {"AugCorBin.epsilon_per_coordinate": 0.5, "Federated.num_clients": 2000}
     config = str(CONFIGS / "digits_augcorbin.yaml")
     report = report_of_config(config, 1, 1e-5, secagg=True, params=1000, changes=changes)
     assert (report.dim, report.cohort_size) == (1000, 2000)
@@ -149,8 +149,11 @@ def test_the_question_may_be_asked_for_other_settings():
 def test_settings_that_are_none_are_refused(tmp_path, capsys):
     config = str(CONFIGS / "digits_ldpq.yaml")
     for arguments, message in [
-        ([config, "--set", "LDPQ.epsilon"], "a setting is name=value such as LDPQ.epsilon=0.1"),
-        ([config, "--set", "LDPQ.epsilom=1"], "did you mean 'epsilon'"),
+        (
+            [config, "--set", "LDPQ.epsilon_per_coordinate"],
+            "a setting is name=value such as LDPQ.epsilon_per_coordinate=0.1",
+        ),
+        ([config, "--set", "LDPQ.epsilon_per_coordinat=1"], "did you mean 'epsilon_per_coordinate'"),
         ([str(tmp_path / "one.ckpt"), "--params", "7"], "a checkpoint has its own settings"),
     ]:
         (tmp_path / "one.ckpt").touch()

@@ -1,5 +1,6 @@
 """`fedq privacy RUN RUN ...`: what all runs cost together."""
 
+import json
 import math
 import os
 import re
@@ -147,6 +148,16 @@ def test_a_run_that_has_not_ended_counts_with_all_its_rounds(tmp_path):
     for name, rounds in (("killed", 2), ("on", 5)):
         assert main(["privacy", "runs/whole", f"runs/{name}", "--delta", "1e-4", "--out", name]) == 0
         assert of_rounds(2 + rounds) <= stated(f"{name}/privacy.md") <= of_rounds(2 + rounds) * 1.01
+
+
+def test_a_run_that_was_stopped_counts_with_all_its_rounds(tmp_path):
+    """What it released may have decided the end, and composition needs a number that was fixed before."""
+    finished(tmp_path, "whole", "stopped")
+    page, config = Path("runs/stopped/privacy.json"), Path("runs/stopped/config.yaml")
+    config.write_text(config.read_text().replace("max_epochs: 2", "max_epochs: 5"))
+    page.write_text(json.dumps({**json.loads(page.read_text()), "ended": "by a stop after round 2 of 5"}))
+    assert main(["privacy", "runs/whole", "runs/stopped", "--delta", "1e-4", "--out", "both"]) == 0
+    assert of_rounds(2 + 5) <= stated("both/privacy.md") <= of_rounds(2 + 5) * 1.01
 
 
 def test_who_goes_by_other_words_is_refused(tmp_path, capsys):

@@ -97,7 +97,7 @@ SAME_LAW = [
 
 def without_share(row, found, clients):
     """`noise_variance` less the error of the share of coordinates that is sent."""
-    return found - 2.0 * (1.0 / row.share - 1.0) * row.clip_norm**2 / padded_size(1100)
+    return found - 2.0 * (1.0 / row.fraction - 1.0) * row.clip_norm**2 / padded_size(1100)
 
 
 def without_rounding(row, found, clients):

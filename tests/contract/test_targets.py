@@ -54,6 +54,9 @@ def test_a_target_sets_the_free_parameter_and_nothing_else(mechanism):
     free = {
         "mechanism",
         "epsilon",
+        "epsilon_per_bit",
+        "epsilon_per_coordinate",
+        "epsilon_per_message",
         "noise_multiplier",
         "local_sigma",
         "delta",

@@ -172,7 +172,7 @@ row(
     lambda: fit(fed(handed(granularity=0.01), **TURNS)),
 )
 row(
-    'target="laplace" can\'t meet a budget: {}. Give noise_multiplier, or take target="gaussian".',
+    'error_law="laplace" can\'t meet a budget: {}. Give noise_multiplier, or take error_law="gaussian".',
     lambda: AggregateGaussian(1.0, epsilon=1.0, delta=1e-5, rounds=2, error_law="laplace"),
     lambda: fit(fed(AggregateGaussian(1.0, noise_multiplier=1.0, error_law="laplace"))),
     lambda: fit(fed(AggregateGaussian(1.0, epsilon=1.0, delta=1e-5, rounds=2))),
@@ -216,7 +216,7 @@ row(
     lambda: fit(fed(CorrelatedQuantization())),
 )
 row(
-    "epsilon of RotatedCoins is not set. Set it, or train with",
+    "epsilon_per_bit of RotatedCoins is not set. Set it, or train with",
     lambda: fit(fed(RotatedCoins(1.0))),
     lambda: fit(fed(RotatedCoins(1.0, epsilon_per_bit=1.0))),
     lambda: fit(fed(RotatedCoins(1.0), seed=None, privacy=TARGET)),

@@ -158,7 +158,8 @@ row(
     lambda: fit(fed(fedq.LDPQ(1.0), secure_aggregation=fedq.SecAgg())),
 )
 row(
-    "{} of {} clients must survive, which {} dropouts do not leave. Lower max_dropped_fraction or the threshold",
+    "{} of {} clients must survive, which {} dropouts do not leave. "
+    "Lower max_dropped_fraction or the threshold",
     lambda: fedq.SecAgg(threshold=9, max_dropped_fraction=0.5).rules(10, 10),
     lambda: fedq.SecAgg(threshold=9, max_dropped_fraction=0.1).rules(10, 10),
     lambda: fedq.SecAgg(threshold=6, max_dropped_fraction=0.4).rules(10, 10),

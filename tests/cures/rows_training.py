@@ -210,7 +210,7 @@ row(
 row(
     "Langevin moves the model by the mean update itself. Use sends='updates', server_lr=1.0, no",
     lambda: chain(server_lr=0.5),
-    lambda: chain(server_lr=1.0, target="updates"),
+    lambda: chain(server_lr=1.0, sends="updates"),
 )
 row(
     "Round {} was aborted, clipped or had a NaN, so it is no Langevin step. Raise clip_norm, or lower",

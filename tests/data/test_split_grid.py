@@ -126,7 +126,7 @@ def test_counts_of_a_class_have_the_mean_and_variance_of_the_law(each, clients, 
 
 
 def test_empty_clients_where_they_are_asked_for_are_those_of_the_law():
-    """`least=0`: shares of 0.01 leave most of 100 clients with nothing, as the multinomial law would."""
+    """`min_partition_size=0`: shares of 0.01 leave most of 100 clients with nothing, as the law would."""
     labels = labels_of(10, 144)
     for alpha in (0.01, 0.1, 1.0):
         generator = torch.Generator().manual_seed(2)
@@ -163,9 +163,11 @@ def test_the_cure_of_clients_that_hold_too_little_works():
     loader = DataLoader(data, batch_size=3, drop_last=True)
     generator = torch.Generator().manual_seed(0)
     for rule in (Dirichlet(0.1), QuantitySkew(0.1)):
-        with pytest.raises(ValueError, match=rf"Use {type(rule).__name__}\(alpha=0.1, least=3\)"):
+        with pytest.raises(
+            ValueError, match=rf"Use {type(rule).__name__}\(alpha=0.1, min_partition_size=3\)"
+        ):
             partition_dataset(loader, rule, 479, generator)
-        cured = partition_dataset(loader, type(rule)(0.1, least=3), 479, generator)
+        cured = partition_dataset(loader, type(rule)(0.1, min_partition_size=3), 479, generator)
         assert min(map(len, cured)) >= 3
     loader = DataLoader(data, batch_size=4, drop_last=True)
     with pytest.raises(ValueError, match=r"Use num_clients <= 360"):

@@ -85,7 +85,7 @@ def test_whole_users_are_dealt_out():
 
 def test_another_number_of_users():
     with pytest.raises(
-        ValueError, match=r"of 4 users, but num_clients is 3. Use num_clients=4, or .*merge=True"
+        ValueError, match=r"of 4 users, but num_clients is 3. Use num_clients=4, or .*merge_users=True"
     ):
         deal(TABLE, Natural(2), 3)
     for merge in (False, True):
@@ -123,7 +123,7 @@ def test_of_several_loaders_it_is_refused():
     loader = DataLoader(TABLE, batch_size=2)
     data = FederatedDataModule.from_loader([loader, loader], partition=Natural(2))
     fed = Federated(FedAvg(), 4, seed=0)
-    with pytest.raises(ValueError, match=r"Natural\(by=2, merge=False\) could number the users"):
+    with pytest.raises(ValueError, match=r"Natural\(by=2, merge_users=False\) could number the users"):
         make_trainer(fed, max_epochs=1).fit(Module(), datamodule=data)
 
 

@@ -115,7 +115,11 @@ REFUSALS = {
         checks.check_batch_rule, "both choose the local batches", callbacks=(OwnBatches, dpsgd), ranks=False
     ),
     "a rule and personalised parameters": Refusal(
-        checks.check_batch_rule, "needs all trained parameters", {"local": ["*bias"]}, (dpsgd,), ranks=False
+        checks.check_batch_rule,
+        "needs all trained parameters",
+        {"personal_parameters": ["*bias"]},
+        (dpsgd,),
+        ranks=False,
     ),
     "a rule and stacks": Refusal(
         checks.check_single_clients,

@@ -289,7 +289,7 @@ def test_a_seeded_server_that_is_killed_ends_with_the_weights_of_the_simulation(
 
 
 KEPT = {
-    "a local layer": (module, {"local": ["backbone.3.*"]}),
+    "a local layer": (module, {"personal_parameters": ["backbone.3.*"]}),
     "local buffers": (Scaled, {"buffers": "local"}),
     "FedDyn": (module, {"algorithm": fedq.FedDyn(0.1)}),
     "SCAFFOLD": (lambda: ByCourse("plain"), {"algorithm": fedq.SCAFFOLD(), **STEPS}),

@@ -37,7 +37,7 @@ COIN = CorBin(epsilon_per_coordinate=4.0, shared_bits=5)
     "mechanism, options",
     [
         (COIN, {}),
-        pytest.param(LDPQ(epsilon_per_coordinate=4.0), {"target": "weights", "server_lr": 0.5}, marks=slow),
+        pytest.param(LDPQ(epsilon_per_coordinate=4.0), {"sends": "weights", "server_lr": 0.5}, marks=slow),
         pytest.param(AggregateGaussian(clip_norm=8.0, noise_multiplier=0.05), {}, marks=slow),
         pytest.param(CPA(epsilon=2.0, epsilon_scope="bit"), {"cohort": 3}, marks=slow),
         pytest.param(
@@ -201,9 +201,10 @@ def test_a_cohort_that_cannot_be_met(tmp_path):
 
 
 CARRIED = {"mechanism", "num_clients", "cohort", "local_epochs", "local_steps"}
-CARRIED |= {"target", "ranges", "server_lr", "server_optimizer", "weighting", "aggregator", "buffers"}
-CARRIED |= {"deadline", "algorithm", "secure_aggregation", "seed", "ledger", "labels", "privacy", "local"}
-CARRIED |= {"shared", "constraints", "broadcast_bits", "evaluate_clients", "client_metrics", "statistics"}
+CARRIED |= {"sends", "ranges", "server_lr", "server_optimizer", "weighting", "aggregator", "buffers"}
+CARRIED |= {"deadline", "algorithm", "secure_aggregation", "seed", "ledger", "labels", "privacy"}
+CARRIED |= {"personal_parameters", "extra_buffers"}
+CARRIED |= {"constraints", "broadcast_bits", "evaluate_clients", "client_metrics", "statistics"}
 REFUSED = {"dropout_probability"}
 OF_SIMULATIONS = {"partition", "clients_per_step", "diagnostics", "check_isolation"}
 

@@ -222,7 +222,7 @@ def test_settings_are_compared_with_those_of_each_server(tmp_path):
     """A process that has agreed with one server agrees with no other by that, nor does a refusal stay."""
     grid = LoopGrid(*clients(lambda: federated(COIN, seed=None), tmp_path))
     assert asked(tmp_path, rounds=1, seed=None).run(grid)[1].records[-1].num_received == CLIENTS
-    with pytest.raises(RuntimeError, match=r"mechanism is CorBin\(epsilon=4.0.*there"):
+    with pytest.raises(RuntimeError, match=r"mechanism is CorBin\(epsilon_per_coordinate=4.0.*there"):
         asked(tmp_path, CorBin(epsilon_per_coordinate=3.0), seed=None, name="other").run(grid)
     records = asked(tmp_path, rounds=2, seed=None).run(grid)[1].records
     assert [record.num_received for record in records] == [CLIENTS] * 2

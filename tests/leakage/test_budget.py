@@ -131,7 +131,7 @@ def test_momentum_survives_an_empty_batch():
 
         fed = federation(local_steps=len(sizes), ranges=None)
         fed.mechanism = mechanism(noise_std=1e-4)
-        budget = Fixed(probe=8, attempts=200)
+        budget = Fixed(probe_size=8, attempts=200)
         budget._apply = lambda clients: None
         model = Classifier(optimizer=lambda p: torch.optim.SGD(p, lr=0.5, momentum=0.9))
         fit(fed, budget, model=model, max_epochs=1)
@@ -194,13 +194,13 @@ def test_the_gradients_are_those_of_the_training_step():
             return found
 
     fed = federation()
-    fit(fed, Watch(probe=8, attempts=200), max_epochs=1)
+    fit(fed, Watch(probe_size=8, attempts=200), max_epochs=1)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"probe": 3}, "probe must be >= 4, got 3"),
+        ({"probe_size": 3}, "probe_size must be >= 4, got 3"),
         ({"attempts": 0}, "attempts must be >= 1"),
         ({"every_n_rounds": 0}, "every_n_rounds must be >= 1"),
         ({"max_squared_distance": 0.0}, "max_squared_distance must be > 0 or None"),

@@ -100,7 +100,7 @@ def test_scalar_error_is_the_closed_form(levels, epsilon, case):
 @pytest.mark.parametrize("kwargs", [k for k in EVERY if "lattice" in k and "blocks_per_round" not in k])
 def test_lattice_error_is_the_closed_form(kwargs):
     """Zero input: MSE = sum of stages kappa E_q / c^2 - E |points|^2 + L g det^(2/L) scale^2, per block."""
-    mechanism, epsilon, dim = CPA(epsilon=1.0, **kwargs), 1.0, 32_000
+    mechanism, epsilon, dim = CPA(epsilon=1.0, epsilon_scope="bit", **kwargs), 1.0, 32_000
     design, size = mechanism._design, lattice(kwargs["lattice"]).dim
     error = decoded(mechanism, torch.zeros(1, dim), context(1, dim)).double().reshape(-1, size)
     c = math.tanh(epsilon / 2)
@@ -161,7 +161,7 @@ def test_end_to_end_vector_of_the_specification(monkeypatch):
 @pytest.mark.parametrize("kwargs", [*EVERY, {"dither": "none", "levels": 4}])
 def test_the_bits_are_those_of_the_formula(kwargs):
     """Dithered nearest points, digits, the words' signs there and the coins, one block after the other."""
-    mechanism, ctx = CPA(epsilon=1.0, **kwargs), context(3, 1003, radius=0.3)
+    mechanism, ctx = CPA(epsilon=1.0, epsilon_scope="bit", **kwargs), context(3, 1003, radius=0.3)
     updates = 0.2 * torch.randn(3, 1003, generator=torch.Generator().manual_seed(0))
     keys, clients = SeededKeys(1), (2, 0, 1)
     rand = ClientRandomness(keys, clients, 0)
@@ -381,7 +381,7 @@ def test_published_decoders_have_their_bias(decoder, factor):
 def test_sizes():
     ctx = context(1, 1001)
     for kwargs, bits in (({}, 1001), ({"lattice": "A2"}, 501), ({"lattice": "A2", "stages": 2}, 1002)):
-        mechanism = CPA(epsilon=1.0, **kwargs)
+        mechanism = CPA(epsilon=1.0, epsilon_scope="bit", **kwargs)
         message = mechanism.encode(torch.zeros(1001), ctx, ClientRandomness(SeededKeys(0), [0], 0))
         assert message.symbols.shape == (bits,) and message.num_bits == bits
         assert all(claim.compositions == bits for claim in mechanism.claims(ctx))
@@ -447,13 +447,13 @@ def test_one_coordinate_is_in_all_bits_of_its_block():
     ],
 )
 def test_anonymity_is_a_reported_number(kwargs, size):
-    assert CPA(epsilon=1.0, **kwargs).anonymity_set_size == size
+    assert CPA(epsilon=1.0, epsilon_scope="bit", **kwargs).anonymity_set_size == size
     if "levels" in kwargs and kwargs["levels"] == 8:
         assert anonymity(8, 1) == size
     if "lattice" in kwargs:
         return
     # counted: without dither inputs of one point agree in every block, and those of two differ in some
-    mechanism, blocks = CPA(epsilon=math.inf, dither="none", **kwargs), 2_000
+    mechanism, blocks = CPA(epsilon=math.inf, epsilon_scope="bit", dither="none", **kwargs), 2_000
     context = make_context(mechanism, (0,), (blocks,), radius=1.0)
     points = math.prod(of for _, of in mechanism.anonymity_by_stage)
     inside = torch.linspace(-1.0, 1.0, 4 * points + 1)[:, None].expand(-1, blocks)

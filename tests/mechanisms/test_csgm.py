@@ -29,7 +29,7 @@ def levels_of(mechanism, value):
     symbols = encode(mechanism, torch.full((1, DRAWS), value), context).symbols.numpy().ravel()
     symbols = symbols[symbols > 0]
     found, counts = np.unique(symbols, return_counts=True)
-    top = 2**mechanism.bits - (1 if mechanism.levels == "odd" else 0)
+    top = 2**mechanism.bits - (1 if mechanism.rounding == "odd" else 0)
     places = np.linspace(-1.0, 1.0, top)[found - 1]
     if len(places) == 1:
         return {float(places[0]): 1.0}
@@ -121,7 +121,7 @@ def test_the_claim_is_sharp_at_the_largest_value():
     assert claim.loss.curve(EPSILONS) == pytest.approx(exact, abs=1e-6)
 
 
-@pytest.mark.parametrize("settings", [{}, {"levels": "even", "bits": 1}, {"levels": "even", "bits": 2}])
+@pytest.mark.parametrize("settings", [{}, {"rounding": "even", "bits": 1}, {"rounding": "even", "bits": 2}])
 def test_the_audit_raises_no_alarm_where_everybody_is_selected(settings):
     findings = audit(CSGM(1.0, 1.0, **settings), 100_000)
     assert findings
@@ -132,5 +132,5 @@ def test_one_bit_has_no_zero():
     with pytest.raises(ValueError, match=re.escape("bits must be in [2, 16]")):
         CSGM(1.0, 1.0, 0.5, 1)
     assert CSGM(1.0, 1.0, 0.5, 1, rounding="even").bits == 1
-    with pytest.raises(ValueError, match="levels of CSGM must be one of odd, even, got 'three'"):
+    with pytest.raises(ValueError, match="rounding of CSGM must be one of odd, even, got 'three'"):
         CSGM(1.0, 1.0, rounding="three")

@@ -43,7 +43,7 @@ def test_no_parameter_takes_a_value_of_another_kind(kind, name, value):
     [
         (
             lambda: fedq.LDPQ(epsilon_per_coordinate="4"),
-            r"epsilon of LDPQ must be a number, got '4' \(str\); write it without quotes",
+            r"epsilon_per_coordinate of LDPQ must be a number, got '4' \(str\); write it without quotes",
         ),
         (
             lambda: fedq.CorBin(1.0, shared_bits=5.5),
@@ -60,7 +60,7 @@ def test_no_parameter_takes_a_value_of_another_kind(kind, name, value):
         ),
         (
             lambda: fedq.LDPQ(torch.tensor(1.0)),
-            r"epsilon of LDPQ must be a number, got tensor\(1.\) \(Tensor\); its .item",
+            r"epsilon_per_coordinate of LDPQ must be a number, got tensor\(1.\) \(Tensor\); its .item",
         ),
         (
             lambda: fedq.RotatedCoins(1.0, 1.0, paired=1),
@@ -117,7 +117,7 @@ def test_mechanisms_of_other_packages_are_checked_too():
         _Own(None, 1.0)
     with pytest.raises(ValueError, match="mode of _Own must be one of a, b, got 3"):
         _Own(1.0, 1.0, mode=3)
-    with pytest.raises(TypeError, match="epsilon of _Unreadable must be a number, got '1'"):
+    with pytest.raises(TypeError, match="epsilon_per_coordinate of _Unreadable must be a number, got '1'"):
         _Unreadable("1")
     assert isinstance(_Unreadable(1.0, more=object()), Mechanism)
 

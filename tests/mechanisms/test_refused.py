@@ -12,7 +12,7 @@ REFUSED = r"""
 AdaptiveClip(GaussianNoise(1.0, 1.0), quantile=0.0) | quantile must be in
 AdaptiveClip(GaussianNoise(1.0, 1.0), quantile=1.0) | quantile must be in
 AdaptiveClip(GaussianNoise(1.0, 1.0), rate=2.0) | rate must be in (0, 1]
-AdaptiveClip(GaussianNoise(1.0, 1.0), fraction=0.6) | share in (0, 0.5]
+AdaptiveClip(GaussianNoise(1.0, 1.0), fraction=0.6) | fraction in (0, 0.5]
 AdaptiveClip(GaussianNoise(1.0, 1.0), floor=2.0) | must be between floor and ceiling
 AdaptiveClip(GaussianNoise(1.0, 1.0), ceiling=0.5) | must be between floor and ceiling
 AdaptiveClip(GaussianNoise(1.0, 1.0), floor=1e-09, ceiling=1000000000.0) | whose ratio must be at most 1e+12
@@ -20,7 +20,7 @@ BandedGaussian(1.0, 1.0, 0) | band must be in [1, 1024], got 0
 BandedGaussian(0.0, 1.0, 1) | clip_norm
 BandedGaussian(1.0, 100000.0, 1) | Loosen the budget for less noise
 BandedGaussian(1.0, 1e-06, 1) | use FedAvg without noise
-RandomK(1.5) | share must be in (0, 1]
+RandomK(1.5) | fraction must be in (0, 1]
 NearOptimalUtility(clip_norm=-1.0, leakage_budget=0.3, noise_std=0.1, measured_leakage=0.25) | clip_norm must
 QSGD(0) | levels must be in [1, 32767]
 EDEN(5) | bits must be in [1, 4]
@@ -46,25 +46,25 @@ CPA(epsilon=1.0, epsilon_scope='total') | set rounds and epsilon_scope='total' t
 CPA(epsilon=1.0, epsilon_scope='round', rounds=3) | set rounds and epsilon_scope='total' together
 CPA(epsilon=1.0, epsilon_scope='total', rounds=0) | rounds must be >= 1
 CPA(epsilon=1.0, blocks_per_round=0, epsilon_scope="bit") | blocks_per_round must be >= 1
-CPA(epsilon=1.0, blocks_per_round=3, decoder='paper', epsilon_scope="bit") | a message of some blocks needs decoder='unbiased'
+CPA(epsilon=1.0, blocks_per_round=3, decoder='paper', epsilon_scope='bit') | a message of some blocks needs
 CPA(epsilon=1.0, epsilon_scope='round', threshold=True) | a message of some blocks needs decoder='unbiased'
 DistributedDiscreteGaussian(1.0, 0.0, 0.1) | local_sigma must be > 0 and finite, got 0.0
 DistributedDiscreteGaussian(1.0, 0.1, 0.1, bits=40) | bits must be in [2, 31], got 40
 DistributedDiscreteGaussian(1.0, 0.1, 0.1, max_dropped_clients=-1) | max_dropped_clients must be >= 0, got -1
-JoPEQ(epsilon_per_coordinate=0.0) | epsilon must be > 0 and finite
+JoPEQ(epsilon_per_coordinate=0.0) | epsilon_per_coordinate must be > 0 and finite
 JoPEQ(epsilon_per_coordinate=1.0, levels=1) | levels must be in [2, 65536]
 MVU(epsilon_per_coordinate=1.0, input_bits=0) | must be in [1, 4]
 MVU(epsilon_per_coordinate=0.0) | epsilon must be > 0
-RotatedAxes(epsilon_per_message=0.0, clip_norm=1.0) | epsilon must be
-RotatedAxes(epsilon_per_message=math.inf, clip_norm=1.0) | epsilon must be
+RotatedAxes(epsilon_per_message=0.0, clip_norm=1.0) | epsilon_per_message must be
+RotatedAxes(epsilon_per_message=math.inf, clip_norm=1.0) | epsilon_per_message must be
 RotatedAxes(epsilon_per_message=1.0, clip_norm=0.0) | clip_norm must be
 RotatedAxes(epsilon_per_message=1.0, clip_norm=math.inf) | clip_norm must be
 RotatedCoins(clip_norm=0.0) | clip_norm must be > 0
-RotatedCoins(clip_norm=1.0, clip_stds=math.inf) | kappa must be > 0
+RotatedCoins(clip_norm=1.0, clip_stds=math.inf) | clip_stds must be > 0
 RotatedCoins(clip_norm=1.0, epsilon_per_bit=-1.0) | epsilon must be > 0
-RotatedCoins(clip_norm=1.0, bits_per_coordinate=0) | coins must be in [1, 255], got 0
-RotatedCoins(clip_norm=1.0, fraction=0.3) | share must be 1, 1/2, 1/4 or another power of 1/2, got 0.3
-RotatedCoins(clip_norm=1.0, fraction=2.0) | share must be 1, 1/2
+RotatedCoins(clip_norm=1.0, bits_per_coordinate=0) | bits_per_coordinate must be in [1, 255], got 0
+RotatedCoins(clip_norm=1.0, fraction=0.3) | fraction must be 1, 1/2, 1/4 or another power of 1/2, got 0.3
+RotatedCoins(clip_norm=1.0, fraction=2.0) | fraction must be 1, 1/2
 RotatedCoins(clip_norm=1.0, max_dropped_clients=-1) | max_dropped_clients must be >= 0
 RotatedCoins(clip_norm=1.0, wrap_probability=0.5) | wrap_probability must be in [0, 0.01], got 0.5
 SignRR(epsilon_per_coordinate=0.0) | epsilon must be > 0
@@ -92,15 +92,15 @@ GaussianNoise(1.0, epsilon=0.0, delta=1e-05, rounds=1) | epsilon must be > 0 and
 GaussianNoise(1.0, epsilon=1.0, delta=0.0, rounds=1) | delta must be in (0, 1), got 0.0
 LaplaceNoise(1.0, epsilon=1.0, delta=1.0, rounds=1) | delta must be in [0, 1), got 1.0
 LaplaceNoise(1.0, epsilon=1.0, delta=0.0, rounds=0) | rounds must be >= 1, got 0
-PerCoordinateGaussian(-1.0, 1e-05) | epsilon must be > 0 and finite, got -1.0
+PerCoordinateGaussian(-1.0, 1e-05) | epsilon_per_coordinate must be > 0 and finite, got -1.0
 PerCoordinateGaussian(1.0, 0.0) | delta must be in (0, 1), got 0.0
-PerCoordinateLaplace(math.nan) | epsilon must be > 0 and finite, got nan
+PerCoordinateLaplace(math.nan) | epsilon_per_coordinate must be > 0 and finite, got nan
 LayeredGaussian(0.0, 1.0) | clip_norm must be > 0 and finite, got 0.0
 LayeredGaussian(1.0, 0.0) | noise_multiplier must be > 0 and finite, got 0.0
 LayeredGaussian(1.0) | give noise_multiplier, or all of epsilon, delta and rounds
 LayeredGaussian(1.0, 1.0, layering='up') | layering of LayeredGaussian must be one of direct, shifted
 LayeredGaussian(1.0, 1.0, entropy_code='zip') | entropy_code of LayeredGaussian must be one of
-AggregateGaussian(1.0, 1.0, error_law='cauchy') | target of AggregateGaussian must be one of gaussian, laplace
+AggregateGaussian(1.0, 1.0, error_law='cauchy') | error_law of AggregateGaussian must be one of
 AggregateGaussian(1.0, 1.0, entropy_code='fixed') | needs a shortest step, which AggregateGaussian
 LayeredGaussian(1.0, epsilon=1.0, delta=1e-05, rounds=1, error_law='laplace') | can't meet a budget: l2 clip
 LDPQ(0.0) | epsilon must be > 0, got 0.0

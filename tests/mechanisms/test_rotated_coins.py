@@ -133,7 +133,7 @@ def test_without_a_level_nothing_is_claimed_and_nothing_sent():
     mechanism = RotatedCoins(1.0)
     context = make_context(mechanism, (0, 1), (8,))
     assert all(isinstance(claim.loss, NonPrivate) for claim in mechanism.claims(context))
-    with pytest.raises(ValueError, match=r"epsilon of RotatedCoins is not set\. Set it, or train with"):
+    with pytest.raises(ValueError, match=r"epsilon_per_bit of RotatedCoins is not set\. Set it, or train"):
         encode(mechanism, torch.zeros(2, 8), context)
 
 
@@ -193,27 +193,33 @@ def test_the_norm_is_clipped_for_what_float32_cannot_hold(bad, paired, monkeypat
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"coins": 3}, {"epsilon": 3.0}, {"epsilon": 3.0, "paired": True}, {"share": 0.25}],
+    [
+        {},
+        {"bits_per_coordinate": 3},
+        {"epsilon_per_bit": 3.0},
+        {"epsilon_per_bit": 3.0, "paired": True},
+        {"fraction": 0.25},
+    ],
     ids=repr,
 )
 def test_error_of_the_mean_is_that_of_the_formula(settings):
     """40 rounds; a relative standard error of about 2 / sqrt(40 dim), and 10% of slack."""
-    mechanism = RotatedCoins(1.0, **{"epsilon": 1.0, **settings})
+    mechanism = RotatedCoins(1.0, **{"epsilon_per_bit": 1.0, **settings})
     clients, dim, errors = 8, 3000, []
     updates = updates_of(clients, dim)
     for round in range(40):
         context = make_context(mechanism, tuple(range(clients)), (dim,), round=round)
         estimate = decode(mechanism, encode(mechanism, updates, context).symbols, context.cohort, context)
         errors.append(float((estimate / clients - updates.mean(0)).square().sum()))
-    t, size = math.tanh(mechanism.epsilon / 2.0), padded_size(dim)
+    t, size = math.tanh(mechanism.epsilon_per_bit / 2.0), padded_size(dim)
     # |mean|^2 = 1/n of updates that are orthogonal, nearly
-    wanted = (4.5 / t) ** 2 / clients / mechanism.coins - 1.0 / clients
+    wanted = (4.5 / t) ** 2 / clients / mechanism.bits_per_coordinate - 1.0 / clients
     if (
         mechanism.paired
     ):  # of a pair: 2 (alpha^2 - 1) + 2 |s| - s^2, s = x1 + x2 in ranges, E|s| = 1.128 / 4.5
         pair = 2.0 * (1.0 / t**2 - 1.0) + 2.0 * math.sqrt(4.0 / math.pi) / 4.5 - 2.0 / 4.5**2
         wanted = 4.5**2 * pair * 4.0 / clients**2
-    wanted = (wanted / mechanism.share + (1.0 / mechanism.share - 1.0) / clients) * dim / size
+    wanted = (wanted / mechanism.fraction + (1.0 / mechanism.fraction - 1.0) / clients) * dim / size
     assert np.mean(errors) == pytest.approx(wanted, rel=0.1)
 
 
@@ -221,11 +227,11 @@ def test_error_of_the_mean_is_that_of_the_formula(settings):
 @pytest.mark.parametrize(
     ("settings", "dim"),
     [
-        ({"epsilon": 1.2, "paired": True}, 250),
-        ({"epsilon": 6.0, "kappa": 3.0}, 250),
-        ({"epsilon": 6.0, "kappa": 3.0, "coins": 2}, 250),
-        ({"epsilon": 6.0, "kappa": 3.0, "share": 0.5}, 300),
-        ({"epsilon": 6.0, "kappa": 3.0, "share": 0.125}, 530),
+        ({"epsilon_per_bit": 1.2, "paired": True}, 250),
+        ({"epsilon_per_bit": 6.0, "clip_stds": 3.0}, 250),
+        ({"epsilon_per_bit": 6.0, "clip_stds": 3.0, "bits_per_coordinate": 2}, 250),
+        ({"epsilon_per_bit": 6.0, "clip_stds": 3.0, "fraction": 0.5}, 300),
+        ({"epsilon_per_bit": 6.0, "clip_stds": 3.0, "fraction": 0.125}, 530),
     ],
     ids=str,
 )
@@ -346,4 +352,6 @@ def test_the_smallest_share_is_the_kernel_of_the_rotation():
         context = make_context(mechanism, (0, 1, 2), (1100,))
         assert encode(mechanism, torch.full((3, 1100), 0.01), context).symbols.shape == (3, sent)
         # what is clipped and claimed is of what is sent
-        assert mechanism._norm(context) == pytest.approx(replace(mechanism, share=sent / 1280)._norm(context))
+        assert mechanism._norm(context) == pytest.approx(
+            replace(mechanism, fraction=sent / 1280)._norm(context)
+        )

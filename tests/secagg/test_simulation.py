@@ -58,7 +58,7 @@ def test_masked_and_accounted_agree_to_the_bit(active, dropped, sparse):
     clients = [client for client in range(size) if client not in dropped]
     symbols = messages(clients, size, dim)
     seen = []
-    for run in ("masked", "accounted"):
+    for run in ("masked", "counted"):
         summed = aggregation(fedq.SecAgg(active=active, simulation=run, **options), size, dim)
         for start in range(0, len(clients), 4):
             summed.add(clients[start : start + 4], symbols[start : start + 4])
@@ -83,7 +83,7 @@ def test_the_decoded_mean_is_that_of_the_plain_sum():
     assert torch.equal(MECHANISM.decode(summed.finish(), clients, context(7, 300), rand), plain)
 
 
-@pytest.mark.parametrize("run", ["masked", "accounted"])
+@pytest.mark.parametrize("run", ["masked", "counted"])
 def test_bad_input(run):
     summed = aggregation(fedq.SecAgg(simulation=run))
     symbols = messages([0, 1], 7, 300)
@@ -104,7 +104,7 @@ def test_bad_input(run):
 @pytest.mark.parametrize("answering", [0, 1, 3])
 def test_an_aborted_round_counts_what_was_sent_until_then(active, answering):
     seen = []
-    for run in ("masked", "accounted"):
+    for run in ("masked", "counted"):
         summed = aggregation(fedq.SecAgg(simulation=run, active=active))
         keys_and_shares = summed.traffic.uplink_bits
         assert keys_and_shares > 7 * 8 * 64 and summed.traffic.downlink_bits > keys_and_shares
@@ -150,7 +150,7 @@ def summed(mechanism, run, updates=None):
     assert torch.equal(mechanism.decode(total, clients, context, rand), plain)
 
 
-@pytest.mark.parametrize("run", ["masked", "accounted"])
+@pytest.mark.parametrize("run", ["masked", "counted"])
 @pytest.mark.parametrize("mechanism", [row for row in ROWS if row.homomorphic], ids=repr)
 def test_the_sum_decodes_as_the_messages_do(mechanism, run):
     summed(mechanism, run)
@@ -159,7 +159,7 @@ def test_the_sum_decodes_as_the_messages_do(mechanism, run):
 @pytest.mark.parametrize("mechanism", [row for row in ROWS if not row.homomorphic], ids=repr)
 def test_refused(mechanism):
     with pytest.raises(TypeError, match=f"{type(mechanism).__name__} is not homomorphic"):
-        summed(mechanism, "accounted")
+        summed(mechanism, "counted")
 
 
 @pytest.mark.parametrize("mechanism", [row for row in ROWS if row.homomorphic], ids=repr)
@@ -167,4 +167,4 @@ def test_the_ends_of_the_range_and_negative_zero(mechanism):
     updates = torch.full((len(CLIENTS), sum(SEGMENTS)), -0.0)
     updates[0], updates[1], updates[2] = 1e6, -1e6, 0.0
     updates[3, ::2], updates[3, 1::2] = 1e6, -1e6
-    summed(mechanism, "accounted", updates)
+    summed(mechanism, "counted", updates)

@@ -110,7 +110,7 @@ def test_the_default_is_the_smallest_graph_that_is_safe_for_what_is_said():
         ),
         (lambda: SecAgg(max_colluding_fraction=1.0), r"max_colluding_fraction must be in \[0, 1\), got 1.0"),
         (lambda: SecAgg(max_dropped_fraction=-0.1), r"max_dropped_fraction must be in \[0, 1\), got -0.1"),
-        (lambda: SecAgg(simulation="really"), "run of SecAgg must be one of masked, accounted, got 'really'"),
+        (lambda: SecAgg(simulation="really"), "simulation of SecAgg must be one of masked, counted, got"),
         (lambda: SecAgg().rules(1, 1), "cohort of 2 or more to hide in, got 1"),
         (lambda: SecAgg().rules(0, 0), "got 0"),
         (lambda: SecAgg(threshold=11).rules(10, 10), r"threshold must be in \[6, 10\].*got 11"),
@@ -121,7 +121,7 @@ def test_the_default_is_the_smallest_graph_that_is_safe_for_what_is_said():
         ),
         (
             lambda: SecAgg(max_colluding_fraction=0.6).rules(10, 10),
-            r"6 corrupt clients of 10 could see .*threshold 6: up to 1\).* keep max_colluding_fraction <= 5 / 10$",
+            r"6 corrupt clients of 10 could see .*threshold 6: up to 1\).* max_colluding_fraction <= 5 / 10$",
         ),
         (
             lambda: SecAgg(active=True, max_colluding_fraction=0.4).rules(10, 10),
@@ -168,12 +168,12 @@ def test_one_bit_symbols_need_the_bits_of_the_cohort():
 
 
 def test_stated_ranges_and_moduli():
-    layout = SecAgg().layout(Wide(epsilon=1.0), context(), RAND)
+    layout = SecAgg().layout(Wide(epsilon_per_coordinate=1.0), context(), RAND)
     assert (layout.size, [block.width for block in layout.blocks]) == (5, [8, 14])
-    layout = SecAgg().layout(Modular(epsilon=1.0), context(), RAND)
+    layout = SecAgg().layout(Modular(epsilon_per_coordinate=1.0), context(), RAND)
     assert (layout.size, layout.blocks[0].modulus) == (8, 4096)
     with pytest.raises(ValueError, match=r"Modular sums modulo 4096, got modulus=8192. Leave modulus out"):
-        SecAgg(modulus=8192).layout(Modular(epsilon=1.0), context(), RAND)
+        SecAgg(modulus=8192).layout(Modular(epsilon_per_coordinate=1.0), context(), RAND)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_stated_ranges_and_moduli():
             AdaptiveClip(LayeredGaussian(1.0, 1.0)),
             r"AdaptiveClip is not homomorphic.* got AdaptiveClip\(mechanism=Layered",
         ),
-        (Unbounded(epsilon=1.0), "Give the mechanism a method symbol_range"),
+        (Unbounded(epsilon_per_coordinate=1.0), "Give the mechanism a method symbol_range"),
     ],
 )
 def test_refused_mechanisms(mechanism, match):

@@ -80,7 +80,7 @@ def test_clients_train_from_what_they_are_sent():
 @pytest.mark.parametrize("target", ["updates", "weights"])
 def test_side_by_side_and_alone_are_the_same(target):
     settings = {
-        "target": target,
+        "sends": target,
         "mechanism": GaussianNoise(1.0, 0.1) if target == "updates" else CorBin(4.0, 5),
     }
     together = run(5, clients_per_step=8, **settings)[1]

@@ -85,7 +85,7 @@ def test_they_are_not_trained_on():
 @pytest.mark.parametrize("clients_per_step", [1, 5])
 @pytest.mark.parametrize("local", [(), ("backbone.3.*",)])
 def test_values_are_those_of_the_models(local, clients_per_step):
-    fed = federated(local=local, clients_per_step=clients_per_step)
+    fed = federated(personal_parameters=local, clients_per_step=clients_per_step)
     module, _ = fit(fed)
     assert [measured.round for measured in fed.client_evaluations] == [0, 1, 2]
     last = fed.client_evaluations[-1]
@@ -104,7 +104,7 @@ def test_values_are_those_of_the_models(local, clients_per_step):
 
 def test_own_heads_are_better_than_the_heads_of_nobody():
     """Two labels a client: a head of one's own wins, so the two models are told apart."""
-    fed = federated(local=("backbone.3.*",))
+    fed = federated(personal_parameters=("backbone.3.*",))
     fit(fed, rounds=8)
     last = fed.client_evaluations[-1]
     assert last.spread("val_acc", "personal").mean > last.spread("val_acc").mean + 0.3
@@ -153,7 +153,7 @@ def page(folder):
 
 def test_where_something_is_claimed_it_stays_with_the_clients(tmp_path):
     logger = pl.loggers.CSVLogger(tmp_path)
-    fed = federated(LDPQ(epsilon_per_coordinate=0.5), seed=None, local=("backbone.3.*",))
+    fed = federated(LDPQ(epsilon_per_coordinate=0.5), seed=None, personal_parameters=("backbone.3.*",))
     _, trainer = fit(fed, logger=logger, more=[RunFolder("run", str(tmp_path), show=False)])
     assert len(fed.client_evaluations) == 3
     assert not [name for name in trainer.callback_metrics if name.startswith(("clients/", "personal/"))]

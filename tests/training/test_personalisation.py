@@ -236,14 +236,14 @@ def test_patterns_that_match_nothing():
 def test_one_name_of_a_tensor_with_two():
     module = build()
     module.tied = module.backbone[2].weight
-    with pytest.raises(ValueError, match=r"are one tensor, but local=.*Match both, or neither"):
+    with pytest.raises(ValueError, match=r"are one tensor, but personal_parameters=.*Match both, or neither"):
         fit(federated(), module)
     fit(federated(("backbone.2.*", "tied")), module, rounds=1)
 
 
 @pytest.mark.parametrize("wrong, said", [("head.*", "be a list"), (3, "be a list"), ([3], "contain name")])
 def test_what_is_no_list_of_patterns(wrong, said):
-    with pytest.raises(TypeError, match=f"local must {said}"):
+    with pytest.raises(TypeError, match=f"personal_parameters must {said}"):
         federated(wrong)
 
 

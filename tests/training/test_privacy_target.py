@@ -64,7 +64,7 @@ def spent_by(federated, adversary, rounds, secure=True, dim=5):
 def test_a_run_ends_at_its_target():
     federated = federation()
     trained(federated, rounds=3)
-    assert federated.mechanism.epsilon > 0.0
+    assert federated.mechanism.epsilon_per_bit > 0.0
     found = spent_by(federated, Adversary.SECAGG_SERVER, 3)
     assert 7.97 < found <= 8.0
     assert federated.calibration.epsilon == pytest.approx(found)
@@ -155,7 +155,9 @@ def test_a_resumed_run_keeps_what_was_found_and_refuses_others(tmp_path):
     other = fedq.PrivacyTarget(2.0, 1e-5, "secagg_server")
     with pytest.raises(ValueError, match="has another privacy target: target = PrivacyTarget"):
         trained(federation(seed=1, clients=4, privacy=other), rounds=3, ckpt_path=path)
-    with pytest.raises(ValueError, match=r"asked = RotatedCoins.*kappa=4\.5.*here RotatedCoins.*kappa=3\.0"):
+    with pytest.raises(
+        ValueError, match=r"asked = RotatedCoins.*clip_stds=4\.5.*here RotatedCoins.*clip_stds=3\.0"
+    ):
         trained(
             federation(fedq.RotatedCoins(1.0, clip_stds=3.0), seed=1, clients=4), rounds=3, ckpt_path=path
         )
@@ -220,8 +222,10 @@ def test_dropouts_and_lying_servers_are_allowed_for():
     found = calibrate(TARGET, mechanism, setting, 10).mechanism
     assert (
         found.max_dropped_clients == dropped
-        and found.epsilon
-        < calibrate(TARGET, mechanism, setting_of(mechanism, secure_aggregation=True), 10).mechanism.epsilon
+        and found.epsilon_per_bit
+        < calibrate(
+            TARGET, mechanism, setting_of(mechanism, secure_aggregation=True), 10
+        ).mechanism.epsilon_per_bit
     )
     lying = setting_of(mechanism, secure_aggregation=True, min_survivors=14)
     assert calibrate(TARGET, mechanism, lying, 10).mechanism.max_dropped_clients == 6

@@ -68,7 +68,7 @@ def test_a_masked_run_ends_with_the_same_weights(active, clients_per_step):
         assert record.uplink_bits > other.uplink_bits and record.downlink_bits > other.downlink_bits
 
 
-@pytest.mark.parametrize("run", ["masked", "accounted"])
+@pytest.mark.parametrize("run", ["masked", "counted"])
 @pytest.mark.parametrize(
     "mechanism",
     [fedq.LDPQ(1.0), fedq.CorBin(1.0), fedq.AggregateGaussian(1.0, 0.1), fedq.IrwinHall(1.0, 0.1), NOISY],
@@ -148,7 +148,7 @@ def test_liars_hide_behind_the_masks():
 # ---- rounds that are given up ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["masked", "accounted"])
+@pytest.mark.parametrize("mode", ["masked", "counted"])
 def test_too_many_dropouts_abort_the_round_and_the_run_goes_on(mode):
     engine, start = (
         engine_of(fedq.LDPQ(1.0), fedq.SecAgg(simulation=mode), 0.45),
@@ -182,7 +182,7 @@ def test_an_aborted_round_of_a_run_warns_is_charged_and_logged():
 
 def test_clients_that_fall_silent_unannounced_abort_the_round_at_its_end():
     bits = []
-    for mode in ("masked", "accounted"):
+    for mode in ("masked", "counted"):
         engine = engine_of(fedq.LDPQ(1.0), fedq.SecAgg(simulation=mode))
         before = engine.weights
         answer(engine, engine.start().survivors[:4])

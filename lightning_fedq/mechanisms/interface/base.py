@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch import Tensor
 from lightning_fedq.functional.checks import check_fields
 from lightning_fedq.mechanisms.interface.claims import Adversary, Neighbours, PrivacyClaim
 from lightning_fedq.mechanisms.interface.context import Message, RoundContext
+from lightning_fedq.mechanisms.interface.old_names import MECHANISM_NAMES, refuse_old_names
 
 if TYPE_CHECKING:
     from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
@@ -30,8 +31,13 @@ class Mechanism(ABC):
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Check parameters with `check_fields` before a subclass's own `__post_init__` reads them."""
+        """Check parameters with `check_fields` before a subclass's own `__post_init__` reads them.
+
+        Raises:
+            TypeError: If the subclass defines a name that has another name since 0.3.0.
+        """
         super().__init_subclass__(**options)
+        refuse_old_names(cls, MECHANISM_NAMES)
         if (own := vars(cls).get("__post_init__")) is None:
             return
 
@@ -99,8 +105,10 @@ class Mechanism(ABC):
     """Whether `encode` clips every update to the l2 norm `clip_norm`, so that `AdaptiveClip` may change it.
 
     Claims must rest on this bound alone, and the noise must be measured in units of it."""
-    level: ClassVar[Literal["epsilon", "noise_multiplier"] | None] = None
-    """Name of the privacy parameter that a target sets. Override `with_level` if others change with it."""
+    level: ClassVar[str | None] = None
+    """Name of the privacy parameter that a target sets: an epsilon, or `noise_multiplier`.
+
+    Override `with_level` if others change with it."""
     unbiased: ClassVar[bool] = True
     """Whether the decoded sum is unbiased for updates inside the range. Biased mechanisms test their bias."""
 
@@ -343,7 +351,7 @@ class Mechanism(ABC):
                 f"{type(self).__name__} has no privacy parameter that a target could set. "
                 "Leave the target out."
             )
-        value = level if self.level == "epsilon" else 1.0 / level
+        value = 1.0 / level if self.level == "noise_multiplier" else level
         return replace(self, **{self.level: value})  # type: ignore[type-var]
 
     @classmethod
