@@ -515,8 +515,9 @@ def _joint_cells(
         label = np.broadcast_to(played.labels[:, :, None], pair.shape)
         counts = _tally(half[:, :, :middle], label, pair, kinds, width**2)
         pairs = _pairs(played, allowed, None, 2)
-        cells.append(Cell(test.view, f"{where}, two coordinates", counts, pairs, describe_pairs, size, False))
-    if bench.mechanism.separation > 1 or bench.mechanism.hands_on:
+        what = f"{where}, two coordinates"
+        cells.append(Cell(test.view, what, counts, pairs, describe_pairs, size, False))
+    if bench.mechanism.separation > 1 or bench.mechanism.reuses_noise:
         return cells
 
     def changed(shift: int, what: str) -> list[Comparison]:

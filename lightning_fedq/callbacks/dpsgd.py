@@ -60,7 +60,7 @@ from lightning_fedq.dpsgd.refusals import (
 )
 from lightning_fedq.dpsgd.statement import SampleStatement, describe_unit
 from lightning_fedq.keys.randomness import Stream, hkdf_expand, hkdf_extract, pack_fields
-from lightning_fedq.training.checkpoints import SavedStates
+from lightning_fedq.training.checkpoints import SavedStates, count_other_runs
 from lightning_fedq.training.client_metrics import log_figure, watch_training_log
 
 if TYPE_CHECKING:
@@ -155,9 +155,9 @@ class DPSGD(pl.Callback):
         self._non_finite = 0
 
     knows_clients = True
-    crosses_clients = True
+    is_shared_by_clients = True
     """All clients of a simulation share this object, which keeps the account of each client."""
-    of_each_client = True
+    is_per_client = True
     """A real client has its own callback with its own account, and a server of real clients has none."""
 
     def _new_root(self) -> None:
@@ -326,6 +326,13 @@ class DPSGD(pl.Callback):
                 f"at the present noise and batches: epsilon {self.epsilon(self.delta):.3g} so far."
             )
 
+    def _count_other_runs(self) -> None:
+        """Look for rounds of other runs and charge them, unless a round is open."""
+        engine = None if self._federated is None else self._federated.engine
+        if engine is not None and engine.plan is None and self.accounts:
+            count_other_runs(engine.ledger)
+            self._charge_elsewhere()
+
     def _make_noisy(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Wrap the optimiser of the fit, or of a client's fit, so that it steps with noisy sums."""
         from lightning_fedq.dpsgd.opacus import GridDPOptimizer
@@ -469,11 +476,13 @@ class DPSGD(pl.Callback):
         return self._non_finite + (0 if self._optimizer is None else self._optimizer.num_non_finite)
 
     def epsilon(self, delta: float) -> float:
-        """Return the largest epsilon that any client has spent at `delta`."""
+        """Return the largest epsilon that any client has spent at `delta`, also in other runs' rounds."""
+        self._count_other_runs()
         return max((account.epsilon(delta) for account in self.accounts.values()), default=0.0)
 
     def statement(self) -> SampleStatement | None:
         """Return the statement of the client with the largest epsilon, or None before the first fit."""
+        self._count_other_runs()
         if not self.accounts:
             return None
         account = max(self.accounts.values(), key=lambda account: account.epsilon(self.delta))

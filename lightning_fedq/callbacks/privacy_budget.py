@@ -7,7 +7,9 @@ the clients, it limits the steps of every account in the same way.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,7 +23,7 @@ from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.target import adversary_named, affordable, check_law
 from lightning_fedq.privacy.verdict import format_epsilon
-from lightning_fedq.training.accounts import full_run
+from lightning_fedq.training.accounts import find_repeated_round, full_run
 from lightning_fedq.training.client_metrics import log_figure
 from lightning_fedq.training.privacy_target import find_spent_client, warn_if_simulated
 from lightning_fedq.training.settings import Federation
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 _NAMED = 10
 """Largest number of clients that an error names."""
+_MANY_ROUNDS = 1000
+"""Assumed number of rounds of a Trainer without a limit, for mechanisms that hand noise on."""
 
 
 class PrivacyBudget(pl.Callback):
@@ -95,7 +99,7 @@ class PrivacyBudget(pl.Callback):
         if not self._began:
             return ""
         owner = "data set" if self._counts_samples else "client"
-        spender = "who never learns the cohorts, by every client"
+        spender = "who never learns the cohorts, by every client in this run, other runs not counted"
         if not self._secret:
             spender = f"by the {owner} with the largest epsilon{self._unit}"
         return (
@@ -104,6 +108,14 @@ class PrivacyBudget(pl.Callback):
             + (", if keys had not come from a seed" if self._seeded else "")
             + (". The budget did not limit the run" if self.on_exhausted == "warn" else "")
         )
+
+    @property
+    def kept_limit(self) -> str:
+        """Budget of clients that limited the last fit and was kept, in words. Otherwise ""."""
+        spent = self._current_spending()
+        if not self._began or self._counts_samples or self.on_exhausted == "warn" or spent > self.epsilon:
+            return ""
+        return f"epsilon {self.epsilon:g} at delta {self.delta:g} against {self.adversary.value}"
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Compute how many rounds or steps fit into the budget, and refuse to start if it is spent."""
@@ -125,9 +137,10 @@ class PrivacyBudget(pl.Callback):
             federated.when_vector_changes(follow)
         self._began, self.epsilon_spent = True, self._current_spending()
         if why := self._blocked():
+            others = "" if federated is None else federated.ledger.other_journals
             self._act_on_exhausted(
                 f"The budget of epsilon {self.epsilon:g} at delta {self.delta:g} is spent: {why}. "
-                "Raise the budget, or stop here."
+                f"Raise the budget, or stop here{others}."
             )
 
     # ---- what is counted ----------------------------------------------------------------------------
@@ -161,10 +174,9 @@ class PrivacyBudget(pl.Callback):
         delta = check_delta(self.delta, clients, "clients")
         simulated = warn_if_simulated(federated, adversary, "PrivacyBudget")
         self._seeded = federated.seed is not None
-        asked = federated.count_rounds(trainer)
-        horizon = 1 if secret else asked if asked is not None and asked > 0 else 1000
-        run = full_run(federated, engine, count_byzantine(trainer, federated.planner), horizon)
-        account = Account(run, delta)
+        asked, byzantine = federated.count_rounds(trainer), count_byzantine(trainer, federated.planner)
+        rounds = ledger.rounds + (asked if asked is not None and asked > 0 else _MANY_ROUNDS)
+        account = Account(full_run(federated, engine, byzantine, rounds), delta)
         kinds = [range(clients)] if secret else engine.mechanism.protection_groups(clients)
         groups = [(list(kind), None if secret else kind[0]) for kind in kinds]
         limits = torch.empty(clients, dtype=torch.int32)
@@ -181,14 +193,18 @@ class PrivacyBudget(pl.Callback):
         if self.on_exhausted != "warn" and secret:  # a privacy target may have set limits before
             ledger.round_limit = rounds if ledger.round_limit is None else min(rounds, ledger.round_limit)
         elif self.on_exhausted != "warn":
-            ledger.limits = limits if ledger.limits is None else torch.minimum(limits, ledger.limits)
+            known = ledger.budget_limits
+            ledger.budget_limits = limits if known is None else torch.minimum(limits, known)
 
         def charged() -> torch.Tensor:
             return torch.full((clients,), ledger.rounds) if secret else ledger.charges
 
         def spent() -> float:
+            if secret and find_repeated_round(engine):
+                return math.inf  # no account of the draw holds, as in the report
             rounds = [(int(charged()[group].max()), client) for group, client in groups]
-            return max(account.epsilon(adversary, n, secret=secret, client=client) for n, client in rounds)
+            paid = replace(account, run=replace(account.run, rounds=ledger.rounds))
+            return max(paid.epsilon(adversary, n, secret=secret, client=client) for n, client in rounds)
 
         self._current_spending, self._blocked = spent, lambda: _blocked(engine, charged(), limits)
         self._key = "fed/sim_epsilon" if simulated else "fed/epsilon"
@@ -274,7 +290,8 @@ class PrivacyBudget(pl.Callback):
     def _remove_limits(trainer: pl.Trainer) -> None:
         federated = _find_callback(trainer, Federation)
         if federated is not None:
-            federated.ledger.limits = federated.ledger.round_limit = None
+            ledger = federated.ledger
+            ledger.limits = ledger.budget_limits = ledger.round_limit = None
 
     def _end(self, trainer: pl.Trainer, reason: str) -> None:
         if self.on_exhausted == "stop":

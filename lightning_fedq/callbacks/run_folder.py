@@ -26,7 +26,7 @@ from lightning_fedq.privacy import secret_row
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.document import document, summarise_privacy, to_json
 from lightning_fedq.privacy.planning import fixed_bits
-from lightning_fedq.privacy.report import Bits, PrivacyReport
+from lightning_fedq.privacy.report import Bits, PrivacyReport, check_stated
 from lightning_fedq.reports.layouts import markdown
 from lightning_fedq.reports.runs import (
     BITS_PER_MEGABYTE,
@@ -35,7 +35,6 @@ from lightning_fedq.reports.runs import (
     check_run_name,
     first_metric,
     fresh_folder,
-    metric_mode,
     plot_progress,
     print_summary,
     read_rows,
@@ -55,6 +54,7 @@ from lightning_fedq.training.accounts import (
     noise_over_signal,
     stopped,
 )
+from lightning_fedq.training.client_metrics import find_mode
 from lightning_fedq.training.user_messages import describe_timing, has_revealing_lengths, unprotected_outputs
 
 MODEL, CLIENTS = "model.ckpt", "clients"
@@ -85,14 +85,18 @@ class RunFolder(pl.Callback):
         root: Folder that contains the folders of all runs.
         monitor: Name of the metric for the figure and for the best round. None is `val_acc`, or else the
             first `val_*` metric.
-        mode: Whether a larger ("max") or a smaller ("min") value of the metric is better. None follows from
-            the metric's name: losses and errors should be small, other metrics large.
+        mode: Whether a larger ("max") or a smaller ("min") value of the metric is better. None takes the mode
+            of a ModelCheckpoint, EarlyStopping or schedule that watches the metric. Without one, no round is
+            called the best.
         delta: Delta of the reported privacy guarantee, in (0, 1 / num_clients). It must equal the delta of a
             `PrivacyBudget`, if there is one. None takes the delta of the budget or of the privacy target,
             or else min(1e-5, 0.1 / num_clients). It is logged as `fed/delta`.
         show: Whether to print the summary when the training ends.
         baseline: Value of the metric to draw as a horizontal line, such as the accuracy of a central
             training. None draws no line.
+        stated: What only you know about the run, for the privacy page: text by the keys `client` (what a
+            client is), `responsible`, `purpose`, `data`, `tuning` and `earlier_runs`. What is left out is
+            printed as "not stated" or "unknown".
 
     Attributes:
         path: Folder of the run, from the start of the training on.
@@ -119,6 +123,7 @@ class RunFolder(pl.Callback):
         delta: float | None = None,
         show: bool = True,
         baseline: float | None = None,
+        stated: dict[str, str] | None = None,
     ) -> None:
         if mode not in ("max", "min", None):
             raise ValueError(f"mode must be 'max' or 'min', got {mode!r}")
@@ -126,6 +131,7 @@ class RunFolder(pl.Callback):
             got = f"{show!r} and {baseline!r}"
             raise TypeError(f"show must be True or False and baseline a number, got {got}. Write no quotes.")
         check_run_name(name)
+        self.stated = check_stated(stated)
         self.name, self.root, self.monitor, self.mode = name, Path(root), monitor, mode
         self.delta, self.show, self.baseline = delta, show, baseline
         self.clients_delta = delta
@@ -295,8 +301,8 @@ class RunFolder(pl.Callback):
         noise = noise_over_signal(engine, self.rows, len(self.rows))
         noise["words"] = describe_noise(noise)
         promises = self._promises(trainer, privacy.rounds)
-        privacy = replace(privacy, notes=(*privacy.notes, *promises, *_describe_noise_cost(noise)))
-        self.summary = self._summarize(engine, privacy, num_buffers)
+        privacy = replace(privacy, notes=(*privacy.notes, *promises), stated=self.stated)
+        self.summary = self._summarize(trainer, engine, privacy, num_buffers)
         if federated.calibrated_target is not None:
             self.summary["privacy_target"] = federated.calibrated_target.statement
         charged_by = [
@@ -331,7 +337,9 @@ class RunFolder(pl.Callback):
             if isinstance(callback, PrivacyBudget) and callback.statement:
                 yield f"{callback.statement}."
 
-    def _summarize(self, engine: RoundEngine, privacy: PrivacyReport, num_buffers: int) -> dict[str, Any]:
+    def _summarize(
+        self, trainer: pl.Trainer, engine: RoundEngine, privacy: PrivacyReport, num_buffers: int
+    ) -> dict[str, Any]:
         """Return the contents of `summary.json`."""
         cost = totals(self.rows)
         cost.pop("messages")
@@ -357,7 +365,8 @@ class RunFolder(pl.Callback):
             "masks": privacy.masks,
             "aborted_rounds": int(sum(row["aborted"] for row in self.rows)),
             "metrics": {**metrics, **self._test_metrics},
-            "best": self._best(),
+            "modes": self._modes(trainer),
+            **self._shown_rounds(trainer),
             "bits_per_parameter": up,
             "protocol_bits_per_parameter": protocol,
             **cost,
@@ -389,21 +398,37 @@ class RunFolder(pl.Callback):
         """Return the name of the metric for the figure and the best round."""
         return self.monitor or first_metric(self.rows) or "val_acc"
 
-    def _best(self) -> dict[str, Any]:
-        """Return the metric, its best value and the round of it, or {} if no round has the metric."""
+    def _modes(self, trainer: pl.Trainer) -> dict[str, str]:
+        """Return the direction of each metric for which it is known, from `mode` or a watching callback."""
+        names = {name for row in self.rows for name in row} | set(self._test_metrics)
+        own = {self._metric(): self.mode} if self.mode is not None else {}
+        return {name: mode for name in sorted(names) if (mode := own.get(name) or find_mode(trainer, name))}
+
+    def _shown_rounds(self, trainer: pl.Trainer) -> dict[str, dict[str, Any]]:
+        """Return the metric, its value and the round, for the last round and the best round.
+
+        Both are {} if no round has the metric. The best round is {} if the direction is not known.
+        """
         monitor = self._metric()
         rows = [row for row in self.rows if monitor in row]
         if not rows:
             if self.monitor is not None:
                 known = ", ".join(sorted({key for row in self.rows for key in row} - RECORDED))
                 rank_zero_warn(
-                    f"No round has the metric {monitor}, so there is no best round and no curve. "
+                    f"No round has the metric {monitor}, so there is no curve. "
                     f"Set RunFolder(monitor=...) to one of {known}."
                 )
-            return {}
-        choose = max if (self.mode or metric_mode(monitor)) == "max" else min
-        row = choose(rows, key=lambda row: row[monitor])
-        return {"monitor": monitor, "value": row[monitor], "round": row["round"]}
+            return {"best": {}, "last": {}}
+
+        def describe(row: Row) -> dict[str, Any]:
+            return {"monitor": monitor, "value": row[monitor], "round": row["round"]}
+
+        mode = self._modes(trainer).get(monitor)
+        defined = [row for row in rows if not math.isnan(row[monitor])]
+        if mode is None or not defined:
+            return {"best": {}, "last": describe(rows[-1])}
+        choose = max if mode == "max" else min
+        return {"best": describe(choose(defined, key=lambda row: row[monitor])), "last": describe(rows[-1])}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the folder, the number of rounds in its table, and the last round, which identifies the run.
@@ -470,15 +495,3 @@ def _sha256(path: Path) -> str:
 def plot_title(name: str, mechanism: Mechanism) -> str:
     """Return the title of a run's figure. It is short, because the report has the settings."""
     return f"{name} ({type(mechanism).__name__})"
-
-
-def _describe_noise_cost(noise: dict[str, Any]) -> Iterator[str]:
-    """Yield a note on the effect of the noise on learning, which no epsilon describes."""
-    if words := noise["words"]:
-        yield (
-            f"Noise-to-signal ratio of the whole run: {words}. R is the squared error of the decoded mean, "
-            "divided by the squared mean update and by the number of rounds. Up to 0.1 trainings showed no "
-            "loss of accuracy, and above 4 they hardly learnt. The planned R assumes that 0.3 of the "
-            "updates' energy is common to all clients. The measured R is known in a simulation only, and "
-            "includes the error of clipping."
-        )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from torch.utils.data import DataLoader, Dataset
 
@@ -22,9 +22,13 @@ class ClientEvaluation:
             not evaluated.
         every_n_rounds: Number of rounds between two evaluations, >= 1. The last round of `max_epochs` is
             always evaluated.
+        modes: Direction of metrics by name: "max" if a larger value is better, "min" if a smaller one is. A
+            ModelCheckpoint or EarlyStopping that watches the metric also tells it. Only a metric with a
+            direction has a worst decile.
 
     Raises:
-        ValueError: If a number is out of its range, or a data set without length is to be partitioned.
+        ValueError: If a number or a direction is out of its range, or a data set without length is to be
+            partitioned.
 
     Examples:
         >>> ClientEvaluation(held_out=0.2, every_n_rounds=5)  # Federated(..., evaluate_clients=this)
@@ -33,6 +37,7 @@ class ClientEvaluation:
 
     held_out: float | Dataset[Any] | DataLoader[Any] | Sequence[Dataset[Any] | DataLoader[Any]] = 0.2
     every_n_rounds: int = 1
+    modes: Mapping[str, Literal["max", "min"]] = field(default_factory=dict, repr=False, hash=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.held_out, int | float) and not 0.0 < self.held_out < 1.0:
@@ -45,6 +50,8 @@ class ClientEvaluation:
             )
         if self.every_n_rounds < 1:
             raise ValueError(f"every_n_rounds must be >= 1, got {self.every_n_rounds}")
+        if wrong := {name: mode for name, mode in self.modes.items() if mode not in ("max", "min")}:
+            raise ValueError(f"modes must be 'max' or 'min' by metric, got {wrong}")
 
     @property
     def fraction(self) -> float | None:

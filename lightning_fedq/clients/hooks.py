@@ -9,11 +9,14 @@ client starts with their result.
 
 from __future__ import annotations
 
+import dis
+import types
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 from lightning_fedq._lightning import is_overridden, pl, rank_zero_info
+from lightning_fedq.mechanisms.interface.old_names import CALLBACK_NAMES, refuse_old_names
 
 BATCH_HOOKS = (
     "on_train_batch_start",
@@ -57,7 +60,7 @@ def knows_clients(callback: pl.Callback) -> bool:
 
 def trains_with_clients(callback: pl.Callback) -> bool:
     """Return whether every client has a copy of this callback."""
-    return looks_at_batches(callback) and not crosses_clients(callback)
+    return looks_at_batches(callback) and not is_shared_by_clients(callback)
 
 
 def overrides(callback: pl.Callback, hook: str) -> bool:
@@ -65,12 +68,13 @@ def overrides(callback: pl.Callback, hook: str) -> bool:
     return hook in vars(callback) or is_overridden(hook, callback, pl.Callback)
 
 
-def crosses_clients(callback: pl.Callback) -> bool:
+def is_shared_by_clients(callback: pl.Callback) -> bool:
     """Return whether one callback object takes part in every client's training without being copied.
 
-    Privacy accounting and simulated attacks need this. Such callbacks set `crosses_clients = True`.
+    Privacy accounting and simulated attacks need this. Such callbacks set `is_shared_by_clients = True`.
     """
-    return bool(getattr(callback, "crosses_clients", False))
+    refuse_old_names(callback, CALLBACK_NAMES)
+    return bool(getattr(callback, "is_shared_by_clients", False))
 
 
 def has_user_hook(callback: pl.Callback, hook: str = "on_train_batch_end") -> bool:
@@ -102,15 +106,61 @@ def report_copied_callbacks(callbacks: list[pl.Callback]) -> None:
     if names:
         rank_zero_info(
             f"Each client trains with its own copies of {', '.join(names)}, which are then dropped. "
-            "Set crosses_clients = True on a callback to share one object."
+            "Set is_shared_by_clients = True on a callback to share one object."
         )
-    of_fit = [c for c in callbacks if not (looks_at_batches(c) or crosses_clients(c) or knows_clients(c))]
+    of_fit = [
+        c for c in callbacks if not (looks_at_batches(c) or is_shared_by_clients(c) or knows_clients(c))
+    ]
     hooks = ("on_train_batch_start", "on_train_batch_end")
     if names := [type(one).__name__ for one in of_fit if any(has_user_hook(one, hook) for hook in hooks)]:
         rank_zero_info(
             f"{', '.join(names)} belong to the fit: once per round, batch hooks get a NaN loss and one "
             "sample of zeros. Read losses from trainer.callback_metrics."
         )
+
+
+def report_step_periods(trainer: Any) -> None:
+    """Log the user's hooks that run once a round and ask for a period in steps, before round 1."""
+    found = []
+    for owner, host in [(one, pl.Callback) for one in trainer.callbacks] + [
+        (trainer.lightning_module, pl.LightningModule)
+    ]:
+        of_clients = host is pl.LightningModule or trains_with_clients(owner)
+        per_step = (*STEP_HOOKS, "on_train_epoch_end", "training_step") if of_clients else ()
+        for hook in (name for name in dir(host) if name.startswith("on_") and name not in per_step):
+            if has_user_hook(owner, hook) and (hook in vars(owner) or is_overridden(hook, owner, host)):
+                function = getattr(getattr(owner, hook), "__func__", getattr(owner, hook))
+                if _has_step_period(type(owner), function):
+                    found.append(f"{type(owner).__name__}.{hook}")
+    if found:
+        rank_zero_info(
+            f"{', '.join(found)} use global_step % n, but run once a round, where global_step jumps by the "
+            "steps of a round. Compare global_step // n with its last value, or count trainer.current_epoch."
+        )
+
+
+def _has_step_period(kind: type, function: Any) -> bool:
+    """Return whether a function, with the methods of its class that it names, uses `global_step` and `%`."""
+    codes = [code] if (code := getattr(function, "__code__", None)) is not None else []
+    seen, has_step, has_modulo = set[Any](), False, False
+    while codes:
+        code = codes.pop()
+        if code in seen:
+            continue
+        seen.add(code)
+        has_step |= "global_step" in code.co_names
+        has_modulo |= any(
+            "MODULO" in one.opname or (one.opname == "BINARY_OP" and one.argrepr[:1] == "%")
+            for one in dis.get_instructions(code)
+        )
+        codes += [const for const in code.co_consts if isinstance(const, types.CodeType)]
+        methods = (getattr(kind, name, None) for name in code.co_names if name.isidentifier())
+        codes += [
+            one.__code__
+            for one in methods
+            if isinstance(one, types.FunctionType) and one.__module__.partition(".")[0] not in _HOST
+        ]
+    return has_step and has_modulo
 
 
 def call_hooks(trainer: Any, callbacks: list[Any], hook: str, *args: Any) -> None:

@@ -59,7 +59,7 @@ SETTINGS, ALL_RUNS = "comparison.yaml", "all_runs.md"
 Logger = Literal["wandb", "csv", "tensorboard"]
 TUNING_SEED = 1000
 """Seed of the runs that find range and learning rate. No cell has it."""
-MASKS = SecAgg(run="accounted", degree="auto", max_corrupt=0.02, max_dropout=0.02)
+MASKS = SecAgg(simulation="counted", degree="auto", max_colluding_fraction=0.02, max_dropped_fraction=0.02)
 """Secure aggregation of the tasks. Its bits are counted and its masks are not applied, which leaves sums
 equal. The server may collude with 2% of the clients."""
 RANGES = (0.5, 1.5, KAPPA)
@@ -142,8 +142,8 @@ class Comparison:
         left_out: Reasons for names that have no row.
         monitor: Metric that is the score. None is the test accuracy, or the first test metric, or the first
             validation metric.
-        mode: "max" if a larger score is better, "min" if a smaller one is. None decides by the metric's
-            name.
+        mode: "max" if a larger score is better, "min" if a smaller one is. None is "max" for the
+            accuracy of a task, and else the direction that the runs know. Without one, rows are not ranked.
         tune: Whether range and learning rate are searched for even if they are known.
         refused: Reasons for rows and epsilons that have no run. `run` fills it.
     """
@@ -197,8 +197,9 @@ class Comparison:
             data: Folder of the images of a task. None is `FEDQ_DATA` in the environment.
             monitor: Metric that is the score. None is the test accuracy, or the first test metric, or the
                 first validation metric.
-            mode: "max" if a larger score is better, "min" if a smaller one is. None decides by the metric's
-                name.
+            mode: "max" if a larger score is better, "min" if a smaller one is. None is "max" for the
+                accuracy of a task, and else the direction that the runs know. Without one, rows are not
+                ranked.
             tune: Whether range and learning rate are searched for even if they are known.
 
         Raises:
@@ -252,7 +253,7 @@ class Comparison:
             names={**found.rows, **{name: usual[of] for name, of in beside.items()}},
             left_out=found.left_out,
             monitor=monitor,
-            mode=mode,
+            mode=mode or ("max" if task is not None and monitor in (None, "test_acc", "val_acc") else None),
             tune=tune,
         )
         made.problem(made.epsilons[0])  # raises early if delta is too large

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
@@ -22,12 +22,12 @@ from lightning_fedq.reports.plot_style import legend, panels, series
 from lightning_fedq.reports.runs import (
     Row,
     first_metric,
-    metric_mode,
     metric_stage,
     plot_progress,
     read_rows,
     save_figure,
     totals,
+    worse_ratio,
     write_rows,
     write_summary,
 )
@@ -126,9 +126,10 @@ def read_line(folder: Path, monitor: str | None = None, who: str | None = None) 
     spent = {row.name: row.epsilon for row in report.readable_rows}
     return {
         "monitor": monitor,
+        "mode": (summary.get("modes") or {}).get(monitor),
         "score": metrics[monitor],
         "epsilon_spent": math.inf if who is None else spent[who],
-        "R": noise.get("sim_seen"),
+        "R": worse_ratio(noise),
         "bits_up": both - keys,
         "bits_keys": keys,
         "bits_down": down,
@@ -168,6 +169,12 @@ def describe_calibration(row: str) -> str:
     return "Opacus (RDP)" if row.endswith(OPACUS) else "this package (exact)"
 
 
+def _common_mode(modes: Iterable[str | None]) -> str | None:
+    """Return the direction that all runs know. None if one of them knows none, or two contradict."""
+    found = set(modes)
+    return found.pop() if len(found) == 1 else None
+
+
 def mean_and_deviation(lines: Sequence[Line]) -> tuple[float, float]:
     """Return mean and standard deviation of the score over seeds. The deviation of one seed is NaN."""
     scores = [line["score"] for line in lines]
@@ -192,8 +199,8 @@ class Pivot:
 
     Args:
         lines: Figures of the runs, with "mechanism" and "epsilon". The epsilon of FedAvg is infinite.
-        mode: "max" if a larger score is better, "min" if a smaller one is. None decides by the metric's
-            name.
+        mode: "max" if a larger score is better, "min" if a smaller one is. None takes the direction that the
+            runs know. If they know none, rows are not ranked.
     """
 
     def __init__(self, lines: Sequence[Line], mode: str | None = None) -> None:
@@ -204,14 +211,15 @@ class Pivot:
         self.above = self.of.pop((ABOVE, math.inf), [])
         self.epsilons = sorted({epsilon for _, epsilon in self.of})
         self.monitor = scored[0]["monitor"] if scored else ""
-        self.grows = (mode or metric_mode(self.monitor)) == "max"
+        self.mode = mode or _common_mode(line.get("mode") for line in scored)
         self.rows = sorted(dict.fromkeys(row for row, _ in self.of), key=self._place)
 
     def _place(self, row: str) -> tuple[float, float]:
         """Return the sort key of a row: the best score at the largest epsilon comes first."""
         largest = max(epsilon for of, epsilon in self.of if of == row)
         score = mean_and_deviation(self.of[row, largest])[0]
-        return -largest, math.inf if math.isnan(score) else -score if self.grows else score
+        sign = {"max": -1.0, "min": 1.0, None: 0.0}[self.mode]
+        return -largest, math.inf if math.isnan(score) else sign * score
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Return column heads and lines: a line per mechanism, a cell per epsilon with score and bits."""
@@ -241,7 +249,8 @@ class Pivot:
         names = [row for row in self.rows if not row.endswith(OPACUS)][:_DRAWN]
         names = [row for row in self.rows if row in names or row.endswith(OPACUS)]
         hidden = len(self.rows) - len(names)
-        title += f" (best {_DRAWN} rows, {hidden} more in the table)" if hidden else ""
+        first = "first" if self.mode is None else "best"
+        title += f" ({first} {_DRAWN} rows, {hidden} more in the table)" if hidden else ""
         figure, drawn = panels(3, title, height=4.0)
         by_epsilon, by_up, by_both = drawn
         for place, name in enumerate(names):
@@ -273,7 +282,7 @@ class Pivot:
         by_up.set(xlabel="uplink bits per parameter, with keys (small numbers: ε)", ylabel=self.monitor)
         by_both.set(xlabel="uplink and downlink bits per parameter (small numbers: ε)", ylabel=self.monitor)
         for axes in drawn:
-            axes.set_yscale("linear" if self.grows else "log")
+            axes.set_yscale("log" if self.mode == "min" else "linear")
             axes.margins(y=0.12)
         for axes in (by_up, by_both):
             axes.set_xlim(left=0.0)
@@ -331,8 +340,8 @@ def compare(
         runs: Run folders by name.
         monitor: Metric to compare. None is `val_acc`, or the first `val_*` metric of the runs.
         out: Folder of the files.
-        mode: "max" if a larger value is better, "min" if a smaller one is. None decides by the metric's
-            name.
+        mode: "max" if a larger value is better, "min" if a smaller one is. None takes the direction that all
+            runs know from their callbacks. Without one, no value is called the best.
         adversary: Adversary of every run's epsilon. None is the adversary of the runs' targets. If these
             differ, it is the outsider, for which every run has an epsilon.
 
@@ -354,7 +363,7 @@ def compare(
         else adversary.name
     )
     monitor = monitor or first_metric([row for rows, _ in finished.values() for row in rows]) or "val_acc"
-    mode = mode or metric_mode(monitor)
+    mode = mode or _common_mode((summary.get("modes") or {}).get(monitor) for _, summary in finished.values())
     table, curves, plain = [], {}, set()
     for name, (rows, summary) in finished.items():
         values = [row[monitor] for row in rows if monitor in row]
@@ -367,7 +376,7 @@ def compare(
         curves[label] = rows
         plain |= {label} if mechanism == "FedAvg" or privacy["epsilon"] == math.inf else set()
         cost = {**totals(rows), "bits_per_parameter": summary["bits_per_parameter"], "rounds": len(rows)}
-        best = max(values) if mode == "max" else min(values)
+        best = "-" if mode is None else max(values) if mode == "max" else min(values)
         result = {"final": values[-1], "best": best, **privacy, **cost}
         table.append({"run": name, **{column: result[column] for column in COLUMNS}})
     write_rows(out / "table.csv", table)
@@ -399,13 +408,12 @@ def _privacy_columns(
 ) -> tuple[dict[str, Any], str]:
     """Return the privacy columns of a run, "-" for unknown values, and the text for its legend.
 
-    R is the noise-to-signal ratio that the run measured. If the run did not measure it, R is the planned
-    ratio.
+    R is the larger of the planned and the measured noise-to-signal ratio.
     """
     from lightning_fedq.privacy.document import summarise_privacy  # imports torch, and only needed here
 
     noise = summary.get("noise_over_signal") or {}
-    ratio = noise.get("planned") if noise.get("sim_seen") is None else noise["sim_seen"]
+    ratio = worse_ratio(noise)
     columns = {"R": "-" if ratio is None else ratio}
     if report is None:
         return {"epsilon": "-", "delta": "-", "verdict": "-", "view": "-", **columns}, ""

@@ -33,9 +33,13 @@ _HOOKS = (
     "load_state_dict",
 )
 
+_ARGUMENTS = ("data", "batch_size", "num_workers", "split", "sources")
+
 
 class FederatedDataModule(pl.LightningDataModule):
     """Data module with a partition over the clients. Only the training data are partitioned.
+
+    All other attributes of a wrapped data module can be read and set here, such as `num_classes`.
 
     Args:
         data: LightningDataModule, or training Dataset (also a Hugging Face data set). None if `clients` are
@@ -75,25 +79,27 @@ class FederatedDataModule(pl.LightningDataModule):
         predict: Dataset[Any] | DataLoader[Any] | None = None,
         num_workers: int = 0,
     ) -> None:
-        self.data = data
+        self._data = data
         super().__init__()
+        if isinstance(data, pl.LightningDataModule):
+            del self._log_hyperparams  # the wrapped module's is found instead
         if partition is not None and clients is not None:
             raise ValueError("partition and clients both define the partition. Give one of them.")
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size must be >= 1, got {batch_size}")
-        self.batch_size, self.num_workers = batch_size, num_workers
+        self._batch_size, self._num_workers = batch_size, num_workers
         check_clients(data, clients)
-        self.sources = None if data is not None else ClientSources(clients, batch_size, num_workers)  # type: ignore[arg-type]
+        self._sources = None if data is not None else ClientSources(clients, batch_size, num_workers)  # type: ignore[arg-type]
         own: Any = partition if clients is None else clients
-        self.split: Partition | Sequence[Sequence[int]] | None = None if self.sources else own
+        self._split: Partition | Sequence[Sequence[int]] | None = None if self._sources else own
         if isinstance(data, pl.LightningDataModule):
             if not (val is None and test is None and predict is None):
                 raise ValueError(
                     "val, test and predict come from the data module. Give them with a Dataset only."
                 )
             self._adopt(data)
-        elif self.sources is not None:
-            self.train_dataloader = self.sources.train_dataloader  # type: ignore[method-assign]
+        elif self._sources is not None:
+            self.train_dataloader = self._sources.train_dataloader  # type: ignore[method-assign]
             self._serve(val_dataloader=val, test_dataloader=test, predict_dataloader=predict)
         else:
             self._serve(
@@ -108,8 +114,30 @@ class FederatedDataModule(pl.LightningDataModule):
     @trainer.setter
     def trainer(self, trainer: pl.Trainer | None) -> None:
         self._trainer = trainer
-        if isinstance(self.data, pl.LightningDataModule):
-            self.data.trainer = trainer
+        if isinstance(self._data, pl.LightningDataModule):
+            self._data.trainer = trainer
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the wrapped data module that this class does not have itself.
+
+        Without a wrapped one, `data`, `batch_size`, `num_workers`, `split` and `sources` are the arguments.
+        """
+        own, wrapped = vars(self), vars(self).get("_data")
+        if isinstance(wrapped, pl.LightningDataModule) and not name.startswith("__"):
+            is_resized = name == "batch_size" and own["_batch_size"] is not None
+            return own["_batch_size"] if is_resized else getattr(wrapped, name)
+        if name in _ARGUMENTS and f"_{name}" in own:
+            return own[f"_{name}"]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute of the wrapped data module if it has this attribute and this class does not."""
+        wrapped = vars(self).get("_data")
+        is_own = name in vars(self) or hasattr(type(self), name) or name.startswith("_")
+        if isinstance(wrapped, pl.LightningDataModule) and not is_own and hasattr(wrapped, name):
+            setattr(wrapped, name, value)
+        else:
+            super().__setattr__(name, value)
 
     @classmethod
     def from_loader(
@@ -139,7 +167,7 @@ class FederatedDataModule(pl.LightningDataModule):
         self.allow_zero_length_dataloader_with_multiple_devices = (
             data.allow_zero_length_dataloader_with_multiple_devices
         )
-        if self.batch_size is not None:
+        if self._batch_size is not None:
             self.train_dataloader = self._resized  # type: ignore[method-assign]
 
     def _serve(self, **datasets: Any) -> None:
@@ -154,22 +182,22 @@ class FederatedDataModule(pl.LightningDataModule):
         """Return a function that makes the loader of a data set, or returns the given loader."""
         if isinstance(dataset, DataLoader):
             return lambda: dataset
-        if self.batch_size is None:
+        if self._batch_size is None:
             raise ValueError("A Dataset needs a batch_size, got None. Pass batch_size=32, or a DataLoader.")
         samples = as_tensors(dataset)
         return lambda: DataLoader(
-            samples, batch_size=self.batch_size, shuffle=shuffle, num_workers=self.num_workers
+            samples, batch_size=self._batch_size, shuffle=shuffle, num_workers=self._num_workers
         )
 
     def _resized(self) -> DataLoader[Any]:
         """Return the wrapped module's training loader with this module's batch size."""
-        assert isinstance(self.data, pl.LightningDataModule)
-        loader = self.data.train_dataloader()
+        assert isinstance(self._data, pl.LightningDataModule)
+        loader = self._data.train_dataloader()
         if not isinstance(loader, DataLoader):
             raise TypeError(f"train_dataloader must return one torch DataLoader, got {type(loader).__name__}")
         return DataLoader(
             loader.dataset,
-            batch_size=self.batch_size,
+            batch_size=self._batch_size,
             sampler=loader.sampler,
             collate_fn=loader.collate_fn,
             num_workers=loader.num_workers,
@@ -187,17 +215,17 @@ def choose_partition(owner: object, partition: Partition) -> Partition | Sequenc
     Raises:
         ValueError: If both define a partition.
     """
-    if not isinstance(owner, FederatedDataModule) or (owner.split is None and owner.sources is None):
+    if not isinstance(owner, FederatedDataModule) or (owner._split is None and owner._sources is None):
         return partition
     if partition != IID():
         raise ValueError(
             f"Both Federated(partition={partition}) and the FederatedDataModule define the partition. "
             "Give it in one place."
         )
-    if owner.sources is not None:
-        return owner.sources.split
-    assert owner.split is not None
-    return owner.split
+    if owner._sources is not None:
+        return owner._sources.split
+    assert owner._split is not None
+    return owner._split
 
 
 def check_clients(data: object, clients: Any) -> None:

@@ -133,8 +133,11 @@ class SampleAccounts:
         known = self._elsewhere or [0] * len(charges)
         lost = [max(int(now) - then, 0) for now, then in zip(charges, known, strict=True)]
         for client, rounds in enumerate(lost):
-            for _ in range(rounds * self._batches.steps[client] if rounds else 0):
-                self.of_client[client].charge()
+            account = self.of_client[client]
+            for _ in range(rounds * self._batches.steps[client]):  # a limit can't stop steps of the past
+                account.accountant.step(
+                    noise_multiplier=account.noise_multiplier, sample_rate=account.sample_rate
+                )
         self._elsewhere, self._loaded_prices = [a + b for a, b in zip(known, lost, strict=True)], []
         return any(lost)
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
+from lightning_fedq._lightning import get_callbacks, pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.algorithms.local_algorithm import Correction, PersistentOffsets
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.client_trainer import resume_counters
@@ -731,16 +731,22 @@ def check_counted(module: torch.nn.Module, local: Local) -> list[str]:
 
 
 def check_schedules(trainer: pl.Trainer, local_steps: int | None) -> None:
-    """Refuse schedules that count steps where no side knows the number of steps.
+    """Refuse schedules and checkpoints that count steps where no side knows the number of steps.
 
     Args:
         trainer: Trainer of the client or the server.
         local_steps: Steps of every client in a round, or None where they follow from the data.
 
     Raises:
-        RefusedError: If a schedule counts steps and `local_steps` is None. The client with the most steps
+        RefusedError: If one of them counts steps and `local_steps` is None. The client with the most steps
             then sets the pace, and no side knows that client over a network.
     """
+    callbacks: Any = get_callbacks(trainer)
+    if local_steps is None and any(getattr(one, "_every_n_train_steps", 0) for one in callbacks):
+        raise RefusedError(
+            "ModelCheckpoint(every_n_train_steps=...) counts steps, which are unknown over a network. Set "
+            "Federated(local_steps=...), or every_n_epochs to save every n rounds."
+        )
     if local_steps is None and any(config.interval == "step" for config in trainer.lr_scheduler_configs):
         raise RefusedError(
             "A schedule has interval='step', but the longest client's steps are unknown over a network. Set "

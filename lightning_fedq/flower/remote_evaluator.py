@@ -74,7 +74,7 @@ class RemoteEvaluator(ClientEvaluator):
             for model in PREFIX
             if any(model in row for row in rows.values())
         }
-        return EvaluatedClients(round, values, None if len(rows) in (0, self._num) else tuple(rows))
+        return self._evaluated(round, values, None if len(rows) in (0, self._num) else tuple(rows))
 
 
 def _rows(answers: Mapping[int, Fields]) -> dict[int, Row]:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedq.mechanisms.interface import RoundContext
-from lightning_fedq.privacy.journal import Entry, Journal, is_journal_for
+from lightning_fedq.privacy.journal import Journal, is_journal_for
 
 
 class Ledger:
@@ -49,7 +49,10 @@ class Ledger:
             this length.
         terms: Settings on which the price of a charge depends, for all charges. None if they are not known.
         limits: `(num_clients,)` int32 numbers of charges after which clients are not charged any more, set by
-            a budget.
+            a privacy target. None is no limit.
+        spares_other_runs: Whether `limits` leave out charges that were read from journals of other runs.
+        budget_limits: Numbers like `limits`, set by a privacy budget. All charges count.
+        other_runs: Number of rounds that were read from each journal of another run, by its path.
         round_limit: Number of rounds after which no client is charged, set by a budget with secret cohorts.
             None is no limit.
         journal: Journal to which charges are written first, or None.
@@ -69,13 +72,17 @@ class Ledger:
         self.dim = 0
         self.terms: dict[str, str] | None = None
         self.limits: Tensor | None = None
+        self.spares_other_runs = False
+        self.budget_limits: Tensor | None = None
+        self.other_runs: dict[str, int] = {}
+        self._charges_of_other_runs = torch.zeros(num_clients, dtype=torch.int32)
         self.round_limit: int | None = None
         self.journal: Journal | None = None
         self.recorded: tuple[str, int] = ("", 0)
         self.recorded_names: frozenset[str] = frozenset()
         self.names_no_journal = False
         self.folders: frozenset[Path] = frozenset()
-        self._other_charges: dict[Path, Journal | None] = {}
+        self._other_charges: dict[Path, Journal | str | None] = {}
         self._id = secrets.token_hex(8)
         self._own: set[str] = set()
         self._parts: dict[str, tuple[int, Tensor]] = {}
@@ -98,6 +105,24 @@ class Ledger:
     def charges_elsewhere(self) -> Tensor:
         """`(num_clients,)` int32 number of charges that this process has not made, but loaded or read."""
         return self._sum(self._parts.keys() - self._own)
+
+    @property
+    def limited_charges(self) -> Tensor:
+        """`(num_clients,)` int32 number of charges of each client to which `limits` apply."""
+        return self.charges - self._charges_of_other_runs if self.spares_other_runs else self.charges
+
+    @property
+    def max_charges_of_other_runs(self) -> int:
+        """Largest number of charges of a client that were read from journals of other runs."""
+        return int(self._charges_of_other_runs.max())
+
+    @property
+    def other_journals(self) -> str:
+        """Journals of other runs in words, for the end of a sentence. "" if none has charges."""
+        if not self.other_runs:
+            return ""
+        rounds, paths = sum(self.other_runs.values()), ", ".join(self.other_runs)
+        return f" (another run charged {rounds} rounds: {paths})"
 
     def _sum(self, names: Iterable[str]) -> Tensor:
         """Return the charges of each client under some names."""
@@ -131,7 +156,8 @@ class Ledger:
         self.__dict__.update(state)
         self._used = {keys: streams.clone() for keys, streams in self._used.items()}
         self._parts = {name: (rounds, charges.clone()) for name, (rounds, charges) in self._parts.items()}
-        self._own = set(self._own)
+        self._own, self.other_runs = set(self._own), dict(self.other_runs)
+        self._charges_of_other_runs = self._charges_of_other_runs.clone()
         self._rename()
 
     @property
@@ -213,22 +239,26 @@ class Ledger:
         self.journal, self._repeatable = journal, {} if repeatable else None
         if not repeatable and self._get_charges(self._id)[0]:
             self._rename()  # all charges under one name are in one journal
-        self._read_entries(journal.unread())
+        self._read_entries(journal)
 
-    def _read_entries(self, entries: Iterable[Entry], own: bool = True) -> None:
+    def _is_known(self, name: str, number: int) -> bool:
+        """Return whether a charge is counted. Versions without names numbered nothing."""
+        return bool(name) and number <= self._get_charges(name)[0]
+
+    def _read_entries(self, journal: Journal, own: bool = True) -> None:
         """Count the entries of a journal that this ledger does not know yet.
 
         Args:
-            entries: Entries of the journal.
-            own: Whether the journal is this ledger's own, and not that of another run.
+            journal: Journal to read from its position on.
+            own: Whether the journal is this ledger's own, and not that of another run, which stays unchanged.
         """
-        for entry in entries:
+        for entry in journal.read_unknown(self._is_known, mend=own):
             if entry.terms:
                 terms = _current_terms(json.loads(entry.terms))
                 _check_terms(terms, self.terms)
                 self.terms = terms
             self.dim = max(self.dim, entry.dim)
-            if entry.clients == ():  # the entry only raises `dim`, see `raise_dim`
+            if entry.clients is not None and not len(entry.clients):  # it only raises `dim`
                 continue
             if self._repeatable is not None:
                 self._repeatable[entry.round, entry.attempt] = entry.state
@@ -236,8 +266,11 @@ class Ledger:
             if own:  # the stream is used, if the keys outlive the process
                 self._taken.add((entry.round, entry.attempt))
             name = entry.ledger or self._id  # older versions wrote no names
-            if not entry.ledger or entry.number > self._get_charges(name)[0]:
-                self._add(name, slice(None) if entry.clients is None else list(entry.clients))
+            if not self._is_known(entry.ledger, entry.number):
+                rows = slice(None) if entry.clients is None else entry.clients
+                self._add(name, rows)
+                if not own:
+                    self._charges_of_other_runs.numpy()[rows] += 1
 
     def scan_journals(self) -> dict[Path, int | str]:
         """Count the entries of the own journal, and of journals of other runs in `folders`.
@@ -249,7 +282,7 @@ class Ledger:
             counted: it is damaged, or its rounds were charged on other terms.
         """
         if self.journal is not None:
-            self._read_entries(self.journal.unread())
+            self._read_entries(self.journal)
         results: dict[Path, int | str] = {}
         if self._repeatable is not None:
             return results
@@ -263,12 +296,18 @@ class Ledger:
                     self._other_charges[path] = (
                         Journal(path, self.mechanism, self.num_clients) if ours else None
                     )
-                if (journal := self._other_charges[path]) is not None:
-                    self._read_entries(journal.unread(mend=False), own=False)
-            except (ValueError, OSError) as error:
+                journal = self._other_charges[path]
+                if isinstance(journal, Journal):
+                    self._read_entries(journal, own=False)
+            except ValueError as error:  # its next lines would be read without those before
+                self._other_charges[path] = str(error)
+            except OSError as error:
                 results[path] = str(error)
             if self.rounds > known:
                 results[path] = self.rounds - known
+                self.other_runs[str(path)] = self.other_runs.get(str(path), 0) + self.rounds - known
+            if isinstance(refused := self._other_charges.get(path), str):
+                results[path] = refused
         return results
 
     def follow(self, state: dict[str, Any]) -> None:
@@ -278,7 +317,15 @@ class Ledger:
             state: State that the other ledger's `state_dict` returned.
         """
         self._parts, self._streams = _parts(state), state["streams"].clone()
+        self._load_other_runs(state)
         self.dim, self.terms = state["dim"], _current_terms(state["terms"])
+
+    def _load_other_runs(self, state: dict[str, Any]) -> None:
+        """Take over which charges of a state came from journals of other runs."""
+        others = state.get("other_runs")
+        if others is not None:
+            self._charges_of_other_runs = torch.maximum(self._charges_of_other_runs, others["charges"])
+            self.other_runs = {**others["journals"], **self.other_runs}
 
     def state(self, *tensors: Tensor) -> str:
         """Return 64 bits of a SHA-256 digest of the model and the range with which a round begins.
@@ -382,15 +429,21 @@ class Ledger:
         Raises:
             RuntimeError: If a client was charged beyond its limit.
         """
-        if self.limits is None:
-            return
-        over = (self.charges > self.limits).nonzero().flatten().tolist()
-        if over:
-            raise RuntimeError(
-                f"The privacy budget allows client {over[0]} {int(self.limits[over[0]])} rounds of this "
-                f"length, but it was charged for {int(self.charges[over[0]])}. "
-                "Raise the budget, train fewer parameters, or stop the training here."
-            )
+        for limits, charges in self._limited():
+            over = (charges > limits).nonzero().flatten().tolist()
+            if over:
+                raise RuntimeError(
+                    f"The privacy budget allows client {over[0]} {int(limits[over[0]])} rounds of this "
+                    f"length, but it was charged for {int(charges[over[0]])}. "
+                    "Raise the budget, train fewer parameters, or stop the training here."
+                )
+
+    def _limited(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield limits of charges, each with the charges to which they apply."""
+        if self.limits is not None:
+            yield self.limits, self.limited_charges
+        if self.budget_limits is not None:
+            yield self.budget_limits, self.charges
 
     def _check_limits(self, rows: Tensor, round: int) -> None:
         if self.round_limit is not None and self.rounds >= self.round_limit:
@@ -398,15 +451,14 @@ class Ledger:
                 f"The privacy budget allows {self.round_limit} rounds, and round {round} would exceed it. "
                 "Raise the budget, or stop the training here."
             )
-        if self.limits is None:
-            return
-        spent = rows[self.charges[rows] >= self.limits[rows]]
-        if len(spent):
-            client = int(spent[0])
-            raise RuntimeError(
-                f"The privacy budget allows {int(self.limits[client])} rounds of client {client}, and round "
-                f"{round} would exceed it. Raise the budget, or stop the training here."
-            )
+        for limits, charges in self._limited():
+            spent = rows[charges[rows] >= limits[rows]]
+            if len(spent):
+                client = int(spent[0])
+                raise RuntimeError(
+                    f"The privacy budget allows {int(limits[client])} rounds of client {client}, and round "
+                    f"{round} would exceed it. Raise the budget, or stop the training here."
+                )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state in tensors and plain types. For the journal, it has the path and the position."""
@@ -426,6 +478,7 @@ class Ledger:
             "dim": self.dim,
             "terms": None if self.terms is None else dict(self.terms),
             "streams": self._streams.clone(),
+            "other_runs": {"charges": self._charges_of_other_runs.clone(), "journals": dict(self.other_runs)},
             "journal": path,
             "position": position,
         }
@@ -459,6 +512,7 @@ class Ledger:
         self._streams = (
             state["streams"].clone() if repeatable else _latest_attempts(self._streams, state["streams"])
         )
+        self._load_other_runs(state)
         parts, name = _parts(state), state.get("id")
         self.recorded_names = frozenset({"", name or "", *parts})
         self.names_no_journal = bool(state["rounds"]) and not state["journal"]

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from lightning_fedq.mechanisms.interface import Mechanism, NonPrivate, RoundContext
@@ -94,8 +95,9 @@ def check_colluders(law: CohortLaw, colluders: Colluders) -> None:
     """
     if colluders.drawn and not law.of_all:
         raise ValueError(
-            f"max_corrupt={colluders.fraction:g} assumes a draw from all clients, but the clients of {law} "
-            "may all collude. Use SecAgg(active=True, ...), max_corrupt=0, or another law."
+            f"max_colluding_fraction={colluders.fraction:g} assumes a draw from all clients, but the "
+            f"clients of {law} "
+            "may all collude. Use SecAgg(active=True, ...), max_colluding_fraction=0, or another law."
         )
 
 
@@ -220,7 +222,8 @@ class Run:
     @property
     def horizon(self) -> int:
         """Number of rounds of one client that are accounted for."""
-        return self.max_rounds_to_come + (0 if self.charges is None else int(max(self.charges, default=0)))
+        charged = self.charges if isinstance(self.charges, Tensor) else torch.tensor(self.charges or [0])
+        return self.max_rounds_to_come + (int(charged.max()) if len(charged) else 0)
 
     @property
     def max_rounds_to_come(self) -> int:
@@ -257,7 +260,7 @@ class Run:
             terms["clients"] = "real"
         if self.sampling.law.secret:
             terms["cohorts"] = "secret"
-        if not self.mechanism.covers_shorter:
+        if not self.mechanism.price_grows_with_dim:
             terms["parameters"] = str(self.context.dim)
         return terms
 

@@ -348,9 +348,6 @@ def affordable(
 ) -> int:
     """Return the largest number of charges of a client, or of every client, that stay within an epsilon.
 
-    With dropouts the result is at most the horizon of the run, because delta covers dropouts over those
-    rounds only.
-
     Args:
         account: Account of the run.
         adversary: Adversary of the statement.
@@ -363,12 +360,7 @@ def affordable(
     def cost(charges: int) -> float:
         return account.epsilon(adversary, charges, secret=secret, client=client)
 
-    max_charges = max_charges_within(cost, epsilon, at_least)
-    return (
-        min(max_charges, account.run.horizon)
-        if account.run.sampling.dropout_probability > 0.0
-        else max_charges
-    )
+    return max_charges_within(cost, epsilon, at_least)
 
 
 def max_charges_within(cost: Callable[[int], float], epsilon: float, at_least: int = 0) -> int:

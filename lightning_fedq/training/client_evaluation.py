@@ -2,10 +2,11 @@
 
 The mean over a common test set says nothing about clients for whom the model is bad. Here the module's own
 `validation_step` runs on every client's held-out samples, on a copy that is dropped. Metrics are summarised
-over clients by the mean, the mean of the worst tenth of the clients, and the standard deviation. These are
-the three summaries of Li et al., Fair Resource Allocation in Federated Learning, ICLR 2020. A client is not
-measured if it has no held-out sample, logs no metric, or its metric is not defined (NaN, or torchmetrics says
-so). Such clients count in none of the three, and their number is reported.
+over clients by the mean, the means of the tenth of the clients with the lowest and the highest values, and
+the standard deviation. The worst tenth of Li et al., Fair Resource Allocation in Federated Learning, ICLR
+2020, is one of the two, and is named if the direction of the metric is known. It is never guessed from the
+metric's name. A client is not measured if it has no held-out sample, logs no metric, or its metric is not
+defined (NaN, or torchmetrics says so). Such clients count in no summary, and their number is reported.
 
 These numbers depend on clients' data, without noise. They are treated like metrics that clients log in
 training (`Federated(client_metrics=...)`): "shared" sends them to the loggers, "local" only to the clients'
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,9 +31,8 @@ from lightning_fedq.clients.evaluation import ClientEvaluation
 from lightning_fedq.data.columns import as_tensors
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.data.sampling import in_short
-from lightning_fedq.reports.runs import metric_mode
 from lightning_fedq.rounds import RoundServer
-from lightning_fedq.training.client_metrics import log_values
+from lightning_fedq.training.client_metrics import Mode, find_mode, log_values
 from lightning_fedq.training.rank_group import RankGroup
 
 if TYPE_CHECKING:
@@ -49,31 +49,39 @@ class Spread:
 
     Args:
         mean: Mean over clients.
-        worst_decile: Mean over the worst tenth of the clients, at least one.
+        lowest_decile: Mean over the tenth of the clients with the lowest values, at least one.
+        highest_decile: Mean over the tenth with the highest values, at least one.
         std: Standard deviation over clients.
         not_measured: Number of clients without a value, which do not count. If no client has a value, the
-            other three are NaN.
+            other figures are NaN.
+        worst_decile: The lowest or the highest decile, where the direction of the metric is known. None if
+            it is not.
     """
 
     mean: float
-    worst_decile: float
+    lowest_decile: float
+    highest_decile: float
     std: float
     not_measured: int = 0
+    worst_decile: float | None = None
 
     @classmethod
-    def summarise(cls, name: str, values: Tensor) -> Spread:
+    def summarise(cls, values: Tensor, mode: Mode | None = None) -> Spread:
         """Summarise a metric.
 
         Args:
-            name: Name of the metric. Losses and errors are worse when larger.
             values: Values of the clients, `(clients,)`. NaN for a client without one.
+            mode: "max" if larger values are better, "min" if smaller ones are. None if it is not known.
         """
         known = values[~values.isnan()].double()
         lacking = len(values) - len(known)
         if not len(known):
-            return cls(math.nan, math.nan, math.nan, lacking)
-        worst = known.sort(descending=metric_mode(name) == "min").values[: max(1, -(-len(known) // 10))]
-        return cls(float(known.mean()), float(worst.mean()), float(known.std(correction=0)), lacking)
+            none = math.nan
+            return cls(none, none, none, none, lacking, None if mode is None else none)
+        ordered, tenth = known.sort().values, -(-len(known) // 10)
+        lowest, highest = float(ordered[:tenth].mean()), float(ordered[-tenth:].mean())
+        worst = None if mode is None else lowest if mode == "max" else highest
+        return cls(float(known.mean()), lowest, highest, float(known.std(correction=0)), lacking, worst)
 
 
 @dataclass(frozen=True)
@@ -85,11 +93,13 @@ class EvaluatedClients:
         values: By model and metric, the clients' values, `(clients,)` float64. NaN for a client that was not
             measured. Contains "personal" if there are personalised parameters.
         clients: Clients of the values, if some real clients did not answer. None means all clients.
+        modes: Direction of each metric for which it is known, by name.
     """
 
     round: int
     values: dict[Model, dict[str, Tensor]]
     clients: tuple[int, ...] | None = None
+    modes: Mapping[str, Mode] = field(default_factory=dict)
 
     def spread(self, metric: str, model: Model = "global") -> Spread:
         """Return the summary of a metric.
@@ -103,19 +113,20 @@ class EvaluatedClients:
                 f"{name} of the {model} model" for model, names in self.values.items() for name in names
             ]
             raise KeyError(f"No metric {metric} of the {model} model, got {', '.join(available)}")
-        return Spread.summarise(metric, values[metric])
+        return Spread.summarise(values[metric], self.modes.get(metric))
 
     def metrics(self) -> dict[str, float]:
         """Return all summaries by the names under which they are logged, such as `clients/val_acc_mean`.
 
-        The number of clients that were not measured is left out if it is 0.
+        The number of clients that were not measured is left out if it is 0, and the worst decile if the
+        direction of the metric is not known.
         """
         return {
             f"{PREFIX[model]}/{name}_{kind}": float(value)
             for model, found in self.values.items()
             for name in found
             for kind, value in vars(self.spread(name, model)).items()
-            if value or kind != "not_measured"
+            if value is not None and (value or kind != "not_measured")
         }
 
     def log(self, trainer: pl.Trainer, exact: bool) -> None:
@@ -191,7 +202,20 @@ class ClientEvaluator:
             ValueError: If no client logs a metric.
         """
         models: list[Model] = ["global", "personal"] if self._worker.vector.personal.names else ["global"]
-        return EvaluatedClients(round, {model: self._measure_all(model, round) for model in models})
+        return self._evaluated(round, {model: self._measure_all(model, round) for model in models})
+
+    def _evaluated(
+        self, round: int, values: dict[Model, dict[str, Tensor]], clients: tuple[int, ...] | None = None
+    ) -> EvaluatedClients:
+        """Return measurements with the direction of each metric that settings or callbacks tell."""
+        modes: dict[str, Mode] = {}
+        for name in {name for metrics in values.values() for name in metrics}:
+            summaries = (
+                f"{prefix}/{name}_{kind.name}" for prefix in PREFIX.values() for kind in fields(Spread)
+            )
+            if mode := self._settings.modes.get(name) or find_mode(self._trainer, name, *summaries):
+                modes[name] = mode
+        return EvaluatedClients(round, values, clients, modes)
 
     @property
     def _num_clients(self) -> int:

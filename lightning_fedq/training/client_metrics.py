@@ -152,6 +152,24 @@ def find_monitors(trainer: pl.Trainer) -> Iterator[tuple[str, str]]:
             yield type(config.scheduler).__name__, config.monitor
 
 
+Mode = Literal["max", "min"]
+
+
+def find_mode(trainer: pl.Trainer, *names: str) -> Mode | None:
+    """Return whether a larger ("max") or smaller ("min") value of a metric is better.
+
+    Callbacks and schedules that watch the metric tell it. None if none does, or if they contradict.
+
+    Args:
+        names: Names of the metric.
+    """
+    watching: list[Any] = [(c, getattr(c, "monitor", None)) for c in get_callbacks(trainer)]
+    watching += [(config.scheduler, config.monitor) for config in trainer.lr_scheduler_configs]
+    modes = {getattr(one, "mode", None) for one, monitor in watching if monitor in names}
+    found: list[Mode] = [mode for mode in ("max", "min") if mode in modes]
+    return found[0] if len(found) == 1 else None
+
+
 def find_file_name_metrics(trainer: pl.Trainer) -> Iterator[tuple[str, str]]:
     """Yield the class of each callback that names files by a metric, with the metric's name.
 

@@ -19,7 +19,7 @@ from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.algorithms import Correction
 from lightning_fedq.algorithms.byzantine.counting import count_byzantine
 from lightning_fedq.clients.forks import find_fork_obstacle
-from lightning_fedq.clients.hooks import report_copied_callbacks
+from lightning_fedq.clients.hooks import report_copied_callbacks, report_step_periods
 from lightning_fedq.clients.personal import report_personal_parameters
 from lightning_fedq.clients.stack_size import choose_clients_per_step
 from lightning_fedq.clients.stale import untried
@@ -167,6 +167,7 @@ class FederatedFit(Rounds):
         if isinstance(self.engine, RankEngine):
             self.engine.rank_state = self.side
         report_copied_callbacks(trainer.callbacks)  # type: ignore[attr-defined]
+        report_step_periods(trainer)
         average_by_rounds(trainer, lambda: self._steps, undo)
         population.is_training = True
 
@@ -218,7 +219,7 @@ class FederatedFit(Rounds):
             ledger.reset(repr(federation.mechanism))  # the mechanism may have been replaced since
         report_key_source(ledger, federation.seed is not None, loaded and loaded["engine"]["ledger"])
         settings = {
-            "target": server.target,
+            "target": server.sends,
             "server_lr": server.server_lr,
             "server_optimizer": server.server_optimizer,
             "client_weights": self._client_weights(),

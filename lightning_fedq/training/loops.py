@@ -22,7 +22,8 @@ Lightning calls the module's `train_dataloader`, which can be replaced by public
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -33,8 +34,8 @@ import torch
 from lightning_fedq._lightning import get_callbacks, pl, rank_zero_info
 from lightning_fedq.clients.hooks import (
     call_hooks,
-    crosses_clients,
     has_user_hook,
+    is_shared_by_clients,
     looks_at_batches,
     trains_with_clients,
 )
@@ -196,6 +197,30 @@ OF_THE_FIT = ("on_round_end", "on_train_end", "on_fit_end")
 _loops: Any = pl.loops
 
 
+class StepPeriod(int):
+    """Period in steps, which counts as reached if a multiple of it is among the steps of a round.
+
+    Lightning asks `step % period == 0`, where `step` is the last step of a round. So `step % period` is 0
+    here if the period is reached.
+
+    Examples:
+        >>> 12 % StepPeriod(10, range(7, 13)), 18 % StepPeriod(10, range(13, 19))
+        (0, 1)
+    """
+
+    steps: range
+
+    def __new__(cls, period: int, steps: range) -> StepPeriod:
+        made = super().__new__(cls, period)
+        made.steps = steps
+        return made
+
+    def __rmod__(self, step: int) -> int:
+        """Return 0 if the steps contain a multiple of the period, otherwise 1."""
+        period = int(self)
+        return int((self.steps.stop - 1) // period == (self.steps.start - 1) // period)
+
+
 class RoundLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
     """Lightning's epoch loop with a round as its only step.
 
@@ -217,10 +242,14 @@ class RoundLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
                 return
             self.val_loop.increment_progress_to_evaluation_end()
         self.val_loop.restarting = False
-        for_fit = [c for c in trainer.callbacks if not (looks_at_batches(c) or crosses_clients(c))]
+        for_fit = [c for c in trainer.callbacks if not (looks_at_batches(c) or is_shared_by_clients(c))]
+        start = self._batches_that_stepped + 1  # logged step of the first step of this round
+        known = range(getattr(self, "_logged", start - 1) + 1, start + 1)
+        self._logged = start
         for callback in for_fit:
             batch = self._empty_batch() if has_user_hook(callback, "on_train_batch_start") else None
-            call_hooks(trainer, [callback], "on_train_batch_start", batch, 0)
+            with self._periods(callback, known, known):
+                call_hooks(trainer, [callback], "on_train_batch_start", batch, 0)
         before = self.global_step
         steps = self.run_round()
         if steps is None:
@@ -237,10 +266,29 @@ class RoundLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
         for callback in for_fit:
             own = has_user_hook(callback)
             seen = ({"loss": torch.tensor(math.nan)}, self._empty_batch()) if own else (None, None)
-            call_hooks(trainer, [callback], "on_train_batch_end", *seen, batches - 1)
+            passed = range(before + 1, before + steps + 1)
+            with self._periods(callback, passed, range(start, start + steps)):
+                call_hooks(trainer, [callback], "on_train_batch_end", *seen, batches - 1)
         trainer._logger_connector.on_batch_end()
         progress.increment_completed()
         self._batches_that_stepped += steps - 1  # Lightning counts the last step
+
+    @contextmanager
+    def _periods(self, callback: Any, steps: range, logged: range) -> Iterator[None]:
+        """Let a callback's hook find periods in steps reached if one of the round's steps reaches them.
+
+        Args:
+            steps: Optimiser steps of one client that the hook stands for.
+            logged: The same steps on the axis of the loggers.
+        """
+        with Undo() as undo:
+            every = getattr(callback, "_every_n_train_steps", 0)  # of `ModelCheckpoint`
+            if isinstance(every, int) and every >= 1:
+                undo.replace(callback, "_every_n_train_steps", StepPeriod(every, steps))
+            if self.trainer.log_every_n_steps:
+                period = StepPeriod(self.trainer.log_every_n_steps, logged)
+                undo.replace(self.trainer, "log_every_n_steps", period)
+            yield
 
     def _empty_batch(self) -> Any:
         """Return one sample of zeros in the structure of a batch. None if clients have their own loaders."""
@@ -312,6 +360,7 @@ def install_round_loop(
 
     def put_back() -> None:
         del round_epoch.run_round
+        vars(round_epoch).pop("_logged", None)
         vars(epoch).update(vars(round_epoch))
         vars(fit).update({**vars(round_fit), "epoch_loop": epoch})
         epoch.val_loop._results = results

@@ -17,7 +17,7 @@ from torch import Tensor
 from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.algorithms.byzantine.counting import count_byzantine
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism, RoundContext
-from lightning_fedq.privacy.planning import GOOD, HOMOGENEITY, SWAMPED, relative_error, verdict_on
+from lightning_fedq.privacy.planning import GOOD, SWAMPED, planned_noise, verdict_on
 from lightning_fedq.privacy.target import (
     Calibration,
     PrivacyTarget,
@@ -48,9 +48,9 @@ def warn_if_simulated(federated: Federation, against: Adversary, whose: str) -> 
     secagg, why = federated.server.secure_aggregation, []
     if federated.seed is not None:
         why.append(("The keys come from a seed, so nothing is private", "secure keys (seed=None)"))
-    if against is Adversary.SECAGG_SERVER and secagg is not None and secagg.run == "accounted":
+    if against is Adversary.SECAGG_SERVER and secagg is not None and secagg.simulation == "counted":
         masks = "Masking is accounted for only, so this process sees every message"
-        why.append((masks, "SecAgg(run='masked')"))
+        why.append((masks, "SecAgg(simulation='masked')"))
     for what, cure in why:
         rank_zero_warn(f"{what}. {whose} is computed as if the run had {cure}")
     return bool(why)
@@ -90,7 +90,7 @@ class CalibratedTarget:
         run = planned_run(federated, self.asked, dim, rounds, num_byzantine)
         self._secret = run.sampling.law.secret
         if self.target.against is Adversary.SECAGG_SERVER:
-            self._colluders = make_account(self.target, run).num_corrupt - num_byzantine
+            self._colluders = make_account(self.target, run).num_colluding - num_byzantine
         return calibrate(self.target, run)
 
     def begin(
@@ -164,8 +164,7 @@ class CalibratedTarget:
     def _noise_over_signal(self, federated: Federation, dim: int, rounds: int) -> float | None:
         """Return the planned noise-to-signal ratio R of the run, as `fedq plan` does. None if unknown."""
         assert self.calibration is not None
-        error = relative_error(self.calibration.mechanism, federated.planner.cohort_size, dim)
-        return None if error is None else error / (HOMOGENEITY * rounds)
+        return planned_noise(self.calibration.mechanism, federated.planner.cohort_size, dim, rounds)
 
     def _warn_of_noise(self, federated: Federation, ratio: float) -> None:
         """Warn before the first round that the model will hardly learn, and say how many clients it takes."""
@@ -183,7 +182,8 @@ class CalibratedTarget:
         if self.target.over == "round":
             return
         ledger = federated.ledger
-        done = (ledger.rounds if self._secret else ledger.max_charges) if is_repeated else 0
+        done = ledger.rounds if self._secret else int(ledger.limited_charges.max())
+        done = done if is_repeated else 0
         if done + rounds > self.calibration.rounds:
             spent = f"{done} are charged and " if done else ""
             raise ValueError(
@@ -194,6 +194,9 @@ class CalibratedTarget:
 
     def limit(self, engine: RoundEngine, federated: Federation, trainer: pl.Trainer) -> None:
         """Limit the ledger's charges to what the target allows. Repeated when the trained vector changes.
+
+        Charges of another run in the same folder do not stop this one, but count in what is reported. So a
+        script that trains anew in a fixed folder goes on, with a warning.
 
         Raises:
             ValueError: If the target is exceeded because more parameters are trained than at calibration.
@@ -218,6 +221,14 @@ class CalibratedTarget:
             account, self.target.against, self.target.epsilon, secret=False, at_least=found.charges
         )
         engine.ledger.limits = torch.full((engine.planner.num_clients,), max_charges, dtype=torch.int32)
+        engine.ledger.spares_other_runs = True
+        if others := engine.ledger.max_charges_of_other_runs:
+            spent = account.epsilon(self.target.against, others, secret=False)
+            rank_zero_warn(
+                f"Another run of this federation has spent {spent:.4g} of {self.target} "
+                f"({', '.join(engine.ledger.other_runs)}), which counts in the report of this run. Use "
+                "another folder for other clients, or Federated(ledger=...) if the target should cover both"
+            )
 
     def skip_spent_rounds(self, engine: RoundEngine) -> None:
         """Skip rounds whose cohort has no budget left. Only where each client takes part once.
@@ -236,7 +247,7 @@ class CalibratedTarget:
     @staticmethod
     def _is_spent(engine: RoundEngine) -> bool:
         """Return whether a client of the next cohort has no charges left."""
-        limits, charges = engine.ledger.limits, engine.ledger.charges
+        limits, charges = engine.ledger.limits, engine.ledger.limited_charges
         return limits is not None and find_spent_client(engine, charges, limits) is not None
 
     def check_direction(self, record: RoundRecord) -> None:

@@ -116,8 +116,8 @@ _NOTHING = (VACUOUS, NO_GUARANTEE)
 
 def describe_outcome(federated: Federation, trainer: pl.Trainer) -> list[str]:
     """Return lines on what a run protected against whom: two on clients, one on samples, one on timing."""
-    lines = [*_describe_clients(federated, trainer), *_describe_samples(trainer)]
-    return [*lines, *filter(None, [describe_timing(trainer, federated)])]
+    clients, samples = list(_describe_clients(federated, trainer)), list(_describe_samples(trainer))
+    return [*samples, *clients, *filter(None, [describe_timing(trainer, federated)])]
 
 
 def _describe_clients(federated: Federation, trainer: pl.Trainer) -> Iterator[str]:

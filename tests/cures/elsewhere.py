@@ -55,6 +55,9 @@ TESTED = {
     "was written by lightning_fedq {} (protocol {}), this is {}": (
         "flower/test_one_folder.py::test_an_older_release_names_the_newer_one"
     ),
+    "counts steps, which are unknown over a network. Set Federated(local_steps=...), or every_n_epochs": (
+        "flower/test_client_refusals.py::test_checkpoints_by_steps_need_to_know_the_steps"
+    ),
     "leaves this client without a batch. Use a larger limit": (
         "flower/test_client_refusals.py::test_a_limit_that_is_large_enough_registers"
     ),
@@ -90,7 +93,7 @@ TESTED = {
     ),
     "A constraint must return finite values of shape {}": _CONSTRAINTS + "test_one_s_own_constraint",
     "is not finite before training, so clients can't send its difference": _CONSTRAINTS + "test_observers",
-    "Restore the model and `local`, or begin a new federation": _SAME
+    "Restore the model and `personal_parameters`, or begin a new federation": _SAME
     + "test_a_state_file_that_is_not_the_client_s_is_named",
     "Use a separate folder, or": _SAME + "test_a_state_file_that_is_not_the_client_s_is_named",
     "is damaged. Restore a complete copy": _SAME + "test_a_state_file_that_is_not_the_client_s_is_named",

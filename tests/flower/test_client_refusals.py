@@ -57,13 +57,13 @@ class Complex(Classifier):
 class Claims(pl.Callback):
     """A user's own record-level mechanism."""
 
-    protects_samples = knows_clients = of_each_client = True
+    protects_samples = knows_clients = is_per_client = True
 
 
 class OwnBatches(pl.Callback):
     """A user's own rule that draws batches."""
 
-    knows_clients = of_each_client = True
+    knows_clients = is_per_client = True
     protects_samples = False
 
     def setup(self, trainer, pl_module, stage):
@@ -115,7 +115,11 @@ REFUSALS = {
         checks.check_batch_rule, "both choose the local batches", callbacks=(OwnBatches, dpsgd), ranks=False
     ),
     "a rule and personalised parameters": Refusal(
-        checks.check_batch_rule, "needs all trained parameters", {"local": ["*bias"]}, (dpsgd,), ranks=False
+        checks.check_batch_rule,
+        "needs all trained parameters",
+        {"personal_parameters": ["*bias"]},
+        (dpsgd,),
+        ranks=False,
     ),
     "a rule and stacks": Refusal(
         checks.check_single_clients,
@@ -238,3 +242,20 @@ def test_a_client_that_was_never_registered_sends_nothing(name, tmp_path):
     with pytest.raises(RefusedError, match=row.words):
         asked.answer("train", fields)
     assert asked.reply("train", fields).keys() == {"refused"}
+
+
+def test_checkpoints_by_steps_need_to_know_the_steps(tmp_path):
+    def run(folder, keep, **settings):
+        make = lambda: loop.federated(fedq.FedAvg(), **settings)  # noqa: E731
+        grid = loop.LoopGrid(*loop.clients(make, tmp_path / folder, trainer={"callbacks": []}))
+        loop.deployment(make(), 3, tmp_path / folder, callbacks=[keep]).run(grid)
+        return sorted(path.name for path in (tmp_path / folder / "kept").glob("*.ckpt"))
+
+    def keep(folder, **every):
+        return pl.callbacks.ModelCheckpoint(tmp_path / folder / "kept", save_top_k=-1, **every)
+
+    with pytest.raises(RefusedError, match=r"every_n_train_steps=\.\.\.\) counts steps"):
+        run("unknown", keep("unknown", every_n_train_steps=3))
+    assert run("rounds", keep("rounds", every_n_epochs=2)) == ["epoch=1-step=2.ckpt"]
+    steps = run("known", keep("known", every_n_train_steps=3), local_steps=2)
+    assert steps == ["epoch=1-step=4.ckpt", "epoch=2-step=6.ckpt"]

@@ -9,7 +9,6 @@ import pytest
 from lightning_fedq.reports.runs import (
     first_metric,
     fresh_folder,
-    metric_mode,
     metric_stage,
     plot_progress,
     read_rows,
@@ -185,9 +184,7 @@ def test_metrics_with_a_slash_are_of_a_stage_too():
     ]  # fmt: skip
 
 
-def test_the_first_metric_and_its_mode():
+def test_the_first_metric():
     assert first_metric([{"train_acc": 1.0, "val_loss": 2.0}, {"val_acc": 1.0}]) == "val_acc"
     assert first_metric([{"train_acc": 1.0, "val_iou": 2.0, "val_loss": 2.0}]) == "val_iou"
     assert first_metric([{"train_acc": 1.0}]) is None
-    modes = {"val_acc": "max", "val_loss": "min", "val_MSE": "min", "val_error": "min", "val_iou": "max"}
-    assert {metric: metric_mode(metric) for metric in modes} == modes

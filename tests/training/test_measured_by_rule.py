@@ -92,7 +92,7 @@ def test_who_wrote_the_training_s_samples_is_measured_on_its_own():
 
 def test_merged_writers_stay_with_their_client():
     train, held = written(0, 120, [4, 4, 5, 9, 2, 1, 1, 3]), written(120, 220, [1, 2, 3, 4, 9, 9, 9, 5])
-    fed = fit(federated(held, Natural(2, merge=True)), Counts(), train)
+    fed = fit(federated(held, Natural(2, merge_users=True)), Counts(), train)
     own = [set(train.tensors[2][part].tolist()) for part in fed.client_indices]
     assert [set(held.tensors[2][part].tolist()) for part in parts(fed)] == own
 
@@ -100,8 +100,8 @@ def test_merged_writers_stay_with_their_client():
 RULES = {
     "IID": IID(),
     "labels": LabelShards(2),
-    "Dirichlet": Dirichlet(0.2, least=3),
-    "sizes": QuantitySkew(0.5, least=3),
+    "Dirichlet": Dirichlet(0.2, min_partition_size=3),
+    "sizes": QuantitySkew(0.5, min_partition_size=3),
     "features": FeatureShards(),
 }
 
@@ -242,17 +242,17 @@ def test_an_area_that_one_class_has_not_is_not_measured(how):
         trainer.fit(Scores(how), datamodule=OfSet(labelled(0, 100)))
     one = fed.client_evaluations[0]
     assert one.values["global"]["val_auc"].isnan().tolist() == [False, True, True, False, False]
-    assert one.spread("val_auc") == Spread(1.0, 1.0, 0.0, 2)
-    assert one.spread("val_acc") == Spread(1.0, 1.0, 0.0)
+    assert one.spread("val_auc") == Spread(1.0, 1.0, 1.0, 0.0, 2)
+    assert one.spread("val_acc") == Spread(1.0, 1.0, 1.0, 0.0)
 
 
 def test_a_spread_leaves_out_what_is_not_measured():
     values = torch.cat([torch.arange(20.0), torch.full((5,), math.nan)])
-    assert Spread.summarise("val_acc", values) == Spread(
-        9.5, 0.5, float(values[:20].double().std(correction=0)), 5
+    assert Spread.summarise(values) == Spread(
+        9.5, 0.5, 18.5, float(values[:20].double().std(correction=0)), 5
     )
-    assert Spread.summarise("val_loss", values).worst_decile == 18.5
-    nobody = Spread.summarise("val_acc", torch.full((3,), math.nan))
+    assert Spread.summarise(values, "min").worst_decile == 18.5
+    nobody = Spread.summarise(torch.full((3,), math.nan), "max")
     assert nobody.not_measured == 3
     assert all(math.isnan(value) for value in (nobody.mean, nobody.worst_decile, nobody.std))
 

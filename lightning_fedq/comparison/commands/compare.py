@@ -129,7 +129,7 @@ def main(
         data: Folder with MNIST, for the tasks on images.
         monitor: Metric to compare (default: a test metric for mechanisms, val_acc or the first val_* metric
             for runs).
-        mode: Direction in which the metric is better (default: by its name).
+        mode: Direction in which the metric is better (default: the one that the runs' callbacks tell).
         rounds: Number of rounds to train (default: that of the task or configuration).
         out: Folder of table and picture. With --mechanisms, a comparison there continues (default:
             runs/compare).

@@ -24,7 +24,7 @@ from lightning_fedq.reports.html.folders import Run
 from lightning_fedq.reports.html.templates import render
 from lightning_fedq.reports.layouts import html
 from lightning_fedq.reports.plot_style import darken, legend, panels, png, series
-from lightning_fedq.reports.runs import metric_mode, plain_log, set_round_axis
+from lightning_fedq.reports.runs import plain_log, set_round_axis
 
 Table = tuple[Sequence[str], Sequence[tuple["str | Cell", "Sequence[str | Cell]"]]]
 """Column heads, and rows that have a name and cells."""
@@ -68,19 +68,17 @@ def _common(runs: Sequence[Run]) -> str:
 
 def _overview(runs: Sequence[Run], monitor: str) -> Table:
     """Return the overview table: metric, epsilon, noise-to-signal ratio and bits of each run."""
-    better = "larger" if metric_mode(monitor) == "max" else "smaller"
+    modes = {(run.summary.get("modes") or {}).get(monitor) for run in runs}
+    better = {"max": " (larger is better)", "min": " (smaller is better)"}.get(
+        (modes.pop() or "") if len(modes) == 1 else "", ""
+    )
     who = _common(runs)
     epsilon = f"epsilon of the run, {adversary_title(who)}"
-    heads = (
-        "run",
-        f"{monitor} ({better} is better)",
-        epsilon,
-        "noise-to-signal ratio R",
-        "bits per parameter",
-    )
+    heads = ("run", f"{monitor}{better}", epsilon, "noise-to-signal ratio R", "bits per parameter")
     rows: list[tuple[str | Cell, list[str | Cell]]] = []
     for run in runs:
         best, values = run.summary.get("best") or {}, run.column(monitor)
+        value = f"best {number(best.get('value'))}" if best else "last round"
         bits = None if run.privacy is None else run.privacy.bits
         after = f" after round {best['round']:.0f}" if best else ""
         tests = [f"; {name} {number(v)}" for name, v in run.summary["metrics"].items() if name[:4] == "test"]
@@ -88,11 +86,7 @@ def _overview(runs: Sequence[Run], monitor: str) -> Table:
         noise = ((run.summary.get("noise_over_signal") or {}).get("words") or "").rpartition(": ")
         summary = _shown(run, who)
         cells: list[str | Cell] = [
-            Cell(
-                number(values[-1][1] if values else None),
-                f"best {number(best.get('value'))}{after}{''.join(tests)}",
-                strong=True,
-            ),
+            Cell(number(values[-1][1] if values else None), f"{value}{after}{''.join(tests)}", strong=True),
             privacy_cell(summary, _differing_target(run, who)),
             Cell(noise[2] or "-", noise[0]),
             Cell(
