@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fedq.functional.trade_off import binomial_bounds
@@ -22,8 +20,6 @@ from lightning_fedq.mechanisms.contract_suite.encoding import ExchangedKeys
 from lightning_fedq.mechanisms.contract_suite.manual_round import make_context, rule
 from lightning_fedq.mechanisms.contract_suite.updates import ZERO, PlayedUpdate, played_updates
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism, Neighbours, NonPrivate, PrivacyClaim
-
-Integers = NDArray[np.int64]
 
 _COHORTS, _ROUNDS, _SEGMENTS = (4, 201), (0, 1, 2, 1000), (50, 46)
 _CONSECUTIVE = 64
@@ -47,9 +43,9 @@ class _Sent:
 
     place: str
     updates: tuple[PlayedUpdate, ...]
-    labels: Integers
-    symbols: Integers
-    independent: Integers
+    labels: Tensor
+    symbols: Tensor
+    independent: Tensor
 
 
 @lru_cache(maxsize=2)
@@ -67,21 +63,21 @@ def _sent(mechanism: Mechanism) -> tuple[_Sent, ...]:
         group_of = {client: number for number, group in enumerate(context.groups) for client in group}
         kinds = len(updates)
         for shift in range(0, kinds, len(first)):
-            labels = np.array([(group_of[client] + shift) % kinds for client in range(clients)])
+            labels = torch.tensor([(group_of[client] + shift) % kinds for client in range(clients)])
             rows = torch.stack([updates[label].values for label in labels])
             both = [
-                np.stack([_symbols(mechanism, rows, round, keys)[first] for round in _ROUNDS])
+                torch.stack([_symbols(mechanism, rows, round, keys)[first] for round in _ROUNDS])
                 for keys in (SeededKeys(0), ExchangedKeys("peer", "private"))
             ]
             found.append(_Sent(f"{clients} clients", updates, labels[first], *both))
     return tuple(found)
 
 
-def _symbols(mechanism: Mechanism, rows: Tensor, round: int, keys: Keys) -> Integers:
+def _symbols(mechanism: Mechanism, rows: Tensor, round: int, keys: Keys) -> Tensor:
     """Return the messages `(clients, m)` of clients 0, 1, ... in a round."""
     context = make_context(mechanism, range(len(rows)), _SEGMENTS, round=round)
     message = mechanism.encode(rows.clone(), context, ClientRandomness(keys, range(len(rows)), round))
-    return np.asarray(message.symbols.to(torch.int64).numpy())
+    return message.symbols.to(torch.int64)
 
 
 def _message_claim(mechanism: Mechanism) -> PrivacyClaim | None:
@@ -98,7 +94,7 @@ def _epsilons(claim: PrivacyClaim) -> list[tuple[float, float]]:
     """Return the tested epsilons of one symbol, each with the delta that the claim allows."""
     pure = claim.loss.pure_epsilon
     tested = [pure] if math.isfinite(pure) else [0.0, 1.0, 3.0]
-    deltas = claim.loss.curve(np.array(tested))
+    deltas = claim.loss.curve(torch.tensor(tested, dtype=torch.float64).numpy())
     return [(min(epsilon, 700.0), float(delta)) for epsilon, delta in zip(tested, deltas, strict=True)]
 
 
@@ -109,42 +105,47 @@ def noise_for_every_input(mechanism: Mechanism) -> None:
     if claim is None:
         return
     tested, zero_out = _epsilons(claim), claim.neighbours is not Neighbours.SUBSTITUTION
-    counted: dict[str, list[tuple[Integers, Integers]]] = {}
+    counted: dict[str, list[tuple[Tensor, Tensor]]] = {}
     for part in _sent(mechanism):
         for round, symbols in zip(_ROUNDS, part.symbols, strict=True):
-            labels = np.broadcast_to(part.labels[:, None], symbols.shape)
+            labels = part.labels[:, None].expand_as(symbols)
             counted.setdefault(f"{part.place}, round {round}", []).append((labels.ravel(), symbols.ravel()))
     updates = played_updates(mechanism, make_context(mechanism, range(_COHORTS[0]), _SEGMENTS))
+    kinds, is_zero = len(updates), torch.tensor([update.name == ZERO for update in updates])
     for place, messages in counted.items():
-        labels, symbols = (np.concatenate(parts) for parts in zip(*messages, strict=True))
-        outputs, index = np.unique(symbols, return_inverse=True)
-        size, kinds = len(outputs), len(updates)
-        hits = np.bincount(labels * size + index, minlength=kinds * size).reshape(kinds, size)
-        draws = hits.sum(1, keepdims=True)
-        alpha = _ALPHA / (2.0 * kinds * size * len(counted))
-        low, high = binomial_bounds(hits, draws, alpha)
+        labels, symbols = (torch.cat(parts) for parts in zip(*messages, strict=True))
+        outputs, index = torch.unique(symbols, return_inverse=True)
+        size = len(outputs)
+        hits = torch.bincount(labels * size + index, minlength=kinds * size).reshape(kinds, size)
+        draws = hits.sum(1, keepdim=True)
+        low, high = _bounds(hits, draws, _ALPHA / (2.0 * kinds * size * len(counted)))
         for epsilon, allowed in tested:
-            # excess[one, other, output]
-            excess = low[:, None] - math.exp(epsilon) * high[None] - allowed
+            excess = low[:, None] - math.exp(epsilon) * high[None] - allowed  # (one, other, output)
             if zero_out:
-                is_zero = np.array([update.name == ZERO for update in updates])
                 excess[~(is_zero[:, None] | is_zero[None])] = -1.0
-            one, other, output = np.unravel_index(int(excess.argmax()), excess.shape)
+            place_of = int(excess.argmax())
+            one, other, output = place_of // (kinds * size), place_of // size % kinds, place_of % size
             if excess[one, other, output] <= 0.0:
                 continue
-            shares = [f"{hits[kind, output] / draws[kind, 0]:.4f}" for kind in (one, other)]
-            bound = math.log(low[one, output] / high[other, output])
+            shares = [f"{float(hits[kind, output] / draws[kind, 0]):.4f}" for kind in (one, other)]
+            bound = math.log(float(low[one, output] / high[other, output]))
             said = f"epsilon {epsilon:.3g}" + (f" and delta {allowed:.3g}" if allowed > 1e-12 else "")
             must(
                 False,
                 "noise_for_every_input",
-                f"with {place}, update '{updates[one].name}' gives symbol {outputs[output]} with frequency "
-                f"{shares[0]}, and update '{updates[other].name}' with frequency {shares[1]}. This is "
-                f"epsilon {bound:.3g} or more, and the claim is {said}. Add the same noise to every input.",
+                f"with {place}, update '{updates[one].name}' gives symbol {int(outputs[output])} with "
+                f"frequency {shares[0]}, and update '{updates[other].name}' with frequency {shares[1]}. "
+                f"This is epsilon {bound:.3g} or more, and the claim is {said}. Add the same noise to all.",
             )
 
 
-def _distances(mechanism: Mechanism) -> list[tuple[str, NDArray[np.bool_], NDArray[np.bool_]]]:
+def _bounds(hits: Tensor, draws: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+    """Return lower and upper bounds of probabilities, each wrong with probability at most `alpha`."""
+    low, high = binomial_bounds(hits.numpy(), draws.numpy(), alpha)
+    return torch.from_numpy(low), torch.from_numpy(high)
+
+
+def _distances(mechanism: Mechanism) -> list[tuple[str, Tensor, Tensor]]:
     """Return which symbols agree in two of 64 rounds, by the distance of the rounds."""
     try:
         updates = played_updates(mechanism, make_context(mechanism, range(_COHORTS[0]), _SEGMENTS))
@@ -152,7 +153,7 @@ def _distances(mechanism: Mechanism) -> list[tuple[str, NDArray[np.bool_], NDArr
         return []
     rows = torch.stack([updates[label].values for label in (0, 1, 2, 3)])
     sent, other = (
-        np.stack([_symbols(mechanism, rows, round, keys) for round in range(_CONSECUTIVE)])
+        torch.stack([_symbols(mechanism, rows, round, keys) for round in range(_CONSECUTIVE)])
         for keys in (SeededKeys(0), ExchangedKeys("peer", "private"))
     )
     return [
@@ -170,13 +171,13 @@ def noise_is_never_reused(mechanism: Mechanism) -> None:
     """Symbols of an update that is sent again, or by another client, agree by chance only."""
     if _message_claim(mechanism) is None:
         return
-    tests: list[tuple[str, NDArray[np.bool_], NDArray[np.bool_]]] = []
+    tests: list[tuple[str, Tensor, Tensor]] = []
     for part in _sent(mechanism):
         sent, other = part.symbols, part.independent
         for one, two in combinations(range(len(_ROUNDS)), 2):
             what = f"{part.place}, rounds {_ROUNDS[one]} and {_ROUNDS[two]}"
             tests.append((what, sent[one] == sent[two], sent[one] == other[two]))
-        for label in np.unique(part.labels):
+        for label in torch.unique(part.labels).tolist():
             same = part.labels == label
             ones, twos = (part_of[0][same] for part_of in (sent, other))
             if not (half := len(ones) // 2):
@@ -185,11 +186,12 @@ def noise_is_never_reused(mechanism: Mechanism) -> None:
             tests.append((what, ones[:half] == ones[half : 2 * half], ones[:half] == twos[half : 2 * half]))
     tests += _distances(mechanism)
     for what, agree, by_chance in tests:
-        low, _ = binomial_bounds(np.array(int(agree.sum())), agree.size, 0.5 * _ALPHA / len(tests))
-        _, high = binomial_bounds(np.array(int(by_chance.sum())), by_chance.size, 0.5 * _ALPHA / len(tests))
+        hits = torch.stack([agree.sum(), by_chance.sum()])
+        low, high = _bounds(hits, torch.tensor([agree.numel(), by_chance.numel()]), 0.5 * _ALPHA / len(tests))
+        shares = [f"{float(part.double().mean()):.2%}" for part in (agree, by_chance)]
         must(
-            bool(low <= high),
+            bool(low[0] <= high[1]),
             "noise_is_never_reused",
-            f"with {what}, {agree.mean():.2%} of all symbols are equal, and {by_chance.mean():.2%} would be "
+            f"with {what}, {shares[0]} of all symbols are equal, and {shares[1]} would be "
             "with fresh noise. Draw noise from rand.private(client, purpose) of this round only.",
         )
