@@ -113,9 +113,9 @@ def report_steps(federation: Federation, trainer: pl.Trainer, samples: int, batc
     plain = rounds * math.ceil(math.ceil(samples / batch_size) / accumulated)
     if steps * rounds * FEW_STEPS < plain:
         rank_zero_info(
-            f"A client takes at most {steps:,} steps in a round, and the run {steps * rounds:,} in all. Plain "
-            f"training of {rounds:,} epochs takes {plain:,}. Raise local_epochs or lower batch_size if the "
-            "model does not learn (docs/faq.md)"
+            f"A client takes at most {steps:,} steps in a round, and the run {steps * rounds:,} in all. "
+            f"Plain training of {rounds:,} epochs takes {plain:,}. Raise local_epochs or lower batch_size if "
+            "the model does not learn (docs/faq.md)"
         )
 
 
