@@ -135,7 +135,7 @@ class SQKR(Mechanism):
         )
         return same_for_all(loss, 1, (fresh,))  # single messages: nobody else's secrets weaken the claim
 
-    def with_level(self, level: float, context: RoundContext, max_dropped: int) -> SQKR:
+    def with_level(self, level: float, context: RoundContext, max_dropped_clients: int) -> SQKR:
         """See `Mechanism.with_level`: epsilon."""
         return replace(self, epsilon=level)
 

@@ -64,7 +64,7 @@ def main(
     over: Literal["run", "round"] = "run",
     secret: bool = False,
     active: bool = False,
-    max_corrupt: float | None = None,
+    max_colluding_fraction: float | None = None,
     dropout_probability: float | None = None,
     homogeneity: float = HOMOGENEITY,
     mechanisms: Annotated[Sequence[str], "NAME"] = (),
@@ -89,7 +89,7 @@ def main(
         secret: The outsider never learns who took part (Federated(cohort=FixedSize(..., secret=True))).
         active: The server behind secure aggregation may lie about who dropped out
             (SecAgg(active=True)).
-        max_corrupt: Fraction of the clients that may collude with the server behind secure
+        max_colluding_fraction: Fraction of the clients that may collude with the server behind secure
             aggregation.
         dropout_probability: Probability that a client does not answer (default: 0).
         homogeneity: Similarity of the updates, |mean|^2 divided by the mean |update|^2.
@@ -111,17 +111,17 @@ def main(
         sizes, secagg = {**from_config, **sizes}, federated.server.secure_aggregation or SecAgg()
     if active:
         secagg = replace(secagg, active=True)
-    if max_corrupt is not None:
-        secagg = replace(secagg, max_corrupt=max_corrupt)
+    if max_colluding_fraction is not None:
+        secagg = replace(secagg, max_colluding_fraction=max_colluding_fraction)
     if missing := [f"--{name}" for name in given if name not in sizes]:
         raise ValueError(f"Give {', '.join(missing)}, or name a configuration that sets them")
     law = law.with_secret() if secret else law
     target = PrivacyTarget(epsilon, delta, adversary, over)
     problem = Problem(**sizes, law=law, target=target, secure_aggregation=secagg, homogeneity=homogeneity)
-    if (active or max_corrupt is not None) and not problem.behind_masks:
+    if (active or max_colluding_fraction is not None) and not problem.behind_masks:
         raise ValueError(
-            f"--active and --max-corrupt do not apply to a target against {target.against.value}. Omit them, "
-            "or set --adversary secagg_server."
+            f"--active and --max-colluding-fraction do not apply to a target against {target.against.value}. "
+            "Omit them, or set --adversary secagg_server."
         )
     params = problem.params
     asked = resolved(mechanisms, params).some() if mechanisms else Resolved(candidates(params), {})
@@ -210,7 +210,7 @@ def sizes_for(trainer: pl.Trainer, federated: Federated, model: pl.LightningModu
     from lightning_fedq.clients.vector import num_coordinates
 
     planner, local = federated.planner, federated.local
-    params = num_coordinates(model, local.buffers, local.patterns, local.shared)
+    params = num_coordinates(model, local.buffers, local.personal_parameters, local.extra_buffers)
     everybody = replace(planner, law=Everybody())
     sizes: dict[str, Any] = {
         "clients": planner.num_clients,
@@ -403,8 +403,8 @@ def _drawn(problem: Problem) -> str:
 def _trust(problem: Problem) -> str:
     """Return sentences on the assumed collusion, dropouts, stragglers, Byzantine clients and weights."""
     words, secagg = "", problem.secure_aggregation
-    if problem.target.against is Adversary.SECAGG_SERVER and secagg.max_corrupt:
-        words += f". {secagg.max_corrupt:.2%} of the clients may collude with the server"
+    if problem.target.against is Adversary.SECAGG_SERVER and secagg.max_colluding_fraction:
+        words += f". {secagg.max_colluding_fraction:.2%} of the clients may collude with the server"
     if problem.behind_masks and secagg.active:
         words += ". The server may lie about who dropped out"
     if problem.dropout_probability:
@@ -430,7 +430,9 @@ def _short(number: int) -> str:
     return f"{number:.1e}".replace("e+0", "e").replace("e+", "e")
 
 
-_KNOBS = {"epsilon": "ε", "noise_multiplier": "noise", "local_sigma": "sigma"}
+_KNOBS = {"noise_multiplier": "noise", "local_sigma": "sigma"} | dict.fromkeys(
+    ("epsilon", "epsilon_per_bit", "epsilon_per_coordinate", "epsilon_per_message"), "ε"
+)
 
 
 def _setting(mechanism: Mechanism) -> str:
@@ -482,7 +484,7 @@ def federated_settings(option: Option, problem: Problem, clip_norm: float) -> di
     if problem.behind_masks:
         given, default = asdict(problem.secure_aggregation), asdict(SecAgg())
         settings["secure_aggregation"] = {
-            name: value for name, value in given.items() if name == "run" or value != default[name]
+            name: value for name, value in given.items() if name == "simulation" or value != default[name]
         }
     if problem.dropout_probability:
         settings["dropout_probability"] = problem.dropout_probability

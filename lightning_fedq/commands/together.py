@@ -53,7 +53,9 @@ def plan_cost(federated: Any, trainer: Any, module: Any, delta: float) -> RunCos
     if rounds is None or rounds < 1:
         given = f"trainer.max_epochs={trainer.max_epochs} and max_steps={trainer.max_steps}"
         raise ValueError(f"A run needs a known number of rounds, got {given}")
-    dim = num_coordinates(module, federated.local.buffers, federated.local.patterns, federated.local.shared)
+    dim = num_coordinates(
+        module, federated.local.buffers, federated.local.personal_parameters, federated.local.extra_buffers
+    )
     byzantine = count_byzantine(trainer, planner)
     mechanism = federated.calibrated(dim, rounds, byzantine)
     asked = federated.privacy_target

@@ -142,8 +142,8 @@ class BandedGaussian(Mechanism):
 
     homomorphic = True
     level = "noise_multiplier"
-    alike_clients = True
-    noise_of_adder = True
+    has_exchangeable_clients = True
+    has_central_noise = True
     clips_norm = True
     fixed_cohort = True
 
@@ -275,7 +275,7 @@ class BandedGaussian(Mechanism):
         # messages carry no noise, so no honest message is longer than `clip_norm`
         return bool(symbols.double().norm() <= self._steps * (1.0 + 1e-9))
 
-    def lever(self, client: int, context: RoundContext) -> float:
+    def influence(self, client: int, context: RoundContext) -> float:
         # messages carry no noise, and the server checks their length
         return 1.0
 

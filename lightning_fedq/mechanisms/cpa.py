@@ -29,7 +29,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -143,8 +143,8 @@ class CPA(Mechanism):
         Lang, Shlezinger, D'Oliveira, El Rouayheb, CPA for scalable and robust FL over massive networks
 
     Examples:
-        >>> CPA(epsilon=0.5).bits_per_coordinate, CPA(epsilon=0.5, lattice="A2").bits_per_coordinate
-        (1.0, 0.5)
+        >>> CPA(epsilon=0.5, epsilon_scope="bit").bits_per_coordinate, CPA(epsilon=0.5, lattice="A2",
+        epsilon_scope="bit").bits_per_coordinate (1.0, 0.5)
     """
 
     homomorphic = False
@@ -161,7 +161,7 @@ class CPA(Mechanism):
     decoder: Decoder = "unbiased"
     decay_rounds: float | None = None
     threshold: bool = False
-    epsilon_scope: EpsilonScope = "bit"
+    epsilon_scope: EpsilonScope = field(kw_only=True)
     blocks_per_round: int | None = None
     rounds: int | None = None
 
@@ -412,7 +412,7 @@ class CPA(Mechanism):
         return self.ranges(context)[1] ** 2 * total / len(clients) ** 2
 
     @property
-    def covers_shorter(self) -> bool:
+    def price_grows_with_dim(self) -> bool:
         # a budget that is divided among fewer blocks may compose worse
         return self.epsilon_scope == "bit"
 
@@ -431,7 +431,7 @@ class CPA(Mechanism):
     def advice(self, claim: PrivacyClaim) -> str:
         return "fewer blocks a round (blocks_per_round, or epsilon_scope='round'), or fewer rounds"
 
-    def lever(self, client: int, context: RoundContext) -> float:
+    def influence(self, client: int, context: RoundContext) -> float:
         """Return the largest pull of one client on a block of the sum, over the largest honest block.
 
         A smaller epsilon and a smaller share of blocks increase it. A subtracted dither adds to it.
@@ -454,7 +454,7 @@ class CPA(Mechanism):
     @classmethod
     def plan_settings(cls, params: int) -> dict[str, Mechanism]:
         """Return two settings: all blocks, or the number of blocks that an epsilon per message allows."""
-        return {"CPA": cls(1.0), "CPA, some blocks": cls(1.0, epsilon_scope="round")}
+        return {"CPA": cls(1.0, epsilon_scope="bit"), "CPA, some blocks": cls(1.0, epsilon_scope="round")}
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """Return the claims of randomised response on every bit of a message.

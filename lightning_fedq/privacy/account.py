@@ -45,7 +45,7 @@ class Account:
         return max(self.run.horizon if self.rounds is None else self.rounds, 1)
 
     @property
-    def num_corrupt(self) -> int:
+    def num_colluding(self) -> int:
         """Largest number of clients of a cohort that may collude with the server, Byzantine clients included.
 
         Where cohorts are drawn at random this is a quantile: a round has more with probability at most
@@ -70,7 +70,7 @@ class Account:
         itself only if there are Byzantine clients.
         """
         if adversary is Adversary.SECAGG_SERVER:
-            return self.num_corrupt
+            return self.num_colluding
         curious = adversary is Adversary.CLIENT and self.run.threat.num_byzantine > 0
         return min(self.run.threat.num_byzantine + curious, len(self.run.context.cohort))
 
@@ -104,7 +104,7 @@ class Account:
         share = 0.5 if after_drops else 1.0
         if claim.adversary is Adversary.SECAGG_SERVER and self.masks_hold:
             more = CHANCE * run.colluders.drawn + run.masks_open / self.delta
-            share -= more * max(rounds, self.horizon, run.rounds if run.mechanism.hands_on else 0)
+            share -= more * max(rounds, self.horizon, run.rounds if run.mechanism.reuses_noise else 0)
         return max(share, 0.0) * self.delta
 
     def spent(
@@ -236,16 +236,16 @@ class Account:
         Args:
             client: Client that the claims are about. None is every client.
         """
-        own = self._claims(client, self.num_corrupt)
+        own = self._claims(client, self.num_colluding)
         if self.run.colluders.num_in_federation and self.run.num_clients > self.run.cohort_size:
             own[Adversary.SECAGG_SERVER] = _add_assumption(own[Adversary.SECAGG_SERVER], self._colluders())
         if self.run.threat.num_byzantine:
             own |= {who: self._claim_among_byzantine(client, own, who) for who in _OF_SUMS}
         return {who: self._fitting_claims(own, who) for who in Adversary}
 
-    def _claims(self, client: int | None, num_corrupt: int) -> dict[Adversary, PrivacyClaim]:
+    def _claims(self, client: int | None, num_colluding: int) -> dict[Adversary, PrivacyClaim]:
         """Return the mechanism's own claims by adversary, about every client or about one."""
-        mechanism, context = self.run.mechanism, replace(self.run.context, num_corrupt=num_corrupt)
+        mechanism, context = self.run.mechanism, replace(self.run.context, num_colluding=num_colluding)
         claims = mechanism.claims(context) if client is None else mechanism.claims_about(client, context)
         return {claim.adversary: claim for claim in claims}
 
@@ -256,7 +256,7 @@ class Account:
             self.run.cohort_size,
             self.run.colluders.num_in_federation,
         )
-        count = self.num_corrupt - self.run.threat.num_byzantine
+        count = self.num_colluding - self.run.threat.num_byzantine
         if not self.run.colluders.drawn:
             return kind.COLLUSION(
                 f"{known} of {clients} clients may collude, and a lying server may ask {count} at once"
@@ -296,10 +296,10 @@ class Account:
         if wider_view is None:
             return claim
         wider = claims[wider_view]
-        if adversary is Adversary.SECAGG_SERVER and claim.num_colluders < self.num_corrupt:
+        if adversary is Adversary.SECAGG_SERVER and claim.num_colluders < self.num_colluding:
             few = (
                 f"the mechanism's claim covers {claim.num_colluders:g} colluding clients, "
-                f"{self.num_corrupt} may collude"
+                f"{self.num_colluding} may collude"
             )
             claim = replace(claim, loss=NonPrivate(few))
         if adversary is Adversary.SECAGG_SERVER and run.threat.secure_sum is None:
@@ -342,7 +342,7 @@ class Account:
             return _add_assumption(claim, confirmed)
         lie = (
             f"a lying server may declare {left_out} of {size} clients dropped, but the noise tolerates only "
-            f"{tolerated}: set max_dropped >= {left_out}"
+            f"{tolerated}: set max_dropped_clients >= {left_out}"
         )
         return replace(claim, loss=NonPrivate(lie))
 

@@ -90,8 +90,8 @@ AUTHENTIC_KEYS = Kind(
 COLLUSION = Kind(
     "bounded collusion:",
     "nobody can check; you say how many",
-    "Nobody can check it. You declare the number (`SecAgg(max_corrupt=...)`). Without a declaration, the "
-    "report assumes that no client colludes",
+    "Nobody can check it. You declare the number (`SecAgg(max_colluding_fraction=...)`). Without a "
+    "declaration, the report assumes that no client colludes",
 )
 SETTLED_COLLUDERS = Kind(
     "colluders settled before the draw",

@@ -363,7 +363,7 @@ class Poisson(CohortLaw):
     )
 
     def check_mechanism(self, mechanism: Mechanism) -> str:
-        if mechanism.noise_of_adder:
+        if mechanism.has_central_noise:
             return ""
         return (
             f"S11, noise of a trusted adder: {type(mechanism).__name__} adds none, or adds it at clients. "

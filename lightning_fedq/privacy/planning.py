@@ -56,7 +56,8 @@ class Problem:
         rounds: Number of rounds of the run, >= 1.
         target: Target epsilon, with delta and adversary.
         secure_aggregation: Settings of secure aggregation, used if the target is about a server behind it:
-            how many clients may collude (`max_corrupt`), and whether the server may lie (`active`).
+            how many clients may collude (`max_colluding_fraction`), and whether the server may lie
+            (`active`).
         dropout_probability: Probability that a client does not answer.
         homogeneity: Similarity of the clients' updates, eta, in (0, 1].
         law: Law of cohorts.

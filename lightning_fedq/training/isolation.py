@@ -33,7 +33,7 @@ from torch import Tensor
 from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.clients.fit import Client
 from lightning_fedq.clients.forks import ForkFailedError, run_in_fork
-from lightning_fedq.clients.hooks import crosses_clients, knows_clients
+from lightning_fedq.clients.hooks import is_shared_by_clients, knows_clients
 from lightning_fedq.clients.stale import Digests, digests
 from lightning_fedq.clients.vector import ChangedTensors
 from lightning_fedq.data.batches import Stack
@@ -336,7 +336,7 @@ class IsolationTrial:
                 trial leaves that state out.
         """
         home, error = self._home, shown.get(_NOT_VALIDATED)
-        shared = self._shared or any(crosses_clients(c) and not knows_clients(c) for c in home.callbacks)
+        shared = self._shared or any(is_shared_by_clients(c) and not knows_clients(c) for c in home.callbacks)
         if not error or shared or not home.fit_loop.epoch_loop._should_check_val_epoch():
             return
         if _NOT_VALIDATED in run_in_fork(lambda: digest_outputs(home)):

@@ -48,9 +48,9 @@ def warn_if_simulated(federated: Federation, against: Adversary, whose: str) -> 
     secagg, why = federated.server.secure_aggregation, []
     if federated.seed is not None:
         why.append(("The keys come from a seed, so nothing is private", "secure keys (seed=None)"))
-    if against is Adversary.SECAGG_SERVER and secagg is not None and secagg.run == "accounted":
+    if against is Adversary.SECAGG_SERVER and secagg is not None and secagg.simulation == "counted":
         masks = "Masking is accounted for only, so this process sees every message"
-        why.append((masks, "SecAgg(run='masked')"))
+        why.append((masks, "SecAgg(simulation='masked')"))
     for what, cure in why:
         rank_zero_warn(f"{what}. {whose} is computed as if the run had {cure}")
     return bool(why)
@@ -90,7 +90,7 @@ class CalibratedTarget:
         run = planned_run(federated, self.asked, dim, rounds, num_byzantine)
         self._secret = run.sampling.law.secret
         if self.target.against is Adversary.SECAGG_SERVER:
-            self._colluders = make_account(self.target, run).num_corrupt - num_byzantine
+            self._colluders = make_account(self.target, run).num_colluding - num_byzantine
         return calibrate(self.target, run)
 
     def begin(

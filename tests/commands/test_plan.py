@@ -149,19 +149,32 @@ def test_a_configuration_says_the_sizes_and_gets_settings_to_paste(capsys, monke
         "adversary": "secagg_server",
         "over": "run",
     }
-    kept = {"run": "masked", "degree": "auto", "max_corrupt": 0.02, "max_dropout": 0.02}
+    kept = {
+        "simulation": "masked",
+        "degree": "auto",
+        "max_colluding_fraction": 0.02,
+        "max_dropped_fraction": 0.02,
+    }
     assert settings["secure_aggregation"] == kept
 
 
 def test_who_is_not_trusted_is_in_the_table_and_in_what_is_pasted(capsys, monkeypatch):
     only(monkeypatch, "RotatedCoins")
-    asked = ["digits_private", "--epsilon", "4", "--max_corrupt", "0.05", "--dropout_probability", "0.01"]
+    asked = [
+        "digits_private",
+        "--epsilon",
+        "4",
+        "--max_colluding_fraction",
+        "0.05",
+        "--dropout_probability",
+        "0.01",
+    ]
     assert main(asked) == 0
     printed = capsys.readouterr().out
     said = " ".join(printed.split())
     assert "5.00% of the clients may collude" in said and "1.00% of the clients drop out" in said
     settings = yaml.safe_load(printed[printed.index("mechanism:\n") :])
-    assert settings["secure_aggregation"]["max_corrupt"] == 0.05
+    assert settings["secure_aggregation"]["max_colluding_fraction"] == 0.05
     assert settings["dropout_probability"] == 0.01
 
 
@@ -313,9 +326,9 @@ def test_cohorts_that_take_turns_pay_for_their_turns_alone(tmp_path, capsys, mon
 
 @pytest.mark.parametrize("who", ["server", "outsider"])
 def test_masks_are_planned_for_nobody_who_sees_none(who, capsys):
-    for more in (["--max-corrupt", "0.1"], *([["--active"]] if who == "server" else [])):
+    for more in (["--max-colluding-fraction", "0.1"], *([["--active"]] if who == "server" else [])):
         assert main([*SMALL, "--adversary", who, *more]) == 2
-        assert "--active and --max-corrupt do not apply" in capsys.readouterr().err
+        assert "--active and --max-colluding-fraction do not apply" in capsys.readouterr().err
 
 
 def test_clients_whom_a_rule_names_pay_for_all_rounds_in_which_they_are_named(tmp_path, capsys, monkeypatch):

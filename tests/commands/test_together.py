@@ -45,7 +45,7 @@ def cost(loss, most=3, slack=Slack(), **about):  # noqa: B008 (frozen)
 
 def test_what_stays_with_clients_costs_nothing():
     """The weight of the layer: 640 of 650 parameters."""
-    federated = Federated(LDPQ(1.0), 10, local=["*.weight"])
+    federated = Federated(LDPQ(1.0), 10, personal_parameters=["*.weight"])
     found = plan_cost(federated, make_trainer(federated, max_epochs=1), Classifier(), 1e-5)
     assert found.claims[Adversary.SERVER].compositions == 10
 
@@ -77,8 +77,11 @@ def test_kinds_that_no_grid_holds_together_add_up_in_epsilon_and_delta():
 
 def of_sums(**settings):
     """A run of RotatedCoins behind masks, and its account at delta 1e-5."""
-    settings = {"secure_aggregation": SecAgg(max_corrupt=0.02, max_dropout=0.02), **settings}
-    federated = Federated(RotatedCoins(clip_norm=1.0, epsilon=1.0), 100, **settings)
+    settings = {
+        "secure_aggregation": SecAgg(max_colluding_fraction=0.02, max_dropped_fraction=0.02),
+        **settings,
+    }
+    federated = Federated(RotatedCoins(clip_norm=1.0, epsilon_per_bit=1.0), 100, **settings)
     trainer, module = make_trainer(federated, max_epochs=3, logger=False), Classifier()
     account = Account(planned_run(federated, federated.mechanism, 650, 3, 0), 1e-5)
     return plan_cost(federated, trainer, module, 1e-5), account

@@ -17,9 +17,11 @@ from tests.contract.test_mechanisms import ROWS
 CLIENTS = 479
 
 
-def report(mechanism, max_corrupt, clients=CLIENTS, rounds=25):
+def report(mechanism, max_colluding_fraction, clients=CLIENTS, rounds=25):
     target = fedq.PrivacyTarget(8.0, 1e-5, "secagg_server")
-    problem = Problem(clients, 2000, rounds, target, fedq.SecAgg(max_corrupt=max_corrupt))
+    problem = Problem(
+        clients, 2000, rounds, target, fedq.SecAgg(max_colluding_fraction=max_colluding_fraction)
+    )
     return privacy_report(problem.run(mechanism), 1e-5)
 
 
@@ -28,16 +30,16 @@ def text_of(report):
     return str(parts)
 
 
-@pytest.mark.parametrize("max_corrupt", [0.02, 0.1])
-def test_the_page_has_one_curious_client_and_all_that_may_collude(max_corrupt):
+@pytest.mark.parametrize("max_colluding_fraction", [0.02, 0.1])
+def test_the_page_has_one_curious_client_and_all_that_may_collude(max_colluding_fraction):
     """The page said 7.92 of "a curious client", and 48 that pool their coins had 8.45."""
-    made = report(fedq.RotatedCoins(0.5, 0.2), max_corrupt)
+    made = report(fedq.RotatedCoins(0.5, 0.2), max_colluding_fraction)
     curious, behind = made.row(Adversary.CLIENT), made.row(Adversary.SECAGG_SERVER)
-    count = math.floor(max_corrupt * CLIENTS)
+    count = math.floor(max_colluding_fraction * CLIENTS)
     assert curious.colluders == 1 and behind.colluders == count and behind.epsilon > curious.epsilon
     [shown] = [row.when for row in report_rows(made) if row.row.adversary == "CLIENT"]
-    assert shown == "one client alone"
-    assert f"{count} that pool what they know (max_corrupt) have epsilon" in text_of(made)
+    assert shown == "alone"
+    assert f"{count} that pool what they know (max_colluding_fraction) have epsilon" in text_of(made)
     assert [row.colluders for row in from_json(to_json(made)).rows] == [row.colluders for row in made.rows]
 
 
@@ -58,7 +60,7 @@ def test_noise_of_each_client_holds_for_any_number():
 @pytest.mark.parametrize("mechanism", ROWS, ids=repr)
 def test_a_claim_against_the_server_counts_the_colluders_of_the_round(mechanism):
     for count in (0, 1, 3):
-        context = replace(make_plan_context(mechanism, 12, 40), num_corrupt=count)
+        context = replace(make_plan_context(mechanism, 12, 40), num_colluding=count)
         for claim in mechanism.claims(context):
             if isinstance(claim.loss, NonPrivate):
                 continue
@@ -69,7 +71,7 @@ def test_a_claim_against_the_server_counts_the_colluders_of_the_round(mechanism)
 
 
 def test_a_claim_that_forgets_colluders_covers_none():
-    """A mechanism of one's own whose claim about the sum does not read `num_corrupt`."""
+    """A mechanism of one's own whose claim about the sum does not read `num_colluding`."""
 
     class Forgetful(fedq.LDPQ):
         def claims(self, context):
@@ -78,7 +80,7 @@ def test_a_claim_that_forgets_colluders_covers_none():
             )
 
     run = Problem(
-        100, 10, 2, fedq.PrivacyTarget(8.0, 1e-5, "secagg_server"), fedq.SecAgg(max_corrupt=0.1)
+        100, 10, 2, fedq.PrivacyTarget(8.0, 1e-5, "secagg_server"), fedq.SecAgg(max_colluding_fraction=0.1)
     ).run(Forgetful(0.5))
     claim = Account(run, 1e-5).claims()[Adversary.SECAGG_SERVER]
     assert "covers 0 colluding clients, 10 may collude" in claim.loss.reason

@@ -74,9 +74,9 @@ PAGE = (Path(lightning_fedq.privacy.__file__).parents[2] / "SECURITY.md").read_t
 MASKS = [
     SecAgg(),
     SecAgg(active=True),
-    SecAgg(max_corrupt=0.2),
-    SecAgg(degree=58, max_corrupt=0.05, max_dropout=0.1),
-    SecAgg(max_corrupt=0.45),
+    SecAgg(max_colluding_fraction=0.2),
+    SecAgg(degree=58, max_colluding_fraction=0.05, max_dropped_fraction=0.1),
+    SecAgg(max_colluding_fraction=0.45),
     None,
 ]
 SAMPLINGS = [

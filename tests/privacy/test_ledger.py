@@ -181,7 +181,7 @@ def test_another_epsilon_cannot_take_over_a_checkpoint():
 # ---- with a journal --------------------------------------------------------------------------------------
 
 
-def journal(path, clients=6, mechanism="LDPQ(epsilon=1.0)", position=0):
+def journal(path, clients=6, mechanism="LDPQ(epsilon_per_coordinate=1.0)", position=0):
     return Journal(path, mechanism, clients, position)
 
 

@@ -78,7 +78,7 @@ def test_no_row_behind_masks_that_did_not_run(caplog):
 
 
 def test_masks_that_were_only_counted_meet_no_target(caplog):
-    target, secagg = fedq.PrivacyTarget(8.0, 1e-5, "secagg_server"), fedq.SecAgg(run="accounted")
+    target, secagg = fedq.PrivacyTarget(8.0, 1e-5, "secagg_server"), fedq.SecAgg(simulation="counted")
     federated = fedq.Federated(DDG, 20, secure_aggregation=secagg, privacy=target)
     with pytest.warns(UserWarning, match="Masking is accounted for only"):
         first, second = said(caplog, federated)
@@ -94,8 +94,8 @@ def test_a_target_that_is_not_met_is_the_headline_and_masks_that_did_not_run_hav
     tmp_path, capsys
 ):
     """Of the printed table, `report.md`, the HTML page and `fedq compare`, which also shows an honest run."""
-    target, names = fedq.PrivacyTarget(8.0, 1e-5, "secagg_server"), ("accounted", "without")
-    for name, masks in zip(names, (fedq.SecAgg(run="accounted"), None), strict=True):
+    target, names = fedq.PrivacyTarget(8.0, 1e-5, "secagg_server"), ("counted", "without")
+    for name, masks in zip(names, (fedq.SecAgg(simulation="counted"), None), strict=True):
         federated = fedq.Federated(DDG, 20, secure_aggregation=masks, privacy=target if masks else None)
         folder = fedq.RunFolder(name, root=str(tmp_path))
         make_trainer(federated, folder).fit(Classifier(), datamodule=Digits(200))
@@ -110,7 +110,7 @@ def test_a_target_that_is_not_met_is_the_headline_and_masks_that_did_not_run_hav
     options = ["--adversary", "secagg_server", "--monitor", "update_norm", "--out", str(tmp_path / "both")]
     assert main(["compare", *runs, *options]) == 0
     table = {row["run"]: row for row in json.loads((tmp_path / "both" / "table.json").read_text())["runs"]}
-    assert table["without"]["epsilon"] == "not run" and "NOT met" in table["accounted"]["view"]
+    assert table["without"]["epsilon"] == "not run" and "NOT met" in table["counted"]["view"]
 
 
 def test_samples_have_a_line_of_their_own(caplog):

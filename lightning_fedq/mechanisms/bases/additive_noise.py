@@ -161,7 +161,7 @@ class AdditiveNoise(Mechanism):
     """Base of the noise baselines: a distribution, a clipping rule and a multiplier define a mechanism."""
 
     homomorphic = True
-    alike_clients = True
+    has_exchangeable_clients = True
     law: ClassVar[Literal["gaussian", "laplace"]]
 
     def __post_init__(self) -> None:
@@ -211,7 +211,7 @@ class AdditiveNoise(Mechanism):
         """Return signed integers wide enough for any noise."""
         return FixedLength(self.noise.bits, signed=True)
 
-    def lever(self, client: int, context: RoundContext) -> float:
+    def influence(self, client: int, context: RoundContext) -> float:
         # a message may have the smallest integer of the code in every coordinate
         reach = 2.0 ** (self.noise.bits - 1) * self.noise.step
         rule = self.clipping
@@ -241,7 +241,9 @@ class AdditiveNoise(Mechanism):
             extra = (kind.SUM_ALONE("nothing but the plain sum of all messages is seen"),)
             if adversary is Adversary.SECAGG_SERVER:
                 extra += (
-                    kind.COLLUSION(f"the server colludes with {context.num_corrupt or 'no'} clients at most"),
+                    kind.COLLUSION(
+                        f"the server colludes with {context.num_colluding or 'no'} clients at most"
+                    ),
                 )
         sampled = kind.FLOAT_ERROR(
             f"the sampler is within {slack.distance:.1e} in total variation and {slack.log_ratio:.1e} in "
@@ -284,7 +286,7 @@ class VectorNoise(AdditiveNoise):
     def _with_multiplier(self, multiplier: float) -> VectorNoise:
         return replace(self, noise_multiplier=multiplier, epsilon=None, delta=None, rounds=None)
 
-    def with_level(self, level: float, context: RoundContext, max_dropped: int) -> VectorNoise:
+    def with_level(self, level: float, context: RoundContext, max_dropped_clients: int) -> VectorNoise:
         return self._with_multiplier(1.0 / level)
 
     @property
@@ -304,15 +306,15 @@ class CoordinateNoise(AdditiveNoise):
     """Noise per coordinate, so that each coordinate is private in one round.
 
     Args:
-        epsilon: Budget per coordinate and round, > 0, in nats.
+        epsilon_per_coordinate: Budget per coordinate and round, > 0, in nats.
     """
 
-    level = "epsilon"
+    level = "epsilon_per_coordinate"
 
-    epsilon: float
+    epsilon_per_coordinate: float
 
     def __post_init__(self) -> None:
-        check_positive(epsilon=self.epsilon)
+        check_positive(epsilon_per_coordinate=self.epsilon_per_coordinate)
         super().__post_init__()
 
     @property

@@ -5,8 +5,8 @@ shared bits (CorBin). Levels come from the attained thresholds, never from the r
 
 If privacy depends on a client's place in the round (unpaired or in a pair), the claim is the worst of both.
 The curious client may be an unpaired client that knows its own bit, so one bit less hides the others than
-behind secure aggregation. Clients that collude with the server behind secure aggregation (`num_corrupt`) are
-curious clients: each knows its bit and its group's shared word, and is in the worst place.
+behind secure aggregation. Clients that collude with the server behind secure aggregation (`num_colluding`)
+are curious clients: each knows its bit and its group's shared word, and is in the worst place.
 
 References:
     Salehi et al., CorBin-FL. Exact pairs for replace-one adjacency replace its UCDP theorems.
@@ -62,7 +62,7 @@ def coin_claims(
         shared: Whether clients share words, by keys that they agreed on.
     """
     keys = (AUTHENTICATED,) if shared else ()
-    corrupt = context.num_corrupt
+    corrupt = context.num_colluding
     colluding = bounded_collusion(corrupt)
     special = {
         Adversary.EAVESDROPPER: (),
@@ -129,7 +129,7 @@ def independent_claims(coin: CoinThresholds, context: RoundContext) -> tuple[Pri
         Adversary.SERVER: bit,
         Adversary.SERVER_AND_PARTNER: bit,
         Adversary.CLIENT: behind(1),
-        Adversary.SECAGG_SERVER: behind(context.num_corrupt),
+        Adversary.SECAGG_SERVER: behind(context.num_colluding),
         Adversary.OUTSIDER: behind(0),
     }
     return coin_claims(losses, context, shared=False)
@@ -175,7 +175,7 @@ def paired_claims(
         Adversary.SERVER: PmfPairs(joint_pairs(low, high, bits), "both bits of a pair, worst inputs"),
         Adversary.SERVER_AND_PARTNER: PmfPairs(known_word_pairs(low, high, bits), "a bit and its word"),
         Adversary.CLIENT: behind(1),
-        Adversary.SECAGG_SERVER: behind(context.num_corrupt),
+        Adversary.SECAGG_SERVER: behind(context.num_colluding),
         Adversary.OUTSIDER: behind(0),
     }
     return coin_claims(losses, context, shared=True)

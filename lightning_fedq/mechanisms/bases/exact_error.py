@@ -101,8 +101,8 @@ def refuse_laplace_budget(target: str, noise_multiplier: float | None) -> None:
     """
     if target == "laplace" and noise_multiplier is None:
         raise ValueError(
-            f'target="laplace" can\'t meet a budget: {L1_UNBOUNDED}. '
-            'Give noise_multiplier, or take target="gaussian".'
+            f'error_law="laplace" can\'t meet a budget: {L1_UNBOUNDED}. '
+            'Give noise_multiplier, or take error_law="gaussian".'
         )
 
 
@@ -176,7 +176,7 @@ class ExactError(Mechanism):
         budget = self.epsilon, self.delta, self.rounds
         return resolve_multiplier(self.noise_multiplier, *budget, "gaussian", kept=0.01)  # for float errors
 
-    def with_level(self, level: float, context: RoundContext, max_dropped: int) -> ExactError:
+    def with_level(self, level: float, context: RoundContext, max_dropped_clients: int) -> ExactError:
         return self._with_multiplier(1.0 / level)
 
     def _with_multiplier(self, multiplier: float) -> ExactError:

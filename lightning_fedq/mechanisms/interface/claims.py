@@ -182,20 +182,22 @@ def single_message_claims(claims: tuple[PrivacyClaim, ...]) -> tuple[PrivacyClai
     return tuple(replace(alone, adversary=who, colluders=ANY_NUMBER) for who in Adversary)
 
 
-def count_hidden_clients(context: RoundContext, max_dropped: int = 0) -> dict[Adversary, tuple[int, int]]:
+def count_hidden_clients(
+    context: RoundContext, max_dropped_clients: int = 0
+) -> dict[Adversary, tuple[int, int]]:
     """Count known and hidden clients, for each adversary that sees a sum.
 
     Args:
         context: Public facts of the round.
-        max_dropped: Dropouts that the claims allow for.
+        max_dropped_clients: Dropouts that the claims allow for.
 
     Returns:
         By adversary: the number of clients whose data and randomness it knows, and of other clients that
         answer. The second
         number includes the victim and is at least 1.
     """
-    left = len(context.cohort) - max_dropped
-    known = {Adversary.CLIENT: 1, Adversary.SECAGG_SERVER: context.num_corrupt, Adversary.OUTSIDER: 0}
+    left = len(context.cohort) - max_dropped_clients
+    known = {Adversary.CLIENT: 1, Adversary.SECAGG_SERVER: context.num_colluding, Adversary.OUTSIDER: 0}
     return {who: (count, max(left - count, 1)) for who, count in known.items()}
 
 
