@@ -29,6 +29,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -373,7 +374,7 @@ class Ledger:
                 reached.
             OSError: If the journal can't be written. Then nothing is charged, and nothing may be sent.
         """
-        rows = torch.tensor(clients, dtype=torch.int64).unique()  # sorted
+        rows = torch.from_numpy(np.unique(np.asarray(clients, dtype=np.int64)))  # sorted
         outside = bool(len(rows)) and not 0 <= int(rows[0]) <= int(rows[-1]) < self.num_clients
         if len(rows) != len(clients) or outside:
             raise ValueError(

@@ -6,6 +6,7 @@ import math
 import random
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from shutil import copytree
 
@@ -503,10 +504,8 @@ def test_a_budget_with_secret_cohorts_says_what_the_page_says_over_restarts(tmp_
         federated = federated or fedq.Federated(NOISE, 20, **settings)
         budget = fedq.PrivacyBudget(5.0, 1e-3, "outsider")
         trainer = make_trainer(federated, budget, *callbacks, max_epochs=rounds)
-        try:
+        with suppress(SystemExit):
             trainer.fit(Classifier(), datamodule=Digits(60), ckpt_path=resume)
-        except SystemExit:
-            pass
         return federated, budget, trainer
 
     federated, budget, trainer = begin(3)
