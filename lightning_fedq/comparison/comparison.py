@@ -326,7 +326,9 @@ class Comparison:
         folder.setdefault("init_args", {}).update(name=cell.name, root=str(root))
         if changed["privacy"] is None:  # there is no target, which has a delta
             reported = "lightning_fedq.comparison.reported_delta.ReportedDelta"
-            callbacks.append({"class_path": reported, "init_args": {"delta": self.delta}})
+            callbacks.insert(
+                callbacks.index(folder), {"class_path": reported, "init_args": {"delta": self.delta}}
+            )
         if logger is not None:
             config["trainer"]["logger"] = self._logger(cell, root.parent, logger)
         return config
