@@ -19,7 +19,7 @@ from lightning_fedq.dpsgd.statement import SampleStatement
 from lightning_fedq.functional.checks import from_plain
 from lightning_fedq.mechanisms.interface import Adversary, Neighbours
 from lightning_fedq.privacy.assumptions import Kind, kinds_of, with_terms
-from lightning_fedq.privacy.report import PrivacyReport, Row, State, is_met
+from lightning_fedq.privacy.report import STATED, PrivacyReport, Row, State, is_met
 from lightning_fedq.privacy.secret_row import SECRET_COHORTS, adversary_title
 from lightning_fedq.privacy.verdict import COLOURS, NO_GUARANTEE, NOT_RUN, VACUOUS, format_epsilon, scale
 
@@ -203,7 +203,7 @@ def _row_condition(row: Row, masked: bool) -> str:
     colluders, alone = row.colluders, row.adversary == Adversary.CLIENT.name
     if row.verdict == NO_GUARANTEE or not colluders or colluders == math.inf:
         return ""
-    return "one client alone" if alone and colluders == 1 else f"{colluders:g} clients pool what they know"
+    return "alone" if alone and colluders == 1 else f"with {colluders:g} colluders"
 
 
 # ---- one row ------------------------------------------------------------------------------------------
@@ -447,6 +447,7 @@ def _parts(report: PrivacyReport) -> Iterator[Part]:
         yield Part(
             "One sample of a client's data", (f"{samples.line[:1].upper()}{samples.line[1:]}.",), REPORT
         )
+    yield Part("The guarantee in detail", (Items(tuple(_details(report))),), WHOLE)
     yield Part("Figures to check", (_open_assumptions(report_lines), _LEGEND), WHOLE)
     reasons = tuple(f"{line.row.title}, {line.group}: {line.row.sentence}" for line in report_lines)
     yield Part("What each row means", (Items(reasons),), WHOLE)
@@ -464,6 +465,45 @@ def _parts(report: PrivacyReport) -> Iterator[Part]:
         yield Part("What also leaves, without noise", (Items(report.leaves),), WHOLE)
     if samples is not None:
         yield Part("DP-SGD in the clients", (sample_table(samples), samples.about), WHOLE)
+
+
+def _details(report: PrivacyReport) -> Iterator[str]:
+    """Yield what a reader needs who has this page only: unit, adjacency, releases, an attack, sources."""
+    row, stated = report.about, report.stated
+    name = "zero-out" if row.neighbours == Neighbours.ZERO_OUT.value else "replace-one"
+    yield f"Unit: one client with all its data. Adjacency: {name}."
+    clients = report.num_clients
+    yield f"Delta is {report.delta:g}, next to 1/n = {1.0 / clients:.3g} for n = {clients:,} clients."
+    yield f"Released: the model of each round ({report.rounds:,}), not only the last one."
+    if row.verdict != NO_GUARANTEE and math.isfinite(row.epsilon):
+        yield (
+            "An attack: whether the client's data or any other data were used is guessed right at most "
+            f"{attack_accuracy(row.epsilon, row.delta)} of the time at even odds, by "
+            f"{adversary_phrase(row)}. Guessing at random is right 50% of the time."
+        )
+    yield (
+        f"Accountant: lightning_fedq {report.origin.version}, {row.method}. The claim of each row is "
+        "proved, and its epsilon is computed numerically and rounded up. Not audited by an outside party."
+    )
+    for key, words in STATED.items():
+        unknown = "unknown" if key in ("tuning", "earlier_runs") else "not stated"
+        yield f"{words}: {stated.get(key, unknown)}."
+
+
+def attack_accuracy(epsilon: float, delta: float) -> str:
+    """Return the largest share of right guesses between two inputs at even odds.
+
+    It is (e^epsilon + delta) / (1 + e^epsilon), rounded up.
+
+    Source: Kairouz, Oh, Viswanath, The Composition Theorem for Differential Privacy, 2015, theorem 2.1.
+
+    Examples:
+        >>> attack_accuracy(1.0, 1e-5), attack_accuracy(8.0, 1e-5)
+        ('73.2%', '99.97%')
+    """
+    wrong = (1.0 - delta) / (1.0 + math.exp(min(epsilon, 700.0)))
+    digits = 1 if wrong > 0.001 else 2
+    return f"{100.0 - math.floor(wrong * 100.0 * 10**digits) / 10**digits:.{digits}f}%"
 
 
 def _adversary_table(report: PrivacyReport, report_lines: Sequence[ReportRow]) -> Table:

@@ -8,7 +8,7 @@ vacuous, and so are distinguishing events more likely than delta, because such a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -146,6 +146,33 @@ class Row:
         return words
 
 
+STATED = {
+    "client": "What a client is",
+    "responsible": "Responsible party",
+    "purpose": "Purpose",
+    "data": "Data",
+    "tuning": "Tuned on the same data",
+    "earlier_runs": "Earlier runs with the same data that are not counted",
+}
+"""What only the user knows about a run, by key, with the words of the page."""
+
+
+def check_stated(stated: Mapping[str, str] | None) -> dict[str, str]:
+    """Return what the user states about a run, or raise for an unknown key or another value than text.
+
+    Raises:
+        ValueError: If a key is not in `STATED`, or a value is no text of one line.
+    """
+    for key, value in (stated or {}).items():
+        if key not in STATED:
+            raise ValueError(f"stated has no entry {key!r}. Choose from {', '.join(STATED)}.")
+        if not isinstance(value, str) or not value.isprintable():
+            raise ValueError(
+                f"stated[{key!r}] must be one line of text, got {value!r:.60}. Write it in quotes."
+            )
+    return dict(stated or {})
+
+
 State = Literal["planned", "running", "ended"]
 """State of a run: not begun, under way, or over."""
 Masks = Literal["ran", "asked", "counted", "assumed", "none"]
@@ -254,6 +281,7 @@ class PrivacyReport:
         ended: What ended the run before its last round. "" for nothing.
         limit: Epsilon that a privacy budget kept, whatever ended the run, in words. "" without a budget.
         bits: Bits of the uplink and the downlink. None where nothing is known.
+        stated: What the user states about the run, by the keys of `STATED`.
         origin: Time, version and files.
     """
 
@@ -281,6 +309,7 @@ class PrivacyReport:
     ended: str = ""
     limit: str = ""
     bits: Bits | None = None
+    stated: dict[str, str] = field(default_factory=dict)
     origin: Origin = field(default_factory=Origin)
 
     @property

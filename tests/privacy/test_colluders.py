@@ -38,7 +38,7 @@ def test_the_page_has_one_curious_client_and_all_that_may_collude(max_colluding_
     count = math.floor(max_colluding_fraction * CLIENTS)
     assert curious.colluders == 1 and behind.colluders == count and behind.epsilon > curious.epsilon
     [shown] = [row.when for row in report_rows(made) if row.row.adversary == "CLIENT"]
-    assert shown == "one client alone"
+    assert shown == "alone"
     assert f"{count} that pool what they know (max_colluding_fraction) have epsilon" in text_of(made)
     assert [row.colluders for row in from_json(to_json(made)).rows] == [row.colluders for row in made.rows]
 
