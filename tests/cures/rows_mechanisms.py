@@ -151,6 +151,17 @@ row(
     lambda: fit(fed(CPA(1.0, epsilon_scope="bit"))),
 )
 row(
+    "has {} entries for",
+    lambda: fit(fed(CPA((1.0, 2.0), epsilon_scope="bit"))),
+    lambda: fit(fed(CPA((1.0, 2.0, 1.0, 2.0), epsilon_scope="bit"))),
+)
+row("local_sigma must be at most {} times granularity, got", lambda: ddg(1e-9), lambda: fit(fed(ddg(0.01))))
+row(
+    "local_sigma must be at least {} times granularity, got {}. Use a smaller granularity and more bits.",
+    lambda: handed(granularity=0.1),
+    lambda: fit(fed(handed(granularity=0.01), **TURNS)),
+)
+row(
     'entropy_code="fixed" needs a shortest step, which {} lacks. '
     'Take LayeredGaussian(layering="shifted"), IrwinHall or entropy_code="range".',
     lambda: LayeredGaussian(1.0, 1.0, entropy_code="fixed"),
