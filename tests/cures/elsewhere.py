@@ -27,9 +27,6 @@ TESTED = {
     "is not a frozen dataclass. Add @dataclass(frozen=True)": _LAWS,
     "is secret, but has no account of its draw. Use FixedSize": _LAWS,
     "drew different cohorts in two calls for round {}. Use only its stream": _LAWS,
-    "Validation fails after a round ({}), because clients' changes to modules": (
-        "isolation/test_trial.py::test_a_validation_that_needs_what_clients_keep_is_refused_before_the_first_round"
-    ),
     "was charged for {} rounds, got --rounds {}. Omit --rounds": (
         "commands/test_privacy.py::test_rounds_to_come_add_to_those_that_were_charged"
     ),
