@@ -138,12 +138,12 @@ def main() -> None:
     else:
         model.optimizer = lambda parameters: torch.optim.SGD(parameters, 0.5)
         federated = fedq.Federated(
-            fedq.RotatedCoins(clip_norm=0.4, share=0.125),
+            fedq.RotatedCoins(clip_norm=0.4, fraction=0.125),
             num_clients=asked.clients,
             server_optimizer=fedq.FedAvgM,
             privacy=fedq.PrivacyTarget(8.0, 1e-5, "secagg_server"),
             secure_aggregation=fedq.SecAgg(
-                run="accounted", degree="auto", max_corrupt=0.02, max_dropout=0.02
+                simulation="counted", degree="auto", max_colluding_fraction=0.02, max_dropped_fraction=0.02
             ),
         )
         fit(model, code, PIECES, asked.rounds, federated)

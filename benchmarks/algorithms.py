@@ -79,7 +79,7 @@ def private_accuracy(algorithm: LocalAlgorithm | None, seed: int, data: str, lr:
         partition=LabelShards(2),
         local_steps=5,
         privacy=PrivacyTarget(8.0, delta=1e-5, adversary="secagg_server"),
-        secure_aggregation=SecAgg(run="accounted", max_corrupt=0.02),
+        secure_aggregation=SecAgg(simulation="counted", max_colluding_fraction=0.02),
     )
     module = Classifier(MLP(784, hidden=[]), lr=lr, momentum=0.0)
     source = MNISTDataModule(data, batch_size=16)

@@ -48,7 +48,9 @@ class Network(nn.Sequential):
 def accuracy(norm: str, mechanism: Mechanism, epsilon: float | None) -> float:
     """Test accuracy of one run."""
     torch.manual_seed(0)
-    masks = fedq.SecAgg(run="accounted", degree="auto", max_corrupt=0.02, max_dropout=0.02)
+    masks = fedq.SecAgg(
+        simulation="counted", degree="auto", max_colluding_fraction=0.02, max_dropped_fraction=0.02
+    )
     federated = fedq.Federated(
         mechanism,
         num_clients=CLIENTS,

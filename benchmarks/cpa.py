@@ -49,14 +49,15 @@ AUTHORS_OPTIONS: dict[str, Any] = {
     "words": "near_balanced",
     "dither": "none",
     "decoder": "authors_code",
+    "epsilon_scope": "bit",
 }
 """CPA as their code computes it."""
 
 CASES: list[tuple[str, Mechanism, float]] = [
     ("FedAvg", FedAvg(), 1.0),
-    ("CPA (2 levels, subtracted dither)", CPA(0.5), GAMMA / 2),
+    ("CPA (2 levels, subtracted dither)", CPA(0.5, epsilon_scope="bit"), GAMMA / 2),
     ("CPA as the authors' code", CPA(0.5, **AUTHORS_OPTIONS), GAMMA * 2 / 3),
-    ("nested CPA (2 x 2 levels)", CPA(0.5, stages=2), GAMMA / 2),
+    ("nested CPA (2 x 2 levels)", CPA(0.5, stages=2, epsilon_scope="bit"), GAMMA / 2),
     ("CPA, epsilon 8 a message", CPA(8.0, epsilon_scope="round"), GAMMA / 2),
 ]
 

@@ -239,7 +239,9 @@ def measure(machines: CountedMachines, name: str, mechanism: str, hidden: int, r
     for proxy in machines.proxies:
         proxy.requests.clear()
     app, home = machines.folder / name, machines.folder / f"{name}-home"
-    package = write_app(app, mechanism or "CorBin(epsilon=4.0)", 2, seed=5, secure_aggregation=False)
+    package = write_app(
+        app, mechanism or "CorBin(epsilon_per_coordinate=4.0)", 2, seed=5, secure_aggregation=False
+    )
     task = app / package / "task.py"
     task.write_text(
         task.read_text()
@@ -288,7 +290,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--apps", nargs="+", default=["corbin", "ldpq", "floats"], help="of these three")
     chosen = parser.parse_args(arguments)
-    known = {"corbin": "CorBin(epsilon=4.0)", "ldpq": "LDPQ(epsilon=4.0)", "floats": ""}
+    known = {
+        "corbin": "CorBin(epsilon_per_coordinate=4.0)",
+        "ldpq": "LDPQ(epsilon_per_coordinate=4.0)",
+        "floats": "",
+    }
     apps = {name: known[name] for name in chosen.apps}
     with tempfile.TemporaryDirectory() as folder, CountedMachines(Path(folder)) as machines:
         rows = [measure(machines, name, m, chosen.hidden, chosen.rounds) for name, m in apps.items()]

@@ -20,12 +20,12 @@ import time
 from typing import Any
 
 DIM = 10_000
-DEGREE_58 = {"degree": "auto", "max_corrupt": 0.1, "max_dropout": 0.1}
+DEGREE_58 = {"degree": "auto", "max_colluding_fraction": 0.1, "max_dropped_fraction": 0.1}
 ROWS: list[tuple[str, int, dict[str, Any], int, int]] = [
     *(("complete", n, {}, n * 4 // 10, 0) for n in (50, 100, 200)),
     *(("complete", n, {}, 0, liars) for n in (25, 50, 100, 200) for liars in (0, 1)),
     ("complete", 200, {}, 0, 49),
-    ("sparse, degree 472", 1000, {**DEGREE_58, "max_dropout": 0.4}, 344, 0),
+    ("sparse, degree 472", 1000, {**DEGREE_58, "max_dropped_fraction": 0.4}, 344, 0),
     *(("sparse, degree 58", 1000, DEGREE_58, 0, liars) for liars in (0, 1)),
     *(("complete", 1000, {}, 0, liars) for liars in (0, 1)),
 ]

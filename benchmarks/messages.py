@@ -133,7 +133,10 @@ def ours(clients: int, rounds: int, turns: Turns, secagg: bool, folder: Path) ->
     def federated() -> Federated:
         masked = SecAgg() if secagg else None
         return Federated(
-            LDPQ(epsilon=4.0), num_clients=clients, local_epochs=EPOCHS, secure_aggregation=masked
+            LDPQ(epsilon_per_coordinate=4.0),
+            num_clients=clients,
+            local_epochs=EPOCHS,
+            secure_aggregation=masked,
         )
 
     app = client_app(module, lambda c: Own(int(c.node_config["partition-id"]), clients), federated())

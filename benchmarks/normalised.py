@@ -27,7 +27,7 @@ from lightning_fedq.data.datasets import CIFAR10DataModule, MNISTDataModule
 from lightning_fedq.data.datasets.tensors import TensorDataModule
 from lightning_fedq.keys.randomness import RootKeys
 from lightning_fedq.mechanisms.interface.ranges import AdaptiveRange
-from lightning_fedq.rounds import RoundPlanner, Statistics
+from lightning_fedq.rounds import RoundEngine, RoundPlanner, Statistics
 
 Name = Literal["MNIST", "CIFAR-10"]
 CONSTANTS = {"MNIST": ([0.1307], [0.3081]), "CIFAR-10": ([0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616])}
@@ -116,7 +116,7 @@ def federated(clients: int, clip: float, epsilon: float, statistics: Statistics 
         fedq.RotatedCoins(clip_norm=clip),
         num_clients=clients,
         privacy=fedq.PrivacyTarget(epsilon, 1e-5, "secagg_server"),
-        secure_aggregation=fedq.SecAgg(run="accounted"),
+        secure_aggregation=fedq.SecAgg(simulation="counted"),
         check_isolation=False,
         statistics=statistics,
     )
@@ -156,7 +156,7 @@ def errors(data: Images, clients: int, epsilon: float, bound: float) -> tuple[fl
     found = []
     for key in range(KEYS):
         args = mechanism, RoundPlanner(clients, key), RootKeys(), torch.zeros(dim), [dim], AdaptiveRange()
-        engine = fedq.RoundEngine(*args, statistics=statistics, diagnostics=False)
+        engine = RoundEngine(*args, statistics=statistics, diagnostics=False)
         engine.receive_statistics(engine.start().survivors, vectors)
         engine.finish()
         assert engine.statistic is not None

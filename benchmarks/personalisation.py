@@ -35,7 +35,7 @@ def run(mechanism: Mechanism, local: list[str], seed: int) -> tuple[float, float
         CLIENTS,
         partition=LabelShards(2),
         local_epochs=5,
-        local=local,
+        personal_parameters=local,
         seed=seed,
         evaluate_clients=ClientEvaluation(0.2, every_n_rounds=ROUNDS),
     )

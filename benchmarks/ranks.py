@@ -81,7 +81,7 @@ def one(job_name: str, data: str, ranks: int, threads: int, rounds: int, output:
 
     samples = TensorDataset(held.images.flatten(0, 1), held.labels.flatten())
     federated = Federated(
-        CorBin(epsilon=5.0),
+        CorBin(epsilon_per_coordinate=5.0),
         job.num_clients,
         clients_per_step=STACKS[job_name],
         ranges=FixedRange(0.05),

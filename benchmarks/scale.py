@@ -28,7 +28,7 @@ from lightning_fedq.rounds import RoundClient, RoundEngine, RoundPlanner, RoundS
 from lightning_fedq.secagg import SecAgg
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
-CORBIN = CorBin(epsilon=1.0, shared_bits=5)
+CORBIN = CorBin(epsilon_per_coordinate=1.0, shared_bits=5)
 
 
 @contextmanager
@@ -70,7 +70,7 @@ def decode(dim: int, clients: int) -> None:
         f"The server's decode: {dim:,} coordinates, from {clients} answers",
         *("ms an answer", "finish, ms", "from this, 10^5 answers: minutes", "10^6: hours"),
     )
-    mechanisms: list[Mechanism] = [CORBIN, SubtractiveDither(bits=4), CPA(epsilon=1.0)]
+    mechanisms: list[Mechanism] = [CORBIN, SubtractiveDither(bits=4), CPA(epsilon=1.0, epsilon_scope="bit")]
     mechanisms.append(AggregateGaussian(clip_norm=8.0, noise_multiplier=0.05))
     for mechanism in mechanisms:
         keys, weights = SeededKeys(0), torch.zeros(dim)
@@ -129,7 +129,7 @@ def cohorts() -> None:
 def secagg(dim: int) -> None:
     """What secure aggregation asks of one client, by its cohort: on paper, from the rules of the protocol."""
     head("Secure aggregation, 10% corrupt and 10% dropouts", *(f"{size:,}" for size in SIZES))
-    settings = SecAgg(degree="auto", max_corrupt=0.1, max_dropout=0.1)
+    settings = SecAgg(degree="auto", max_colluding_fraction=0.1, max_dropped_fraction=0.1)
     degrees = [settings.rules(size, size)[0] for size in SIZES]
     row("neighbours = key agreements and masks of a client", *degrees)
     row("in the complete graph", *(f"{size - 1:,}" for size in SIZES))

@@ -54,7 +54,11 @@ def main() -> None:
     seconds = pairs_per_second()
     print(f"set-up of 10,000 pairs (both sides, shares included): {seconds:.1f} s CPU")
 
-    secagg = SecAgg() if args.complete else SecAgg(degree="auto", max_corrupt=0.1, max_dropout=0.1)
+    secagg = (
+        SecAgg()
+        if args.complete
+        else SecAgg(degree="auto", max_colluding_fraction=0.1, max_dropped_fraction=0.1)
+    )
     n, dim = args.clients, args.dim
     terms = secagg.terms(b"benchmark", 0, 0, range(n), sum_layout(dim, 0, 1, n), num_clients=n)
     print(

@@ -34,10 +34,11 @@ from lightning_fedq.commands.configs import configs, fragments
 from lightning_fedq.commands.mechanisms import SHIPPED
 from lightning_fedq.commands.shown import FLAGS, SETTINGS, SHIPPED as HELP, WRITERS, writers
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism
+from lightning_fedq.privacy.assumptions import KINDS
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
-PAGES = (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
+PAGES = (ROOT / "README.md", ROOT / "SECURITY.md", *sorted(DOCS.rglob("*.md")))
 LISTS = Path(inspect.getfile(mechanisms))
 PUBLIC: dict[str, tuple[str, ...]] = {
     "callbacks": (),
@@ -75,12 +76,15 @@ HOOKS = {
     "joint": ("False", "`decode` is not a sum, but a vote or a threshold"),
     "order_free": ("`homomorphic`", "floating-point sums do not depend on how messages are grouped"),
     "separation": ("1", "noise is correlated over rounds"),
-    "hands_on": ("False", "clients subtract noise of the previous round"),
-    "noise_of_adder": (
+    "reuses_noise": ("False", "clients subtract noise of the previous round"),
+    "has_central_noise": (
         "False",
         "a trusted server adds all noise, so clients may decide at random whether to take part",
     ),
-    "alike_clients": ("False", "a release depends on participation through updates only (secret cohorts)"),
+    "has_exchangeable_clients": (
+        "False",
+        "a release depends on participation through updates only (secret cohorts)",
+    ),
     "range_rule": ("None", "the mechanism has its own rule for the range of a round"),
     "core": ("itself", "the mechanism wraps another mechanism"),
     "tolerated_dropouts": ("None", "claims about the sum fail if too few clients answer"),
@@ -101,7 +105,7 @@ HOOKS = {
         "the range, or a norm around 0",
         "values are clipped around another centre or distance",
     ),
-    "covers_shorter": ("True", "a round can cost less privacy for a longer vector"),
+    "price_grows_with_dim": ("True", "a round can cost less privacy for a longer vector"),
     "gaussian_error": ("False", "the error of the decoded mean is exactly Gaussian"),
     "group_sizes": ("no groups", "clients share randomness with each other"),
     "level": ("None", "a `PrivacyTarget` can set `epsilon` or `noise_multiplier`"),
@@ -110,7 +114,7 @@ HOOKS = {
     "plan_settings": ("`example`", "`fedq plan` should rank several settings, or none"),
     "audit_cases": ("itself", "a claim is about whole vectors, or one random word decides a symbol"),
     "worst_pair": ("far outside the range on both sides", "a rotation or a selection changes the worst case"),
-    "lever": ("None", "the maximum influence of one client is known"),
+    "influence": ("None", "the maximum influence of one client is known"),
     "without_noise": ("refused", "a Byzantine client can omit the randomised response"),
     "advice": ("more noise, fewer rounds", "another change helps more"),
     "protection_groups": ("one group", "clients have different guarantees"),
@@ -196,7 +200,7 @@ def mechanisms_table() -> str:
 def claims_table() -> str:
     """Epsilon of a unit against each adversary, and how far one Byzantine client moves the sum."""
     adversaries = [who.name.lower() for who in Adversary]
-    columns = ["mechanism", "unit", *adversaries, "lever"]
+    columns = ["mechanism", "unit", *adversaries, "influence"]
     heads = ["mechanism", "unit", *(f"`{name}`" for name in adversaries), "max. influence"]
     return _table(heads, ([row[name].replace("*", r"\*") for name in columns] for row in _described()))
 
@@ -205,6 +209,11 @@ def adversaries_table() -> str:
     """The adversaries: their name in code, their name for readers, and what each of them sees."""
     rows = ([f"`{who.name.lower()}`", who.title, who.sees] for who in Adversary)
     return _table(["name in code and configurations", "name in tables and pictures", "sees"], rows)
+
+
+def assumptions_table() -> str:
+    """Kinds of assumptions, and who is responsible for each."""
+    return _table(["assumption", "responsible party"], ([kind.term.rstrip(":"), kind.duty] for kind in KINDS))
 
 
 def _example(hook: str) -> str:

@@ -29,7 +29,7 @@ WITHOUT_PRIVACY = 98.0
 EPSILONS = (8, 2, 1)
 SHOWN = {
     "(`strokes`)": "features whitened by strokes",
-    "`share=0.125`": "strokes, one coordinate in 8",
+    "`fraction=0.125`": "strokes, one coordinate in 8",
     "(`leaves`)": "features whitened by generic pictures",
     "random projection": "features, random projection",
     "secure aggregation**": "pixels",

@@ -1,7 +1,7 @@
 """Real processes on this machine: one SuperLink with TLS, four SuperNodes, and the weights of the simulation.
 
     python examples/deploy.py                # CorBin, LDPQ, AggregateGaussian, CPA, CorBin behind SecAgg
-    python examples/deploy.py "LDPQ(epsilon=4.0)"
+    python examples/deploy.py "LDPQ(epsilon_per_coordinate=4.0)"
 
 For each of them it writes the app that `fedq flower init` writes, starts it with `flwr run`, waits for its
 end, runs the same federation as a simulation and compares the models bit for bit. Everything that it starts
@@ -38,11 +38,11 @@ from lightning_fedq.training.checkpoints import RecordFile
 
 CLIENTS, SEED, ROUNDS = 4, 5, 2
 DEFAULT = (
-    "CorBin(epsilon=4.0, shared_bits=5)",
-    "LDPQ(epsilon=4.0)",
+    "CorBin(epsilon_per_coordinate=4.0, shared_bits=5)",
+    "LDPQ(epsilon_per_coordinate=4.0)",
     "AggregateGaussian(clip_norm=8.0, noise_multiplier=0.05)",
-    "CPA(epsilon=2.0)",
-    "secagg CorBin(epsilon=4.0, shared_bits=5)",
+    "CPA(epsilon=2.0, epsilon_scope='bit')",
+    "secagg CorBin(epsilon_per_coordinate=4.0, shared_bits=5)",
 )
 
 

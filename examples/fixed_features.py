@@ -19,7 +19,7 @@ from lightning_fedq.data.models import Classifier, FixedFeatures, Linear
 
 CLIENTS, SAMPLES, SIZE = 1000, 5, 128
 TARGET = fedq.PrivacyTarget(epsilon=8.0, delta=1e-5, adversary="secagg_server")
-MASKS = fedq.SecAgg(degree="auto", max_corrupt=0.02, max_dropout=0.02)
+MASKS = fedq.SecAgg(degree="auto", max_colluding_fraction=0.02, max_dropped_fraction=0.02)
 
 
 class Frozen(nn.Module):

@@ -21,8 +21,8 @@ from lightning_fedq.privacy.planning import Problem, plan
 WIDTH, HEADS, ROUNDS, SAMPLES = 32, 2, 40, 8
 LAYERS = ["query", "key", "value", "out"]
 TARGET = fedq.PrivacyTarget(epsilon=8.0, delta=1e-5, adversary="secagg_server")
-MASKS = fedq.SecAgg(degree="auto", max_corrupt=0.02, max_dropout=0.02)
-MECHANISM = fedq.RotatedCoins(clip_norm=0.4, share=0.125)
+MASKS = fedq.SecAgg(degree="auto", max_colluding_fraction=0.02, max_dropped_fraction=0.02)
+MECHANISM = fedq.RotatedCoins(clip_norm=0.4, fraction=0.125)
 
 
 class Block(nn.Module):

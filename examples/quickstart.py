@@ -33,7 +33,7 @@ def main() -> float:
     held_out, shares = order[:297], order[297:].view(CLIENTS, -1)
 
     engine = RoundEngine(
-        CorBin(epsilon=1.0, shared_bits=5),
+        CorBin(epsilon_per_coordinate=1.0, shared_bits=5),
         RoundPlanner(CLIENTS, SEED, dropout_probability=0.1),
         SeededKeys(SEED),  # reproducible, not private; RootKeys() takes keys from the system
         weights=torch.zeros(650),

@@ -4,7 +4,7 @@ This module has the names that a training needs: callbacks, mechanisms, partitio
 aggregation. Each name is imported at its first use:
 
     import lightning_fedq as fedq
-    fed = fedq.Federated(fedq.CorBin(epsilon=1.0), num_clients=20)
+    fed = fedq.Federated(fedq.CorBin(epsilon_per_coordinate=1.0), num_clients=20)
 """
 
 from typing import TYPE_CHECKING
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from lightning_fedq.mechanisms.interface.ranges import AdaptiveRange, FixedRange, PreviousMinMax
     from lightning_fedq.privacy.cohorts import Available, Cyclic, DisjointOnce, Everybody, FixedSize, Poisson
     from lightning_fedq.privacy.target import PrivacyTarget
-    from lightning_fedq.rounds import Deadline, RoundEngine, Statistics
+    from lightning_fedq.rounds import Deadline, Statistics
     from lightning_fedq.secagg import SecAgg
 
 __all__ = [
@@ -95,7 +95,6 @@ __all__ = [
     "QuantitySkew",
     "ReloadBest",
     "RobustAggregation",
-    "RoundEngine",
     "RoundProgressBar",
     "RunFolder",
     "SecAgg",

@@ -26,7 +26,7 @@ class Setting:
     dropout_probability: float = 0.0
     secure_aggregation: bool = False
     equal_weights: bool = True
-    max_corrupt: float = 0.0
+    max_colluding_fraction: float = 0.0
     num_byzantine: int = 0
     min_survivors: int | None = None
     fewest_answers: int | None = None
@@ -42,7 +42,9 @@ class Setting:
     def run(self, mechanism):
         size, lying = len(self.context.cohort), self.min_survivors is not None
         sums = SecureSum(
-            colluders=Colluders(self.max_corrupt, self.num_clients or size, size, lying, self.num_byzantine),
+            colluders=Colluders(
+                self.max_colluding_fraction, self.num_clients or size, size, lying, self.num_byzantine
+            ),
             opened_log2=self.opened_log2,
             min_survivors=self.min_survivors,
             min_summands=self.fewest_answers or 1,
@@ -54,7 +56,7 @@ class Setting:
         law = FixedSize(size, secret=self.secret_cohorts)
         if self.participates != "random":
             law = laws[self.participates](size)
-        used = self.secure_aggregation or self.max_corrupt or self.min_survivors
+        used = self.secure_aggregation or self.max_colluding_fraction or self.min_survivors
         return Run(
             mechanism=mechanism,
             context=self.context,
@@ -88,8 +90,8 @@ class Setting:
         return self.account(FedAvg())  # which claims nothing
 
     @property
-    def num_corrupt(self):
-        return self._any.num_corrupt
+    def num_colluding(self):
+        return self._any.num_colluding
 
     def available(self, *args):
         return self._any.available(*args)

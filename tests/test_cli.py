@@ -70,7 +70,7 @@ def configuration(folder, **federated):
                     "init_args": {
                         "mechanism": {
                             "class_path": "lightning_fedq.mechanisms.CorBin",
-                            "init_args": {"epsilon": 1.0},
+                            "init_args": {"epsilon_per_coordinate": 1.0},
                         },
                         "num_clients": 4,
                         "clients_per_step": 4,
@@ -213,7 +213,7 @@ def test_settings_of_another_package_are_checked_by_its_class(tmp_path):
     path.write_text(yaml.safe_dump({"trainer": {"callbacks": [{"class_path": "mine.Federated"}]}}))
     for named in (["--config", str(path)], ["--trainer.callbacks+=mine.Federated"]):
         refuse_unknown_settings(["Federated.num_client"], named)
-        with pytest.raises(ValueError, match=r"There is no setting 'epsilo'\. Did you mean 'epsilon'"):
+        with pytest.raises(ValueError, match=r"There is no setting 'epsilo'\. It has: epsilon_per_"):
             refuse_unknown_settings(["Federated.num_client", "CorBin.epsilo"], named)
     refuse_unknown_settings(["Federated.privacy.epsilon", "trainer.max_epochs", "Unknown.x"], [])
     with pytest.raises(ValueError, match=r"There is no setting 'num_client'\. Did you mean 'num_clients'"):
@@ -269,18 +269,24 @@ def test_a_module_of_the_current_folder_is_found(tmp_path, capsys):
         changed(path.read_text(), ("lightning_fedq.data.models.Classifier", "my_own_training.Mine"))
     )
     assert main(["privacy", str(path)]) == 0
-    assert "epsilon=1.0" in capsys.readouterr().out
+    assert "epsilon_per_coordinate=1.0" in capsys.readouterr().out
 
 
 def test_settings_by_short_names(tmp_path, capsys):
     """As in `fedq privacy`; after the flags."""
     fit = ["fit", str(configuration(tmp_path)), "--trainer.callbacks+=lightning_fedq.callbacks.RunFolder"]
-    changes = ["Federated.num_clients=6", "CorBin.epsilon=2.0", "RunFolder.name=mine", "model.lr=0.01"]
+    changes = [
+        "Federated.num_clients=6",
+        "CorBin.epsilon_per_coordinate=2.0",
+        "RunFolder.name=mine",
+        "model.lr=0.01",
+    ]
     assert main([*fit, "--set", *changes, "--trainer.max_epochs=3", "--set=trainer.max_epochs=1"]) == 0
     assert "runs/mine/: report.md, privacy.md, model.ckpt" in capsys.readouterr().out
     resolved = yaml.safe_load(Path("runs/mine/config.yaml").read_text())
     federated = resolved["trainer"]["callbacks"][0]["init_args"]
-    assert federated["num_clients"] == 6 and federated["mechanism"]["init_args"]["epsilon"] == 2.0
+    assert federated["num_clients"] == 6
+    assert federated["mechanism"]["init_args"]["epsilon_per_coordinate"] == 2.0
     assert resolved["trainer"]["max_epochs"] == 1 and resolved["model"]["init_args"]["lr"] == 0.01
     for change, hint in (
         ("Federated.num_client=7", "Did you mean 'num_clients'?"),
@@ -415,7 +421,8 @@ def test_compare_runs_and_reads(tmp_path, capsys):
     summary = json.loads(Path("first/small/summary.json").read_text())
     about = from_json(Path("first/small/privacy.json").read_text()).about
     assert [(row["verdict"], row["epsilon"]) for row in table] == [(about.verdict, about.epsilon)] * 2
-    assert table[1]["R"] == summary["noise_over_signal"]["sim_seen"] > 0
+    noise = summary["noise_over_signal"]
+    assert table[1]["R"] == max(noise["planned"], noise["sim_seen"]) > 0
     assert Path("both/compare.png").read_bytes()[:4] == b"\x89PNG" and "small" in capsys.readouterr().out
     assert [row["rounds"] for row in table] == [2, 2]
     assert main(["compare", "first/small", "--monitor", "loss"]) == 2
@@ -428,7 +435,10 @@ def test_compare_shows_finished_runs_towards_another_adversary(tmp_path):
     """Every epsilon is that one's."""
     path = configuration(tmp_path)
     for name in ("GaussianNoise", "CorBin"):
-        given = {"CorBin": "{epsilon: 1.0}", "GaussianNoise": "{clip_norm: 1.0, noise_multiplier: 0.5}"}[name]
+        given = {
+            "CorBin": "{epsilon_per_coordinate: 1.0}",
+            "GaussianNoise": "{clip_norm: 1.0, noise_multiplier: 0.5}",
+        }[name]
         mechanism = f"Federated.mechanism={{class_path: {name}, init_args: {given}}}"
         with_folder = "--trainer.callbacks+=lightning_fedq.callbacks.RunFolder"
         assert main(["fit", str(path), with_folder, "--set", mechanism, f"RunFolder.name={name}"]) == 0
@@ -437,7 +447,7 @@ def test_compare_shows_finished_runs_towards_another_adversary(tmp_path):
     assert {row["view"] for row in found} == {"EAVESDROPPER"} and found[0]["epsilon"] > 8.0
 
 
-def finished_run(folder, name, rounds, mechanism="CorBin(epsilon=1.0)"):
+def finished_run(folder, name, rounds, mechanism="CorBin(epsilon_per_coordinate=1.0)"):
     """A run folder with invented numbers."""
     cost = {"uplink_bits": 8e3, "downlink_bits": 8e3, "setup_bits": 0.0, "num_received": 4, "seconds": 1.0}
     rows = [{"round": number + 1.0, "val_loss": 1.0 / (number + 1), **cost} for number in range(rounds)]
@@ -577,10 +587,12 @@ def test_privacy_of_a_configuration_and_of_a_checkpoint(tmp_path, capsys):
 
 
 def test_a_mechanism_is_read_without_evaluating_code():
-    assert parse_mechanism("CorBin(epsilon=1.0, shared_bits=None)") == mechanisms.CorBin(1.0, None)
+    assert parse_mechanism("CorBin(epsilon_per_coordinate=1.0, shared_bits=None)") == mechanisms.CorBin(
+        1.0, None
+    )
     for text in (
         "print('x')",
-        "CorBin(epsilon=f())",
+        "CorBin(epsilon_per_coordinate=f())",
         "CorBin",
         "CorBin(",
         "__import__('os').system(command='x')",

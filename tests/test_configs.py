@@ -159,7 +159,9 @@ def target_of(path):
             target = dict(settings.get("privacy") or {})
             if target.get("adversary") == "secagg_server":
                 masks = settings["secure_aggregation"]
-                assert masks.get("init_args", masks).get("run", "masked") == "masked"  # else nobody meets it
+                assert (
+                    masks.get("init_args", masks).get("simulation", "masked") == "masked"
+                )  # else nobody meets it
             return target
     return None
 
@@ -184,7 +186,7 @@ def test_what_is_said_of_a_configuration_is_what_its_report_says(path):
 
 def test_settings_of_a_fragment_can_be_changed():
     config = yaml.safe_load((ROOT / "configs" / "digits_corbin.yaml").read_text())
-    change_setting(config, "CorBin.epsilon", 2.0)
+    change_setting(config, "CorBin.epsilon_per_coordinate", 2.0)
     mechanism = config["trainer"]["callbacks"][0]["init_args"]["mechanism"]
-    assert mechanism["init_args"]["epsilon"] == 2.0
+    assert mechanism["init_args"]["epsilon_per_coordinate"] == 2.0
     assert set(mechanism["init_args"]) <= set(inspect.signature(mechanisms.CorBin).parameters)

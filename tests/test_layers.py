@@ -20,6 +20,7 @@ ALLOWED = {
     "keys": {"numpy", "cryptography", "numba", "llvmlite"},
     "wire": {"constriction", *ARRAYS},
     "privacy.losses": {"functional", *ARRAYS},
+    "privacy.assumptions": set(),
     "mechanisms.interface": {"functional", "wire", "privacy.losses", "keys", "torch"},
     "mechanisms.contract": {"mechanisms.interface", "wire", "torch"},
     "mechanisms.contract_suite": {
@@ -31,10 +32,13 @@ ALLOWED = {
     "mechanisms": {
         *("mechanisms.interface", "privacy.losses", "privacy.accounting", "wire", "keys", "functional"),
         "imports",
+        "privacy.assumptions",
         *ARRAYS,
     },
     "privacy.collusion": {"functional", "numpy"},
-    "privacy.cohorts": {"mechanisms.interface", "keys", "functional", "privacy.losses", "numpy"},
+    "privacy.cohorts": {
+        *("mechanisms.interface", "keys", "functional", "privacy.losses", "privacy.assumptions", "numpy")
+    },
     "privacy.run": {"mechanisms.interface", "privacy.collusion", "privacy.cohorts", "torch"},
     "secagg": {
         *("mechanisms.interface", "privacy.collusion", "privacy.run", "wire", "keys", "functional"),
@@ -49,8 +53,7 @@ ALLOWED = {
     "privacy": {
         *("mechanisms.interface", "imports", "functional", "keys", "dpsgd.opacus", "dpsgd.statement"),
         *("privacy.losses", "privacy.grid", "privacy.accounting", "privacy.verdict", "privacy.run"),
-        "privacy.collusion",
-        "privacy.cohorts",
+        *("privacy.collusion", "privacy.cohorts", "privacy.assumptions"),
         *ARRAYS,
     },
     "privacy.planning": {

@@ -25,7 +25,7 @@ from tests.digits_run import Classifier, Digits
 assert bound is pl, bound
 assert "pytorch_lightning" not in sys.modules
 for clients_per_step in (1, 5):
-    fed = Federated(CorBin(epsilon=5.0), 10, seed=0, clients_per_step=clients_per_step)
+    fed = Federated(CorBin(epsilon_per_coordinate=5.0), 10, seed=0, clients_per_step=clients_per_step)
     trainer = pl.Trainer(max_epochs=3, callbacks=[fed], accelerator="cpu", logger=False,
                          enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
     trainer.fit(Classifier(), datamodule=FederatedDataModule(Digits(300)))

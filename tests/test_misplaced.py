@@ -18,14 +18,14 @@ pytestmark = pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.Jsonar
 def test_among_the_callbacks():
     trainer = pl.Trainer(callbacks=[CorBin(4.0)], logger=False, enable_checkpointing=False)
     with pytest.raises(
-        TypeError, match=r"Trainer\(callbacks=\[Federated\(CorBin\(epsilon=4.0, shared_bits=5\)"
+        TypeError, match=r"callbacks=\[Federated\(CorBin\(epsilon_per_coordinate=4.0, shared_bits=5\)"
     ):
         trainer.fit(Classifier(Linear(in_features=64)), DigitsDataModule())
 
 
 def test_as_the_strategy():
     with pytest.raises(
-        TypeError, match=r"not a strategy.* Trainer\(callbacks=\[Federated\(CorBin\(epsilon=4.0"
+        TypeError, match=r"not a strategy.*callbacks=\[Federated\(CorBin\(epsilon_per_coordinate=4.0"
     ):
         pl.Trainer(strategy=CorBin(4.0))
     assert CorBin(4.0) != CorBin(5.0) and CorBin(4.0) != "CorBin" and not CorBin(4.0) != CorBin(4.0)  # noqa: SIM202

@@ -9,7 +9,7 @@ minute.
 # ## Describe the federation
 # 479 clients hold two or three digits each. They train a linear model of 650 parameters for 20 rounds. A
 # client may spend epsilon 8 over the run. The adversary is a server that sees sums only and colludes with
-# 2% of the clients. `SecAgg(run="accounted")` counts the masks and does not compute them, which is enough
+# 2% of the clients. `SecAgg(simulation="counted")` counts the masks and does not compute them. This is enough
 # for a plan.
 import logging
 import warnings
@@ -25,7 +25,7 @@ from lightning_fedq.privacy.planning import Problem, plan
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.secagg import SecAgg
 
-MASKS = SecAgg(run="accounted", degree="auto", max_corrupt=0.02, max_dropout=0.02)
+MASKS = SecAgg(simulation="counted", degree="auto", max_colluding_fraction=0.02, max_dropped_fraction=0.02)
 NAMES = ("GaussianNoise", "RotatedCoins", "RotatedCoins, share 1/8", "LDPQ", "PairedCoins")
 
 

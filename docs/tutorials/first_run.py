@@ -67,10 +67,12 @@ print(f"not federated: {train(rounds=10, lr=0.05)[-1]:.3f} of the validation dig
 #   even if 2% of the clients collude with it.
 
 
-def federated(mechanism, epsilon=None, run="masked"):
+def federated(mechanism, epsilon=None, simulation="masked"):
     """Return a federation, which is private if an epsilon is given."""
     target = epsilon and fedq.PrivacyTarget(epsilon, delta=1e-5, adversary="secagg_server")
-    masks = fedq.SecAgg(run=run, degree="auto", max_corrupt=0.02, max_dropout=0.02)
+    masks = fedq.SecAgg(
+        simulation=simulation, degree="auto", max_colluding_fraction=0.02, max_dropped_fraction=0.02
+    )
     return fedq.Federated(
         mechanism,
         num_clients=479,
@@ -80,23 +82,28 @@ def federated(mechanism, epsilon=None, run="masked"):
     )
 
 
-private = train(federated(fedq.RotatedCoins(clip_norm=0.5, share=0.5), epsilon=8.0), fedq.RunFolder("first"))
+private = train(
+    federated(fedq.RotatedCoins(clip_norm=0.5, fraction=0.5), epsilon=8.0), fedq.RunFolder("first")
+)
 
 # %%
 # The table shows the epsilon against each adversary. The first rows are adversaries of this run, and the
 # target comes first. The last rows show what remains if the masks are broken: an epsilon of ten thousand is
 # no guarantee. A message takes *5.7 bits per parameter*: masked bits for half of the rotated coordinates
-# (`share=0.5`), keys and shares.
+# (`fraction=0.5`), keys and shares.
 
 # %%
 # ## Compare with less and more privacy
 # The same federation runs without privacy, and with epsilon 2. The run with epsilon 2 only counts the masks
-# (`run="accounted"`), which is faster and gives identical weights. Server momentum is the same in all runs.
+# (`simulation="counted"`), which is faster and gives identical weights. Server momentum is the same in all
+# runs.
 warnings.filterwarnings("ignore", message="masking is accounted for only")
 accuracies = {
     "without privacy": train(federated(fedq.FedAvg())),
     "epsilon 8": private,
-    "epsilon 2": train(federated(fedq.RotatedCoins(clip_norm=0.5, share=0.5), epsilon=2.0, run="accounted")),
+    "epsilon 2": train(
+        federated(fedq.RotatedCoins(clip_norm=0.5, fraction=0.5), epsilon=2.0, simulation="counted")
+    ),
 }
 for name, values in accuracies.items():
     print(f"{name:15} {values[-1]:.3f} of the validation digits are right")

@@ -73,7 +73,7 @@ send(secrets.public_key)
 federation, server_key, salt, sealed, peer = (receive() for _ in range(5))
 keys = HeldClientKeys(number, secrets, federation, server_key, salt, sealed, {1 - number: peer})
 log = StreamLog(Path(f"client-{number}.jsonl"), f"client {number}")
-client = RoundClient(number, CorBin(epsilon=4.0, shared_bits=5), keys, log)
+client = RoundClient(number, CorBin(epsilon_per_coordinate=4.0, shared_bits=5), keys, log)
 while (task := receive()) is not None:
     weights = torch.frombuffer(bytearray(receive()), dtype=torch.float32)
     send(client.answer(RoundTask.from_bytes(task), weights, trained(weights) - weights))
@@ -119,7 +119,7 @@ print("public keys:", *(key.hex()[:12] + "..." for key in roster.values()))
 # ## Run the rounds
 # In each round the server draws a plan and sends the task and the weights. It receives bytes and never sees
 # an update.
-mechanism, start = CorBin(epsilon=4.0, shared_bits=5), torch.zeros(650)
+mechanism, start = CorBin(epsilon_per_coordinate=4.0, shared_bits=5), torch.zeros(650)
 server = RoundServer(mechanism, RoundPlanner(2, 0), keys, start, [640, 10], AdaptiveRange())
 digits = load_digits()
 held_out = torch.tensor(digits.data[1200:] / 16, dtype=torch.float32), torch.tensor(digits.target[1200:])

@@ -27,13 +27,15 @@ def context(num_clients, dim=650):
 
 # %%
 # ## Ask for the epsilon of each adversary
-# `LDPQ(epsilon=0.1)` sends one bit per coordinate. Each bit is a randomised response with epsilon 0.1. An
-# adversary that sees a client's message sees 650 such bits. An adversary that sees only the sum sees them
-# mixed with the bits of 999 other clients. The verdict summarises the guarantee in a word. *Vacuous* means
-# that there is no meaningful guarantee.
+# `LDPQ(epsilon_per_coordinate=0.1)` sends one bit per coordinate. Each bit is a randomised response with
+# epsilon 0.1. An adversary that sees a client's message sees 650 such bits. An adversary that sees only the
+# sum sees them mixed with the bits of 999 other clients. The verdict summarises the guarantee in a word.
+# *Vacuous* means that there is no meaningful guarantee.
 def stated(*sizes):
     """Return the report of 30 rounds with all clients and secure aggregation."""
-    return privacy_report(Run.ideal(LDPQ(epsilon=0.1), context(*sizes), 30, secure_sum=ASSUMED), delta=1e-5)
+    return privacy_report(
+        Run.ideal(LDPQ(epsilon_per_coordinate=0.1), context(*sizes), 30, secure_sum=ASSUMED), delta=1e-5
+    )
 
 
 report = stated(1000)

@@ -25,14 +25,15 @@ from lightning_fedq.functional.hadamard import padded_size
 from lightning_fedq.functional.rotation import rotate, rotate_back, sign_words
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.mechanisms.interface import (
-    Adversary,
     AuditCase,
     Mechanism,
     Message,
     PmfPairs,
     PrivacyClaim,
     RoundContext,
+    same_for_all,
 )
+from lightning_fedq.privacy.assumptions import SECRET_KEYS
 from lightning_fedq.wire.coding import FixedLength
 
 WORD = 2**32
@@ -129,10 +130,12 @@ class SQKR(Mechanism):
         # symbols other than the two that are true in one world or the other are equally likely in both
         pair = ((truth, other, (others - 1) * other), (other, truth, (others - 1) * other))
         loss = PmfPairs((pair,), "randomised response over the symbols of a message")
-        assumption = "the coins of a response are fresh in every round and attempt, from the client's own key"
-        return tuple(PrivacyClaim(who, loss, 1, assumptions=(assumption,)) for who in Adversary)
+        fresh = SECRET_KEYS(
+            "the coins of a response are fresh in every round and attempt, by the client's own key"
+        )
+        return same_for_all(loss, 1, (fresh,))  # single messages: nobody else's secrets weaken the claim
 
-    def with_level(self, level: float, context: RoundContext, max_dropped: int) -> SQKR:
+    def with_level(self, level: float, context: RoundContext, max_dropped_clients: int) -> SQKR:
         """See `Mechanism.with_level`: epsilon."""
         return replace(self, epsilon=level)
 

@@ -27,14 +27,14 @@ from lightning_fedq.functional.segments import num_kept
 class _Memory(PersistentOffsets):
     """State of error feedback: the memory e_i of each client."""
 
-    share: float
+    fraction: float
 
     def offsets(self, clients: Sequence[int]) -> None:
         return None
 
     def sent(self, clients: Sequence[int], updates: Tensor) -> Tensor:
         total = updates + self.rows(clients).to(updates)  # v = u + e_i
-        places = total.abs().topk(num_kept(self.share, total.shape[1]), dim=1, sorted=False).indices
+        places = total.abs().topk(num_kept(self.fraction, total.shape[1]), dim=1, sorted=False).indices
         sent = torch.zeros_like(total).scatter_(1, places, total.gather(1, places))
         # the next round's e_i stays pending until the server has counted this round
         self.pending.update(zip(clients, (total - sent).to(self.server), strict=True))
@@ -46,7 +46,7 @@ class ErrorFeedback(LocalAlgorithm):
     """Top-k updates with memory: a client adds the coordinates that it does not send to its next update.
 
     Args:
-        share: Share of the coordinates that is sent, in (0, 1], equal to the share of `TopK`.
+        fraction: Fraction of the coordinates that is sent, in (0, 1], equal to the fraction of `TopK`.
 
     Raises:
         ValueError: If the share is out of range.
@@ -58,18 +58,18 @@ class ErrorFeedback(LocalAlgorithm):
 
     remembers: ClassVar[bool] = True
 
-    share: float = 0.01
+    fraction: float = 0.01
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.share <= 1.0:
-            raise ValueError(f"share must be in (0, 1], got {self.share}")
+        if not 0.0 < self.fraction <= 1.0:
+            raise ValueError(f"fraction must be in (0, 1], got {self.fraction}")
 
     def num_handed(self, dim: int) -> int:
         """Return the number of coordinates that clients send, a share of `dim` and at least one."""
-        return num_kept(self.share, dim)
+        return num_kept(self.fraction, dim)
 
     def begin(self, dim: int) -> Correction:
         """Return empty memories."""
         memory = _Memory(0.0, dim)
-        memory.share = self.share
+        memory.fraction = self.fraction
         return memory

@@ -284,7 +284,7 @@ class Bench:
         self.keys: list[Keys] = [SeededKeys(3 * seed + world) for world in range(3)]
         self._decoy, self._level = SeededKeys(3 * seed + (1 << 50)), level
         self.dim = sum(self.segments)
-        self._turns = _TURNS if mechanism.hands_on else 1
+        self._turns = _TURNS if mechanism.reuses_noise else 1
         self._planner = FixedPlanner(
             num_clients * self._turns,
             0,

@@ -438,7 +438,7 @@ def _joint_cells(
         cells.append(
             _Cell(test.view, f"{where}, two coordinates", counts, pairs, describe_pairs, size, False)
         )
-    if bench.mechanism.separation > 1 or bench.mechanism.hands_on:
+    if bench.mechanism.separation > 1 or bench.mechanism.reuses_noise:
         return cells
 
     def changed(shift: int, what: str) -> list[Comparison]:

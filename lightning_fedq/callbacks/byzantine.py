@@ -92,7 +92,7 @@ class ByzantineClients(pl.Callback, Tampering):
         self._mechanism = federated.mechanism
         context = engine.context(engine.next_plan())
         self._check_mechanism(context)
-        self._lever = max_influence(self._mechanism, context)
+        self._influence = max_influence(self._mechanism, context)
         if isinstance(engine.aggregator, RobustAggregation):
             share = len(self.byzantine) / federated.clients.num_clients
             engine.aggregator.warn_if_broken(engine.planner.cohort_size, share)
@@ -131,8 +131,8 @@ class ByzantineClients(pl.Callback, Tampering):
         if trainer.barebones:
             return
         log_figure(pl_module, "byzantine/num_byzantine", float(len(self.byzantine)))
-        if self._lever is not None:
-            log_figure(pl_module, "byzantine/lever", self._lever)
+        if self._influence is not None:
+            log_figure(pl_module, "byzantine/lever", self._influence)
 
     # ---- rounds.Tampering -----------------------------------------------------------------------------
 
@@ -210,7 +210,7 @@ class ByzantineClients(pl.Callback, Tampering):
 
 
 def max_influence(mechanism: Mechanism, context: RoundContext) -> float | None:
-    """Return the maximum influence of any client of the round (`Mechanism.lever`), or None if unknown."""
-    levers = [mechanism.lever(client, context) for client in context.cohort]
-    known = [lever for lever in levers if lever is not None]
-    return max(known) if len(known) == len(levers) else None
+    """Return the maximum influence of any client of the round (`Mechanism.influence`), or None if unknown."""
+    influences = [mechanism.influence(client, context) for client in context.cohort]
+    known = [influence for influence in influences if influence is not None]
+    return max(known) if len(known) == len(influences) else None

@@ -156,9 +156,9 @@ class DPSGD(pl.Callback):
         self._non_finite = 0
 
     knows_clients = True
-    crosses_clients = True
+    is_shared_by_clients = True
     """All clients of a simulation share this object, which keeps the account of each client."""
-    of_each_client = True
+    is_per_client = True
     """A real client has its own callback with its own account, and a server of real clients has none."""
 
     def _new_root(self) -> None:

@@ -71,7 +71,8 @@ class Federated(Federation, pl.Callback):
     """Federated training for an ordinary Trainer, module and data module.
 
     Args:
-        mechanism: Mechanism that compresses and privatises the clients' updates, e.g. `CorBin(epsilon=5.0)`.
+        mechanism: Mechanism that compresses and privatises the clients' updates, e.g.
+            `CorBin(epsilon_per_coordinate=5.0)`.
         num_clients: Number of clients of the federation, >= 1.
         cohort: Rule that selects the clients of a round (`privacy.cohorts`): `FixedSize(10)`, `Cyclic(10)`,
             `DisjointOnce(10)`, `Poisson(10)`, `Available(rule, 10)` or `Everybody()`. A number n means
@@ -83,7 +84,7 @@ class Federated(Federation, pl.Callback):
         labels: Labels for label-based partitions, if they are not found automatically: the index or key of
             the label in a sample, or a sequence with one integer for each sample.
         algorithm: Local algorithm, which corrects the clients' gradients or keeps a part of their updates
-            for later: `FedProx(mu)`, `SCAFFOLD()`, `FedDyn(alpha)` or `ErrorFeedback(share)`. None is
+            for later: `FedProx(mu)`, `SCAFFOLD()`, `FedDyn(alpha)` or `ErrorFeedback(fraction)`. None is
             federated averaging.
         local_epochs: Number of passes of each client over its data in a round, >= 1. The Trainer's
             `limit_train_batches` shortens every pass of every client.
@@ -92,7 +93,7 @@ class Federated(Federation, pl.Callback):
             "auto" chooses it from the size of the model and of a step, never from timing
             (`clients.stack_size`). Any number gives the same weights up to rounding, including dropout
             masks, random transforms of the data and other random numbers of the training.
-        target: Quantity that is quantised: "updates" (local - global) or, as in the CorBin paper, "weights".
+        sends: Quantity that is quantised: "updates" (local - global) or, as in the CorBin paper, "weights".
         ranges: Rule for the range of the quantiser. None is `AdaptiveRange()` for updates and
             `PreviousMinMax()` for weights.
         server_lr: Server learning rate lambda in (0, 1]. The server moves the model from w to
@@ -110,9 +111,9 @@ class Federated(Federation, pl.Callback):
             adds them to the update as coordinates, which are quantised, averaged and charged like
             parameters. "local" keeps them on each client, and the evaluated model has their initial values.
             "frozen" trains normalisation layers in eval mode.
-        local: Name patterns of personalised parameters and buffers, such as `["head.*"]` (FedPer,
-            LG-FedAvg). They stay on the client, which trains them and continues with them in its next round.
-            They are in no message and no claim, and the validated model has their initial values.
+        personal_parameters: Name patterns of personalised parameters and buffers, such as `["head.*"]`
+            (FedPer, LG-FedAvg). They stay on the client, which trains them and continues with them in its
+            next round. They are in no message and no claim, and the validated model has their initial values.
         seed: Seed that makes the run reproducible, and NOT private, because all random draws follow from it.
             None draws keys and cohorts from the operating system.
         diagnostics: Whether to compare each aggregate with the exact mean, which only a simulation knows.
@@ -132,10 +133,10 @@ class Federated(Federation, pl.Callback):
         evaluate_clients: Evaluation of the global model, and of each client's personalised model, on held-out
             samples of every client, e.g. `ClientEvaluation(held_out=0.2)`. The results are handled as
             `client_metrics` handles training metrics.
-        shared: Name patterns of buffers and frozen parameters, such as `["teacher.*"]`, that clients send in
-            addition to trained parameters. Tensors that a client's first steps change are found
-            automatically. List tensors that change only later, and all of them with Flower, whose server
-            has no data to try.
+        extra_buffers: Name patterns of buffers and frozen parameters, such as `["teacher.*"]`, that clients
+            send in addition to trained parameters. Tensors that a client's first steps change are found
+            automatically. List tensors that change only later, and all of them with Flower, whose server has
+            no data to try.
         constraints: Constraints on parameters and buffers by name patterns, such as
             `{"norm.var": "positive"}`. They are enforced on decoded tensors and after each step of `DPSGD`.
             A constraint is "positive", "fixed" (keeps the previous value), "unit" (rows along the last axis
@@ -146,12 +147,12 @@ class Federated(Federation, pl.Callback):
             2^bits levels between its extremes (`rounds.broadcast`). The server's model stays exact, and no
             claim changes, because the sent model follows from released values. None sends floats.
         statistics: Release of the mean of one vector per client in the first rounds, for normalisation or
-            class weights: `Statistics(size, bound)`. These rounds count in `max_epochs` like all others,
+            class weights: `Statistics(size, clip_norm)`. These rounds count in `max_epochs` like all others,
             with the same cohorts, noise and charge. None releases no statistics.
 
     Attributes:
         clients: Settings of the clients: the arguments from num_clients to labels.
-        local: Settings of the clients' training. Its `patterns` are the argument `local`.
+        local: Settings of the clients' training.
         server: Settings of the server.
         mechanism: The mechanism, with the parameter that the privacy target has set.
         ledger: Privacy ledger: rounds charged per client. It outlives fits, failures and servers, and a
@@ -166,12 +167,11 @@ class Federated(Federation, pl.Callback):
         >>> from lightning_fedq import CorBin
         >>> from lightning_fedq.data.datasets import DigitsDataModule
         >>> from lightning_fedq.data.models import Classifier, Linear
-        >>> federated = Federated(CorBin(epsilon=1.0), num_clients=20, seed=0)  # reproducible, not private
-        >>> quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-        >>> trainer = pl.Trainer(max_epochs=2, callbacks=[federated], enable_checkpointing=False, **quiet)
-        >>> trainer.fit(Classifier(Linear(64)), datamodule=DigitsDataModule())
-        >>> federated.records[-1].uplink_bits  # of 20 clients with 650 parameters
-        13000
+        >>> federated = Federated(CorBin(epsilon_per_coordinate=1.0), num_clients=20, seed=0)  # reproducible,
+        not private >>> quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+        >>> trainer = pl.Trainer(max_epochs=2, callbacks=[federated], enable_checkpointing=False, **quiet) >>>
+        trainer.fit(Classifier(Linear(64)), datamodule=DigitsDataModule()) >>>
+        federated.records[-1].uplink_bits  # of 20 clients with 650 parameters 13000
     """
 
     knows_clients = True
@@ -191,7 +191,7 @@ class Federated(Federation, pl.Callback):
         local_epochs: int = 1,
         local_steps: int | None = None,
         clients_per_step: int | Literal["auto"] = "auto",
-        target: Literal["updates", "weights"] = "updates",
+        sends: Literal["updates", "weights"] = "updates",
         ranges: RangeRule | None = None,
         server_lr: float = 1.0,
         server_optimizer: OptimizerFactory | None = None,
@@ -199,7 +199,7 @@ class Federated(Federation, pl.Callback):
         aggregator: RobustAggregation | None = None,
         secure_aggregation: SecAgg | None = None,
         buffers: BufferMode = "share",
-        local: Sequence[str] = (),
+        personal_parameters: Sequence[str] = (),
         seed: int | None = None,
         diagnostics: bool = True,
         ledger: Ledger | None = None,
@@ -207,12 +207,12 @@ class Federated(Federation, pl.Callback):
         privacy: PrivacyTarget | None = None,
         check_isolation: bool | None = None,
         evaluate_clients: ClientEvaluation | None = None,
-        shared: Sequence[str] = (),
+        extra_buffers: Sequence[str] = (),
         constraints: Mapping[str, Constraint] | None = None,
         broadcast_bits: int | None = None,
         statistics: Statistics | None = None,
     ) -> None:
-        given = {**locals(), "patterns": local}
+        given = dict(locals())
         protection, clients = group(Protection, given), group(Clients, given)
         self._check_settings(protection, clients, group(Local, given), group(Server, given))
 

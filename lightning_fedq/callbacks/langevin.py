@@ -84,13 +84,13 @@ class Langevin(pl.Callback):
             raise ValueError("Missing clients would bias the drift. Let all clients answer in every round.")
         if (
             federated.server.server_lr != 1.0
-            or federated.server.target != "updates"
+            or federated.server.sends != "updates"
             or federated.server.server_optimizer
             or federated.server.broadcast_bits
             or federated.local.statistics
         ):
             raise ValueError(
-                "Langevin moves the model by the mean update itself. Use target='updates', server_lr=1.0, no "
+                "Langevin moves the model by the mean update itself. Use sends='updates', server_lr=1.0, no "
                 "server_optimizer, no broadcast_bits and no statistics."
             )
         if not federated.server.diagnostics:

@@ -7,6 +7,7 @@ the clients, it limits the steps of every account in the same way.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -22,7 +23,7 @@ from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.target import adversary_named, affordable, check_law
 from lightning_fedq.privacy.verdict import format_epsilon
-from lightning_fedq.training.accounts import full_run
+from lightning_fedq.training.accounts import find_repeated_round, full_run
 from lightning_fedq.training.client_metrics import log_figure
 from lightning_fedq.training.privacy_target import find_spent_client, warn_if_simulated
 from lightning_fedq.training.settings import Federation
@@ -98,7 +99,7 @@ class PrivacyBudget(pl.Callback):
         if not self._began:
             return ""
         owner = "data set" if self._counts_samples else "client"
-        spender = "who never learns the cohorts, by every client"
+        spender = "who never learns the cohorts, by every client in this run, other runs not counted"
         if not self._secret:
             spender = f"by the {owner} with the largest epsilon{self._unit}"
         return (
@@ -107,6 +108,14 @@ class PrivacyBudget(pl.Callback):
             + (", if keys had not come from a seed" if self._seeded else "")
             + (". The budget did not limit the run" if self.on_exhausted == "warn" else "")
         )
+
+    @property
+    def kept_limit(self) -> str:
+        """Budget of clients that limited the last fit and was kept, in words. Otherwise ""."""
+        spent = self._current_spending()
+        if not self._began or self._counts_samples or self.on_exhausted == "warn" or spent > self.epsilon:
+            return ""
+        return f"epsilon {self.epsilon:g} at delta {self.delta:g} against {self.adversary.value}"
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Compute how many rounds or steps fit into the budget, and refuse to start if it is spent."""
@@ -118,7 +127,7 @@ class PrivacyBudget(pl.Callback):
         self._counts_samples = self._find_unit(federated, dpsgd) == "sample"
         self._each_step = self._counts_samples and federated is None
         if self._counts_samples:
-            self._follow_steps(dpsgd, federated)
+            self._follow_steps(dpsgd)
         else:
             law = federated.planner.law
             check_law("budget", self.adversary, "run", law)
@@ -128,9 +137,10 @@ class PrivacyBudget(pl.Callback):
             federated.when_vector_changes(follow)
         self._began, self.epsilon_spent = True, self._current_spending()
         if why := self._blocked():
+            others = "" if federated is None else federated.ledger.other_journals
             self._act_on_exhausted(
                 f"The budget of epsilon {self.epsilon:g} at delta {self.delta:g} is spent: {why}. "
-                "Raise the budget, or stop here."
+                f"Raise the budget, or stop here{others}."
             )
 
     # ---- what is counted ----------------------------------------------------------------------------
@@ -190,6 +200,8 @@ class PrivacyBudget(pl.Callback):
             return torch.full((clients,), ledger.rounds) if secret else ledger.charges
 
         def spent() -> float:
+            if secret and find_repeated_round(engine):
+                return math.inf  # no account of the draw holds, as in the report
             rounds = [(int(charged()[group].max()), client) for group, client in groups]
             paid = replace(account, run=replace(account.run, rounds=ledger.rounds))
             return max(paid.epsilon(adversary, n, secret=secret, client=client) for n, client in rounds)
@@ -197,7 +209,7 @@ class PrivacyBudget(pl.Callback):
         self._current_spending, self._blocked = spent, lambda: _blocked(engine, charged(), limits)
         self._key = "fed/sim_epsilon" if simulated else "fed/epsilon"
 
-    def _follow_steps(self, dpsgd: DPSGD, federated: Federation | None) -> None:
+    def _follow_steps(self, dpsgd: DPSGD) -> None:
         """Limit the steps of each account of `DPSGD`."""
         dpsgd.next_steps()  # refuses a loader without Poisson sampling
         if self._each_step and self.adversary is not Adversary.OUTSIDER:
@@ -226,8 +238,7 @@ class PrivacyBudget(pl.Callback):
             if all(accounts[k].steps + steps <= limits[k] for k, steps in dpsgd.next_steps().items()):
                 return ""
             done = max(account.steps for account in accounts.values())
-            others = "" if federated is None else federated.ledger.other_journals
-            return f"{self.affordable} {unit} fit into it, and {done} are done{others}"
+            return f"{self.affordable} {unit} fit into it, and {done} are done"
 
         self._current_spending, self._blocked = (lambda: dpsgd.epsilon(self.delta)), blocked
         self._key, self._unit = "dp/epsilon", f" ({dpsgd.unit})"
@@ -312,8 +323,7 @@ def _blocked(engine: RoundEngine, charges: torch.Tensor, limits: torch.Tensor) -
     if client is None:
         return ""
     whose = "" if bool((limits == limits[0]).all()) else f" of client {client}"
-    others = engine.ledger.other_journals
-    return f"{int(limits[client])} rounds{whose} fit into it, and {int(charges[client])} are done{others}"
+    return f"{int(limits[client])} rounds{whose} fit into it, and {int(charges[client])} are done"
 
 
 def _zero_spending() -> float:

@@ -26,7 +26,7 @@ from lightning_fedq.privacy import secret_row
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.document import document, summarise_privacy, to_json
 from lightning_fedq.privacy.planning import fixed_bits
-from lightning_fedq.privacy.report import Bits, PrivacyReport
+from lightning_fedq.privacy.report import Bits, PrivacyReport, check_stated
 from lightning_fedq.reports.layouts import markdown
 from lightning_fedq.reports.runs import (
     BITS_PER_MEGABYTE,
@@ -94,6 +94,9 @@ class RunFolder(pl.Callback):
         show: Whether to print the summary when the training ends.
         baseline: Value of the metric to draw as a horizontal line, such as the accuracy of a central
             training. None draws no line.
+        stated: What only you know about the run, for the privacy page: text by the keys `client` (what a
+            client is), `responsible`, `purpose`, `data`, `tuning` and `earlier_runs`. What is left out is
+            printed as "not stated" or "unknown".
 
     Attributes:
         path: Folder of the run, from the start of the training on.
@@ -120,6 +123,7 @@ class RunFolder(pl.Callback):
         delta: float | None = None,
         show: bool = True,
         baseline: float | None = None,
+        stated: dict[str, str] | None = None,
     ) -> None:
         if mode not in ("max", "min", None):
             raise ValueError(f"mode must be 'max' or 'min', got {mode!r}")
@@ -127,6 +131,7 @@ class RunFolder(pl.Callback):
             got = f"{show!r} and {baseline!r}"
             raise TypeError(f"show must be True or False and baseline a number, got {got}. Write no quotes.")
         check_run_name(name)
+        self.stated = check_stated(stated)
         self.name, self.root, self.monitor, self.mode = name, Path(root), monitor, mode
         self.delta, self.show, self.baseline = delta, show, baseline
         self.clients_delta = delta
@@ -296,7 +301,7 @@ class RunFolder(pl.Callback):
         noise = noise_over_signal(engine, self.rows, len(self.rows))
         noise["words"] = describe_noise(noise)
         promises = self._promises(trainer, privacy.rounds)
-        privacy = replace(privacy, notes=(*privacy.notes, *promises, *_describe_noise_cost(noise)))
+        privacy = replace(privacy, notes=(*privacy.notes, *promises), stated=self.stated)
         self.summary = self._summarize(trainer, engine, privacy, num_buffers)
         if federated.calibrated_target is not None:
             self.summary["privacy_target"] = federated.calibrated_target.statement
@@ -490,15 +495,3 @@ def _sha256(path: Path) -> str:
 def plot_title(name: str, mechanism: Mechanism) -> str:
     """Return the title of a run's figure. It is short, because the report has the settings."""
     return f"{name} ({type(mechanism).__name__})"
-
-
-def _describe_noise_cost(noise: dict[str, Any]) -> Iterator[str]:
-    """Yield a note on the effect of the noise on learning, which no epsilon describes."""
-    if words := noise["words"]:
-        yield (
-            f"Noise-to-signal ratio of the whole run: {words}. R is the squared error of the decoded mean, "
-            "divided by the squared mean update and by the number of rounds. Up to 0.1 trainings showed no "
-            "loss of accuracy, and above 4 they hardly learnt. The planned R assumes that 0.3 of the "
-            "updates' energy is common to all clients. The measured R is known in a simulation only, and "
-            "includes the error of clipping."
-        )

@@ -79,7 +79,7 @@ def match_constraints(
         if not matched and not any(fnmatchcase(name, pattern) for name in frozen):
             raise ValueError(
                 f"constraints={pattern!r} matches no sent tensor ({', '.join(names[:10])}). "
-                "Patterns match whole names, and Federated(shared=[...]) adds sent tensors."
+                "Patterns match whole names, and Federated(extra_buffers=[...]) adds sent tensors."
             )
         found |= dict.fromkeys(matched, constraint)
     return found

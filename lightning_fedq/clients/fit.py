@@ -23,7 +23,7 @@ from torchmetrics import Metric
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.clients.client_trainer import become_client, make_twins, resume_counters, user_attributes
-from lightning_fedq.clients.hooks import call_hooks, crosses_clients, knows_clients, trains_with_clients
+from lightning_fedq.clients.hooks import call_hooks, is_shared_by_clients, knows_clients, trains_with_clients
 from lightning_fedq.clients.reachability import find_named_state
 from lightning_fedq.clients.snapshot import Snapshot
 from lightning_fedq.clients.undo import Undo
@@ -99,7 +99,7 @@ class ClientFit:
         self.shares_metrics = loggers is not None
         self._callbacks = [c for c in trainer.callbacks if trains_with_clients(c)]
         self._shared = tuple(filter(knows_clients, trainer.callbacks))
-        self._crossing = [c for c in trainer.callbacks if crosses_clients(c)]
+        self._crossing = [c for c in trainer.callbacks if is_shared_by_clients(c)]
         self._fetcher: Any = None
         # `id` of the user's tensors, which a copy may share (metrics, frozen tensors) and must not free
         self._user_s: set[int] = set()

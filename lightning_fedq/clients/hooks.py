@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightning_fedq._lightning import is_overridden, pl, rank_zero_info
+from lightning_fedq.mechanisms.interface.old_names import CALLBACK_NAMES, refuse_old_names
 
 BATCH_HOOKS = (
     "on_train_batch_start",
@@ -58,7 +59,7 @@ def knows_clients(callback: pl.Callback) -> bool:
 
 def trains_with_clients(callback: pl.Callback) -> bool:
     """Return whether every client has a copy of this callback."""
-    return looks_at_batches(callback) and not crosses_clients(callback)
+    return looks_at_batches(callback) and not is_shared_by_clients(callback)
 
 
 def overrides(callback: pl.Callback, hook: str) -> bool:
@@ -66,12 +67,13 @@ def overrides(callback: pl.Callback, hook: str) -> bool:
     return hook in vars(callback) or is_overridden(hook, callback, pl.Callback)
 
 
-def crosses_clients(callback: pl.Callback) -> bool:
+def is_shared_by_clients(callback: pl.Callback) -> bool:
     """Return whether one callback object takes part in every client's training without being copied.
 
-    Privacy accounting and simulated attacks need this. Such callbacks set `crosses_clients = True`.
+    Privacy accounting and simulated attacks need this. Such callbacks set `is_shared_by_clients = True`.
     """
-    return bool(getattr(callback, "crosses_clients", False))
+    refuse_old_names(callback, CALLBACK_NAMES)
+    return bool(getattr(callback, "is_shared_by_clients", False))
 
 
 def is_own(callback: pl.Callback) -> bool:
@@ -108,9 +110,11 @@ def report_copied_callbacks(callbacks: list[pl.Callback]) -> None:
     if names:
         rank_zero_info(
             f"Each client trains with its own copies of {', '.join(names)}, which are then dropped. "
-            "crosses_clients = True shares one object, which sees clients' raw data without any epsilon."
+            "is_shared_by_clients = True shares one object, which sees clients' raw data without any epsilon."
         )
-    of_fit = [c for c in callbacks if not (looks_at_batches(c) or crosses_clients(c) or knows_clients(c))]
+    of_fit = [
+        c for c in callbacks if not (looks_at_batches(c) or is_shared_by_clients(c) or knows_clients(c))
+    ]
     hooks = ("on_train_batch_start", "on_train_batch_end")
     if names := [type(one).__name__ for one in of_fit if any(has_user_hook(one, hook) for hook in hooks)]:
         rank_zero_info(

@@ -27,7 +27,7 @@ from lightning_fedq.data.sampling import in_short
 from lightning_fedq.functional.flatten import flatten
 
 
-def check_patterns(patterns: object, argument: str = "local") -> tuple[str, ...]:
+def check_patterns(patterns: object, argument: str = "personal_parameters") -> tuple[str, ...]:
     """Check name patterns and return them as a tuple.
 
     Args:
@@ -53,7 +53,7 @@ def match_names(names: Iterable[str], patterns: Sequence[str]) -> set[str]:
     return {name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)}
 
 
-def check_matches(module: nn.Module, patterns: Sequence[str], argument: str = "local") -> None:
+def check_matches(module: nn.Module, patterns: Sequence[str], argument: str = "personal_parameters") -> None:
     """Check that each pattern matches a tensor, and that tied tensors are matched by all names or none.
 
     Args:
@@ -95,8 +95,8 @@ def check_something_sent(parameters: Sequence[str], local: Sequence[str], patter
     """
     if local and not parameters:
         raise ValueError(
-            f"local={list(patterns)} matches every trained parameter ({in_short(local)}), so clients send "
-            "nothing. Use patterns that leave some parameters out."
+            f"personal_parameters={list(patterns)} matches every trained parameter ({in_short(local)}), "
+            "so clients send nothing. Use patterns that leave some parameters out."
         )
 
 

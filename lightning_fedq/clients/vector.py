@@ -10,7 +10,7 @@ teachers). The buffer mode decides what happens to changed buffers:
 - "frozen": normalisation layers train in eval mode, so they do not change.
 
 Batch counters are never sent. They advance by the number of batches of the longest client. Parameters and
-buffers that match a pattern of `local` also stay with the client (`clients.personal`).
+buffers that match a pattern of `personal_parameters` also stay with the client (`clients.personal`).
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def num_coordinates(
         ValueError: If a pattern matches nothing.
     """
     check_matches(module, local)
-    check_matches(module, sharing, "shared")
+    check_matches(module, sharing, "extra_buffers")
     sizes = dict(module.named_buffers())
     statistics = updated_statistics(module) if mode == "share" else ()
     trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
@@ -273,7 +273,7 @@ class Vector:
         constraints: Mapping[str, Constraint] | None = None,
     ) -> None:
         check_matches(module, local)
-        check_matches(module, shared, "shared")
+        check_matches(module, shared, "extra_buffers")
         self.module, self.mode, self._rehearsed, self._optimizers = module, mode, rehearsed, optimizers
         self._sharing, self._declared = tuple(shared), dict(constraints or {})
         self.personal, self._patterns = PersonalTensors(), tuple(local)
@@ -307,7 +307,7 @@ class Vector:
         if self.mode == "frozen":
             return Members(parameters, declared, local=local)
         changed = self._rehearsed.current(self.module, trained)
-        # buffers that match `local` stay with clients, even if the rehearsal did not change them
+        # buffers that match `personal_parameters` stay with clients, even if no step changed them
         local_buffers = {name: b for name, b in self.module.named_buffers() if name in self._staying}
         declared += tuple(name for name, buffer in local_buffers.items() if buffer.is_floating_point())
         changed = (*changed, *(name for name in declared if name not in changed))
@@ -353,7 +353,7 @@ class Vector:
                 raise ValueError(
                     f"{name} is not finite before training, so clients can't send its difference. "
                     "Set a finite value (from public data), or keep it with clients: "
-                    f"Federated(local=[{name!r}])."
+                    f"Federated(personal_parameters=[{name!r}])."
                 )
         known = layer_constraints(self.module)
         found = {name: known[name] for name in self.shared if name in known}

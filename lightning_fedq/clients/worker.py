@@ -234,7 +234,8 @@ class ClientWorker:
             raise ValueError(
                 f"Training changed {in_short(floats, 4)}, which clients don't send, "
                 "because the first steps left it unchanged. "
-                f"Set Federated(shared={floats[:4]!r}) to send it, or local=[...] to keep it with clients."
+                f"Set Federated(extra_buffers={floats[:4]!r}) to send it, or personal_parameters=[...] to "
+                "keep it with clients."
             )
         if integers and not self._has_warned:
             self._has_warned = True

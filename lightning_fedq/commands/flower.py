@@ -186,7 +186,7 @@ def _write_deploy_files(folder: Path, package: str, server: str) -> None:
 
 def write_app(
     folder: Path,
-    mechanism: str = "CorBin(epsilon=4.0, shared_bits=5)",
+    mechanism: str = "CorBin(epsilon_per_coordinate=4.0, shared_bits=5)",
     clients: int = 4,
     seed: int | None = None,
     secure_aggregation: bool = True,

@@ -18,6 +18,10 @@ from lightning_fedq.privacy.verdict import NO_GUARANTEE, format_epsilon
 
 EXAMPLE: dict[str, Any] = {
     "epsilon": 1.0,
+    "epsilon_scope": "bit",
+    "epsilon_per_bit": 1.0,
+    "epsilon_per_coordinate": 1.0,
+    "epsilon_per_message": 1.0,
     "delta": 1e-5,
     "noise_multiplier": 1.0,
     "clip_norm": 1.0,
@@ -52,7 +56,7 @@ def example(kind: type[Mechanism]) -> Mechanism:
     # the noise is set by a multiplier if there is one, otherwise by an epsilon
     needed += [field.name for field in options if field.name == "noise_multiplier" and field.default is None]
     if all(field.name != "noise_multiplier" for field in options):
-        needed += [field.name for field in options if field.name == "epsilon" and field.default is None]
+        needed += [field.name for field in options if "epsilon" in field.name and field.default is None]
     missing = [name for name in needed if name not in EXAMPLE]
     if missing:
         raise ValueError(f"{kind.__name__} needs {missing}, which have no usual value. Write its example().")
@@ -86,18 +90,18 @@ def describe(kind: type[Mechanism], mechanism: Mechanism | None = None, name: st
     rand = ClientRandomness(SeededKeys(0), range(CLIENTS), 0)
     message = mechanism.encode(torch.zeros(CLIENTS, DIM), context, rand)
     report = privacy_report(Run.ideal(mechanism, context, 1, ASSUMED), DELTA)
-    lever = mechanism.lever(0, context)
+    influence = mechanism.influence(0, context)
     row = {
         "mechanism": name or kind.__name__,
         "bits": f"{message.num_bits / (CLIENTS * DIM):.4g}",
         "sum": "yes" if mechanism.homomorphic else "no",
-        "lever": "-"
-        if lever is None
+        "influence": "-"
+        if influence is None
         else "∞"
-        if lever == math.inf
-        else f"{lever:,.0f}"
-        if lever >= 100
-        else f"{lever:.3g}",
+        if influence == math.inf
+        else f"{influence:,.0f}"
+        if influence >= 100
+        else f"{influence:.3g}",
         "unit": next((row.unit for row in report.rows if row.verdict != NO_GUARANTEE), "-"),
     }
     for adversary in Adversary:

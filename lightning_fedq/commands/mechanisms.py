@@ -74,7 +74,7 @@ def main(mechanisms: Annotated[Sequence[str], "MECHANISM"] = ()) -> int:
     console.print(table)
     console.print(
         "bits: bits of one message per parameter. sum: whether the server may receive the sum of messages "
-        "only. lever: maximum influence of one Byzantine client, in units of the largest honest update. "
+        "only. influence: maximum influence of one Byzantine client, in units of the largest honest update. "
         "The other columns are the pure epsilon of one unit in one round. An epsilon of a coordinate counts "
         "for every coordinate, and an epsilon of a message counts once. ∞: no pure epsilon, because "
         "some message excludes an input, or the noise is Gaussian. "

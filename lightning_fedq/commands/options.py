@@ -40,7 +40,9 @@ def parse_changes(arguments: Sequence[str]) -> dict[str, Any]:
     for argument in arguments:
         name, equals, value = argument.partition("=")
         if not equals:
-            raise ValueError(f"A setting is name=value such as LDPQ.epsilon=0.1, got {argument!r}")
+            raise ValueError(
+                f"A setting is name=value such as LDPQ.epsilon_per_coordinate=0.1, got {argument!r}"
+            )
         changes[name] = yaml.safe_load(value)
     return changes
 
@@ -103,8 +105,8 @@ def change_setting(config: dict[str, Any], name: str, value: Any) -> None:
     Args:
         config: Resolved configuration with all defaults.
         name: Dotted name. It starts at a top-level key (`trainer.max_epochs`) or at the name of a class that
-            occurs once (`Federated.server_lr`, `CorBin.epsilon`), without `init_args`. An item of a list is
-            named by its place, counted from 0 (`trainer.callbacks.1.server_lr`).
+            occurs once (`Federated.server_lr`, `CorBin.epsilon_per_coordinate`), without `init_args`. An item
+            of a list is named by its place, counted from 0 (`trainer.callbacks.1.server_lr`).
         value: New value.
 
     Raises:

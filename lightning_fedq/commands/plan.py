@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -21,7 +22,16 @@ from lightning_fedq.mechanisms.registry import class_path
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.cohorts import CohortLaw, DisjointOnce, Everybody, make_cohort_law
-from lightning_fedq.privacy.planning import COSTLY, GOOD, HOMOGENEITY, Option, Problem, plan, recommended
+from lightning_fedq.privacy.planning import (
+    COSTLY,
+    GOOD,
+    HOMOGENEITY,
+    Option,
+    Problem,
+    plan,
+    recommended,
+    verdict_on,
+)
 from lightning_fedq.privacy.run import ASSUMED, ThreatModel
 from lightning_fedq.privacy.target import PrivacyTarget, planned_charges
 from lightning_fedq.privacy.verdict import format_epsilon
@@ -54,7 +64,7 @@ def main(
     over: Literal["run", "round"] = "run",
     secret: bool = False,
     active: bool = False,
-    max_corrupt: float | None = None,
+    max_colluding_fraction: float | None = None,
     dropout_probability: float | None = None,
     homogeneity: float = HOMOGENEITY,
     mechanisms: Annotated[Sequence[str], "NAME"] = (),
@@ -79,7 +89,7 @@ def main(
         secret: The outsider never learns who took part (Federated(cohort=FixedSize(..., secret=True))).
         active: The server behind secure aggregation may lie about who dropped out
             (SecAgg(active=True)).
-        max_corrupt: Fraction of the clients that may collude with the server behind secure
+        max_colluding_fraction: Fraction of the clients that may collude with the server behind secure
             aggregation.
         dropout_probability: Probability that a client does not answer (default: 0).
         homogeneity: Similarity of the updates, |mean|^2 divided by the mean |update|^2.
@@ -101,17 +111,17 @@ def main(
         sizes, secagg = {**from_config, **sizes}, federated.server.secure_aggregation or SecAgg()
     if active:
         secagg = replace(secagg, active=True)
-    if max_corrupt is not None:
-        secagg = replace(secagg, max_corrupt=max_corrupt)
+    if max_colluding_fraction is not None:
+        secagg = replace(secagg, max_colluding_fraction=max_colluding_fraction)
     if missing := [f"--{name}" for name in given if name not in sizes]:
         raise ValueError(f"Give {', '.join(missing)}, or name a configuration that sets them")
     law = law.with_secret() if secret else law
     target = PrivacyTarget(epsilon, delta, adversary, over)
     problem = Problem(**sizes, law=law, target=target, secure_aggregation=secagg, homogeneity=homogeneity)
-    if (active or max_corrupt is not None) and not problem.behind_masks:
+    if (active or max_colluding_fraction is not None) and not problem.behind_masks:
         raise ValueError(
-            f"--active and --max-corrupt do not apply to a target against {target.against.value}. Omit them, "
-            "or set --adversary secagg_server."
+            f"--active and --max-colluding-fraction do not apply to a target against {target.against.value}. "
+            "Omit them, or set --adversary secagg_server."
         )
     params = problem.params
     asked = resolved(mechanisms, params).some() if mechanisms else Resolved(candidates(params), {})
@@ -123,11 +133,10 @@ def main(
     _print(console, problem, found)
     best = recommended(found)
     if best is not None:
-        console.print(f"\n{_advice(best, found[0])} {_around(clip_norm, federated)}", highlight=False)
+        advice = _advice(problem, found, asked.rows)
+        console.print(f"\n{advice}\n{_around(clip_norm, federated)}", highlight=False)
         if problem.law.secret and best.mechanism is not None:
             console.print(f"\n{_known_cohort_text(problem, best.mechanism)}", highlight=False)
-        if best.verdict in ("poor", "do not"):
-            console.print(f"\n{_fewer(problem, best, asked.rows[best.name])}", highlight=False)
     if config and best is not None:
         console.print("\nPaste these settings in place of your mechanism:\n", highlight=False)
         print(to_yaml(best, problem, clip_norm), end="")
@@ -201,7 +210,7 @@ def sizes_for(trainer: pl.Trainer, federated: Federated, model: pl.LightningModu
     from lightning_fedq.clients.vector import num_coordinates
 
     planner, local = federated.planner, federated.local
-    params = num_coordinates(model, local.buffers, local.patterns, local.shared)
+    params = num_coordinates(model, local.buffers, local.personal_parameters, local.extra_buffers)
     everybody = replace(planner, law=Everybody())
     sizes: dict[str, Any] = {
         "clients": planner.num_clients,
@@ -253,27 +262,90 @@ def _print(console: Console, problem: Problem, found: Sequence[Option]) -> None:
     )
 
 
-def _advice(best: Option, least: Option) -> str:
-    """Return advice on the option to take, with the reason if another option has the smallest error."""
-    if best is least or best.ratio is None:
-        return f"Take {best.name}, which has the smallest error."
+def _advice(problem: Problem, found: Sequence[Option], rows: Mapping[str, Mechanism]) -> str:
+    """Return advice by the verdict on the best row: an option to take, or ways out if none is good.
+
+    Args:
+        problem: Target and sizes.
+        found: Options by error, the smallest first. At least one is possible.
+        rows: Mechanisms of the options before their calibration, by name.
+    """
+    least, best = found[0], recommended(found)
+    assert best is not None
+    if best.ratio is None or least.ratio is None:
+        return f"Take {best.name}. R is not known for any option."
+    ways_out = "\n".join(("", *_ways_out(problem, found, rows[least.name])))
+    if least.verdict == "do not":
+        return (
+            f"Take none of these: {least.name} has the smallest R, {least.ratio:.2g}, and a model would "
+            f"learn mostly noise. Ways out:{ways_out}"
+        )
+    text = f"Take {best.name}, which has the smallest error."
+    if best is not least:
+        text = (
+            f"Take {best.name}: {best.bits:.2g} bits and R {best.ratio:.2g}, about as good as {least.name} "
+            f"with {least.bits:.2g} bits and R {least.ratio:.2g}."
+        )
+    if least.verdict == "poor":
+        return f"{text} The model will lose much accuracy. Ways out:{ways_out}"
+    return text
+
+
+def _ways_out(problem: Problem, found: Sequence[Option], row: Mechanism) -> Iterator[str]:
+    """Yield three ways to a useful model at this epsilon, with numbers.
+
+    Args:
+        row: Mechanism of the option with the smallest R, before its calibration.
+    """
+    yield _inside_sites(problem)
+    needed = [(option.clients_needed, option.name) for option in found if option.clients_needed is not None]
+    if needed:
+        count, name = min(needed)
+        yield f"  * More clients: R is {GOOD:g} ({verdict_on(GOOD)}) from about {_short(count)} with {name}."
+    else:
+        yield "  * More clients: no number was found that is enough."
+    yield _fewer(problem, found[0], row)
+
+
+_SITE_ROWS, _SITE_BATCH, _SITE_DELTA = 1000, 100, 1e-5
+"""Rows, expected batch size and largest delta of the site whose noise multiplier the advice computes."""
+
+
+def _inside_sites(problem: Problem) -> str:
+    """Return advice on DP-SGD, which protects rows of few large sites."""
+    from opacus.accountants.utils import get_noise_multiplier  # slow import, and only needed here
+
+    epsilon, delta = problem.target.epsilon, min(problem.target.delta or _SITE_DELTA, _SITE_DELTA)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that other orders would give a little less noise
+        noise = get_noise_multiplier(
+            target_epsilon=epsilon,
+            target_delta=delta,
+            sample_rate=_SITE_BATCH / _SITE_ROWS,
+            steps=problem.rounds * _SITE_ROWS // _SITE_BATCH,
+            accountant="rdp",
+        )
     return (
-        f"Take {best.name}: {best.bits:.2g} bits and R {best.ratio:.2g}, about as good as {least.name} with "
-        f"{least.bits:.2g} bits and R {least.ratio:.2g}."
+        "  * Few large sites: DPSGD protects each row instead of each client. A site of "
+        f"{_SITE_ROWS:,} rows with batches of {_SITE_BATCH} takes noise_multiplier {noise:.2f} for epsilon "
+        f"{epsilon:g} per row at delta {delta:g} (docs/guides/dp_sgd.md)."
     )
 
 
-def _fewer(problem: Problem, best: Option, row: Mechanism) -> str:
+def _fewer(problem: Problem, least: Option, row: Mechanism) -> str:
     """Return advice on training fewer parameters with the same clients, since R falls with their number."""
-    assert best.ratio is not None
-    params = math.ceil(problem.params * COSTLY / best.ratio / 1.1)
-    (smaller,) = plan(replace(problem, params=max(params, 100)), {best.name: row})
-    if params < 100 or smaller.ratio is None:
-        return "This target needs more clients. No useful number of parameters is small enough."
-    return (
-        f"With {params:,} trained parameters, R would be {smaller.ratio:.2g} ({smaller.verdict}) for the "
-        "same clients. For example, train a head on fixed features (docs/guides/useful_epsilon.md)."
-    )
+    assert least.ratio is not None
+    params = problem.params * COSTLY / least.ratio
+    while params >= 1.1:
+        params /= 1.1
+        (smaller,) = plan(replace(problem, params=math.floor(params)), {least.name: row})
+        if smaller.ratio is not None and smaller.ratio <= COSTLY:
+            return (
+                f"  * Fewer parameters: with {math.floor(params):,} of them, {least.name} has R "
+                f"{smaller.ratio:.2g} ({smaller.verdict}). For example, train a head on fixed features "
+                "(docs/guides/useful_epsilon.md)."
+            )
+    return "  * Fewer parameters: no number of them is small enough."
 
 
 def _around(clip_norm: float, federated: Federated | None) -> str:
@@ -331,8 +403,8 @@ def _drawn(problem: Problem) -> str:
 def _trust(problem: Problem) -> str:
     """Return sentences on the assumed collusion, dropouts, stragglers, Byzantine clients and weights."""
     words, secagg = "", problem.secure_aggregation
-    if problem.target.against is Adversary.SECAGG_SERVER and secagg.max_corrupt:
-        words += f". {secagg.max_corrupt:.2%} of the clients may collude with the server"
+    if problem.target.against is Adversary.SECAGG_SERVER and secagg.max_colluding_fraction:
+        words += f". {secagg.max_colluding_fraction:.2%} of the clients may collude with the server"
     if problem.behind_masks and secagg.active:
         words += ". The server may lie about who dropped out"
     if problem.dropout_probability:
@@ -358,7 +430,9 @@ def _short(number: int) -> str:
     return f"{number:.1e}".replace("e+0", "e").replace("e+", "e")
 
 
-_KNOBS = {"epsilon": "ε", "noise_multiplier": "noise", "local_sigma": "sigma"}
+_KNOBS = {"noise_multiplier": "noise", "local_sigma": "sigma"} | dict.fromkeys(
+    ("epsilon", "epsilon_per_bit", "epsilon_per_coordinate", "epsilon_per_message"), "ε"
+)
 
 
 def _setting(mechanism: Mechanism) -> str:
@@ -410,7 +484,7 @@ def federated_settings(option: Option, problem: Problem, clip_norm: float) -> di
     if problem.behind_masks:
         given, default = asdict(problem.secure_aggregation), asdict(SecAgg())
         settings["secure_aggregation"] = {
-            name: value for name, value in given.items() if name == "run" or value != default[name]
+            name: value for name, value in given.items() if name == "simulation" or value != default[name]
         }
     if problem.dropout_probability:
         settings["dropout_probability"] = problem.dropout_probability

@@ -77,7 +77,12 @@ def report_of_config(
         given = f"trainer.max_epochs={cli.trainer.max_epochs} and max_steps={cli.trainer.max_steps}"
         raise ValueError(f"{config} needs a known number of rounds, got {given}. Give --rounds.")
     dim = (
-        num_coordinates(cli.model, federated.local.buffers, federated.local.patterns, federated.local.shared)
+        num_coordinates(
+            cli.model,
+            federated.local.buffers,
+            federated.local.personal_parameters,
+            federated.local.extra_buffers,
+        )
         if params is None
         else params
     )
@@ -329,7 +334,7 @@ def main(
         rounds: Number of rounds (default: trainer.max_epochs, or the rounds of the checkpoint).
         secagg: Assume secure aggregation if the run has none.
         params: Number of trained parameters (default: that of the configuration's model).
-        set_: Settings of a configuration to change first, as in `fedq fit` (LDPQ.epsilon=0.1).
+        set_: Settings of a configuration to change first, as in `fedq fit` (LDPQ.epsilon_per_coordinate=0.1).
         mechanism: Class path of a checkpoint's mechanism, if no installed package declares it.
         out: Folder that also gets privacy.md and privacy.json.
     """

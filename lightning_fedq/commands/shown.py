@@ -26,7 +26,7 @@ CHOICES = (
     "of a run. --with FRAGMENT adds a mechanism or a callback that ships with the package (corbin, wandb), "
     "or a file. Several fragments are added in their order after the callbacks of NAME. --set changes "
     "settings last, by the name of a class or from the top: --set Federated.num_clients=7 "
-    "CorBin.epsilon=2.0 trainer.max_epochs=3."
+    "CorBin.epsilon_per_coordinate=2.0 trainer.max_epochs=3."
 )
 """Help on the options that `expand` and `take_changes` add to LightningCLI."""
 

@@ -53,7 +53,9 @@ def plan_cost(federated: Any, trainer: Any, module: Any, delta: float) -> RunCos
     if rounds is None or rounds < 1:
         given = f"trainer.max_epochs={trainer.max_epochs} and max_steps={trainer.max_steps}"
         raise ValueError(f"A run needs a known number of rounds, got {given}")
-    dim = num_coordinates(module, federated.local.buffers, federated.local.patterns, federated.local.shared)
+    dim = num_coordinates(
+        module, federated.local.buffers, federated.local.personal_parameters, federated.local.extra_buffers
+    )
     byzantine = count_byzantine(trainer, planner)
     mechanism = federated.calibrated(dim, rounds, byzantine)
     asked = federated.privacy_target
@@ -110,8 +112,10 @@ def cost_of_folder(folder: Path, delta: float) -> tuple[RunCost, int]:
 
 
 def count_charged_rounds(folder: Path, cost: RunCost) -> int:
-    """Return the rounds of a run's most charged client, or the maximum if the run has not finished.
+    """Return the rounds of a run's most charged client, or the maximum if the run did not train all rounds.
 
+    The number of rounds of a run that was stopped may follow from what it released, and composition needs a
+    number that was fixed before.
     A run writes its privacy page when it ends. It writes its configuration when it starts, and again when it
     is resumed. A page that is older than the configuration is therefore of an unfinished run.
     """
@@ -119,7 +123,10 @@ def count_charged_rounds(folder: Path, cost: RunCost) -> int:
     last = read_rows(table)[-1] if table.is_file() else {}
     rounds = int(last.get("charged", last.get("round", 0)))
     if page.is_file() and page.stat().st_mtime >= config.stat().st_mtime:
-        return max(rounds, int(json.loads(page.read_text())["rounds"]))
+        stated = json.loads(page.read_text())
+        rounds = max(rounds, int(stated["rounds"]))
+        if not stated.get("ended"):
+            return rounds
     return max(rounds, cost.most_charges)
 
 

@@ -59,7 +59,7 @@ SETTINGS, ALL_RUNS = "comparison.yaml", "all_runs.md"
 Logger = Literal["wandb", "csv", "tensorboard"]
 TUNING_SEED = 1000
 """Seed of the runs that find range and learning rate. No cell has it."""
-MASKS = SecAgg(run="accounted", degree="auto", max_corrupt=0.02, max_dropout=0.02)
+MASKS = SecAgg(simulation="counted", degree="auto", max_colluding_fraction=0.02, max_dropped_fraction=0.02)
 """Secure aggregation of the tasks. Its bits are counted and its masks are not applied, which leaves sums
 equal. The server may collude with 2% of the clients."""
 RANGES = (0.5, 1.5, KAPPA)

@@ -27,6 +27,7 @@ from lightning_fedq.reports.runs import (
     read_rows,
     save_figure,
     totals,
+    worse_ratio,
     write_rows,
     write_summary,
 )
@@ -128,7 +129,7 @@ def read_line(folder: Path, monitor: str | None = None, who: str | None = None) 
         "mode": (summary.get("modes") or {}).get(monitor),
         "score": metrics[monitor],
         "epsilon_spent": math.inf if who is None else spent[who],
-        "R": noise.get("sim_seen"),
+        "R": worse_ratio(noise),
         "bits_up": both - keys,
         "bits_keys": keys,
         "bits_down": down,
@@ -407,13 +408,12 @@ def _privacy_columns(
 ) -> tuple[dict[str, Any], str]:
     """Return the privacy columns of a run, "-" for unknown values, and the text for its legend.
 
-    R is the noise-to-signal ratio that the run measured. If the run did not measure it, R is the planned
-    ratio.
+    R is the larger of the planned and the measured noise-to-signal ratio.
     """
     from lightning_fedq.privacy.document import summarise_privacy  # imports torch, and only needed here
 
     noise = summary.get("noise_over_signal") or {}
-    ratio = noise.get("planned") if noise.get("sim_seen") is None else noise["sim_seen"]
+    ratio = worse_ratio(noise)
     columns = {"R": "-" if ratio is None else ratio}
     if report is None:
         return {"epsilon": "-", "delta": "-", "verdict": "-", "view": "-", **columns}, ""

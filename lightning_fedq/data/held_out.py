@@ -45,7 +45,8 @@ class HeldOut:
         if small:
             raise ValueError(
                 f"Clients {in_short(small)} have too few samples to hold out {self.fraction:g} of them and "
-                f"train on {least}. Use fewer clients, a larger least, e.g. Dirichlet(alpha, least=...), or "
+                f"train on {least}. Use fewer clients, a larger min_partition_size, e.g. Dirichlet(alpha, "
+                "min_partition_size=...), or "
                 "ClientEvaluation(held_out=[dataset, ...])."
             )
         training = []

@@ -1,7 +1,8 @@
 """Partitions of a data set over clients: pure functions of labels, sizes and a generator.
 
-Every partition assigns every sample to exactly one client. No client is empty, except with `least=0`. Rules
-that draw the clients' sizes have the smallest size `least` as an argument.
+Every partition assigns every sample to exactly one client. No client is empty, except with
+`min_partition_size=0`. Rules that draw the clients' sizes have the smallest size `min_partition_size` as an
+argument.
 """
 
 import math
@@ -101,8 +102,8 @@ def larger_shares(partition: object, parts: Sequence[Tensor], least: int) -> str
     if total < len(parts) * least:
         return f"num_clients <= {total // least} or more data" if total >= least else "more data"
     names = {field.name for field in fields(partition)} if isinstance(partition, Partition) else {}  # type: ignore[arg-type]
-    if "least" in names and getattr(partition, "sizes", None) is None:
-        return repr(replace(partition, least=least))  # type: ignore[type-var]
+    if "min_partition_size" in names and getattr(partition, "sizes", None) is None:
+        return repr(replace(partition, min_partition_size=least))  # type: ignore[type-var]
     if isinstance(partition, Partition):
         return "partition=IID() or more data"
     return "indices that give every client as many, or leave these clients out"
@@ -139,7 +140,7 @@ def check_least(num_samples: int, num_clients: int, least: int) -> None:
     if num_samples < num_clients * least:
         raise ValueError(
             f"{num_clients} clients of at least {least} samples need {num_clients * least}, got "
-            f"{num_samples}. Use fewer clients, or a smaller least."
+            f"{num_samples}. Use fewer clients, or a smaller min_partition_size."
         )
 
 
@@ -230,15 +231,16 @@ class Sizes(Partition):
 class Dirichlet(Partition):
     """Dirichlet partition: the clients' shares of each class are one draw from a symmetric Dirichlet law.
 
-    A client's size is its expected number of samples, rounded to a neighbouring integer and at least `least`.
+    A client's size is its expected number of samples, rounded to a neighbouring integer and at least
+    `min_partition_size`.
     Each sample draws its client by the shares of its class (multinomial). If a client has drawn more samples
     than its size, randomly chosen ones of them draw again among clients that have too few. With equal shares
     this is the distribution of `IID`, for any number of samples.
 
     Args:
         alpha: Concentration, > 0. Small values give skewed partitions, large values are close to IID.
-        least: Smallest number of samples of a client, >= 0. With 0 a skewed draw may leave clients empty,
-            and empty clients can't train.
+        min_partition_size: Smallest number of samples of a client, >= 0. With 0 a skewed draw may leave
+            clients empty, and empty clients can't train.
         sizes: Sizes of the clients as in `Sizes`. None takes the sizes that follow from the drawn shares.
 
     References:
@@ -246,15 +248,14 @@ class Dirichlet(Partition):
 
     Examples:
         >>> labels = torch.arange(1440) % 10
-        >>> parts = Dirichlet(0.1, least=2).split(labels, 1440, 479, torch.Generator().manual_seed(0))
-        >>> min(map(len, parts))
-        2
+        >>> parts = Dirichlet(0.1, min_partition_size=2).split(labels, 1440, 479,
+        torch.Generator().manual_seed(0)) >>> min(map(len, parts)) 2
     """
 
     needs_labels = True
 
     alpha: float
-    least: int = 1
+    min_partition_size: int = 1
     sizes: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -262,25 +263,30 @@ class Dirichlet(Partition):
             object.__setattr__(self, "sizes", Sizes(self.sizes).sizes)
         check_fields(self)
         check_positive(alpha=self.alpha)
-        if self.least < 0:
-            raise ValueError(f"least must be >= 0, got {self.least}")
-        if self.sizes is not None and self.least != 1:
-            raise ValueError(f"least={self.least} is for drawn sizes, but sizes are given. Leave it out.")
+        if self.min_partition_size < 0:
+            raise ValueError(f"min_partition_size must be >= 0, got {self.min_partition_size}")
+        if self.sizes is not None and self.min_partition_size != 1:
+            raise ValueError(
+                f"min_partition_size={self.min_partition_size} is for drawn sizes, but sizes are given. "
+                "Leave it out."
+            )
 
     def __repr__(self) -> str:
         sizes = "" if self.sizes is None else f", sizes={self.sizes}"
-        return f"Dirichlet(alpha={self.alpha}, least={self.least}{sizes})"
+        return f"Dirichlet(alpha={self.alpha}, min_partition_size={self.min_partition_size}{sizes})"
 
     def split(
         self, labels: Tensor | None, num_samples: int, num_clients: int, generator: torch.Generator
     ) -> list[Tensor]:
         _check(labels, num_samples, num_clients, self.needs_labels)
-        check_least(num_samples, num_clients, self.least)
+        check_least(num_samples, num_clients, self.min_partition_size)
         assert labels is not None
         counts = torch.unique(labels, return_counts=True)[1]
         shares = torch.stack([dirichlet_shares(self.alpha, num_clients, generator) for _ in counts])
         if self.sizes is None:
-            sizes = round_sizes((counts.double() / num_samples) @ shares, num_samples, self.least)
+            sizes = round_sizes(
+                (counts.double() / num_samples) @ shares, num_samples, self.min_partition_size
+            )
         else:
             sizes = Sizes(self.sizes).counts(num_samples, num_clients)
         return group_by_owner(_owners(shares, labels, sizes, generator), num_clients)

@@ -30,30 +30,30 @@ _NAMED = 10
 class Natural(Partition):
     """Natural partition: all samples of one user go to one client.
 
-    Users are numbered in the order of their names, so that client 0 is the first user. With `merge`, whole
-    users are assigned to the clients with the fewest samples, the largest users first.
+    Users are numbered in the order of their names, so that client 0 is the first user. With `merge_users`,
+    whole users are assigned to the clients with the fewest samples, the largest users first.
 
     Args:
         by: Source of the user of a sample: an index or key of an item of the sample, a column of a Hugging
             Face data set, a function of the sample, or a sequence with one value for each sample.
-        merge: Whether a client may have several users, if there are more users than clients.
+        merge_users: Whether a client may have several users, if there are more users than clients.
 
     Examples:
         >>> Natural("writer")  # FederatedDataModule(..., partition=this): a column of a Hugging Face data set
-        Natural(by='writer', merge=False)
+        Natural(by='writer', merge_users=False)
     """
 
     of_one_data_set = True
 
     by: By
-    merge: bool = False
+    merge_users: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_column(self.by)
 
     def __repr__(self) -> str:
-        return f"Natural(by={in_words(self.by)}, merge={self.merge})"
+        return f"Natural(by={in_words(self.by)}, merge_users={self.merge_users})"
 
     def values(self, dataset: Dataset[Any]) -> Tensor:
         """Return the number of each sample's user, `(num_samples,)` int64."""
@@ -72,11 +72,11 @@ class Natural(Partition):
         sizes = torch.bincount(labels)
         sizes = sizes[sizes > 0]
         users = torch.unique(labels, return_inverse=True)[1]
-        if len(sizes) < num_clients or (len(sizes) > num_clients and not self.merge):
+        if len(sizes) < num_clients or (len(sizes) > num_clients and not self.merge_users):
             more = (
                 ""
                 if len(sizes) < num_clients
-                else ", or Natural(..., merge=True) for clients of several users"
+                else ", or Natural(..., merge_users=True) for clients of several users"
             )
             raise ValueError(
                 f"The samples are of {len(sizes)} users, but num_clients is {num_clients}. Use "
@@ -116,7 +116,7 @@ class QuantitySkew(Partition):
 
     Args:
         alpha: Concentration, > 0. Small values give very unequal sizes, large values nearly equal ones.
-        least: Smallest number of samples of a client, >= 1.
+        min_partition_size: Smallest number of samples of a client, >= 1.
 
     Examples:
         >>> parts = QuantitySkew(0.5).split(None, 100, 4, torch.Generator().manual_seed(0))
@@ -125,21 +125,24 @@ class QuantitySkew(Partition):
     """
 
     alpha: float
-    least: int = 1
+    min_partition_size: int = 1
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_positive(alpha=self.alpha)
-        if self.least < 1:
-            raise ValueError(f"least must be >= 1, got {self.least}")
+        if self.min_partition_size < 1:
+            raise ValueError(f"min_partition_size must be >= 1, got {self.min_partition_size}")
 
     def split(
         self, labels: Tensor | None, num_samples: int, num_clients: int, generator: torch.Generator
     ) -> list[Tensor]:
         check_sizes(num_samples, num_clients)
-        check_least(num_samples, num_clients, self.least)
-        rest = num_samples - num_clients * self.least
-        sizes = round_sizes(dirichlet_shares(self.alpha, num_clients, generator), rest, 0) + self.least
+        check_least(num_samples, num_clients, self.min_partition_size)
+        rest = num_samples - num_clients * self.min_partition_size
+        sizes = (
+            round_sizes(dirichlet_shares(self.alpha, num_clients, generator), rest, 0)
+            + self.min_partition_size
+        )
         return list(torch.split(torch.randperm(num_samples, generator=generator), sizes.tolist()))
 
 

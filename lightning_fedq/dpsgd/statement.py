@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lightning_fedq.privacy.verdict import NO_GUARANTEE, format_epsilon, verdict
+from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS, format_epsilon, verdict
 
 
 def describe_unit(rows: int) -> str:
@@ -90,6 +90,20 @@ class SampleStatement:
         return verdict(self.epsilon)
 
     @property
+    def is_useful(self) -> bool:
+        """Whether the epsilon excludes anything. False unless `secure`."""
+        return self.verdict not in (NO_GUARANTEE, VACUOUS)
+
+    @property
+    def promise(self) -> str:
+        """The guarantee in one sentence, for a statement that `is_useful`."""
+        who = "Each row" if self.rows == 1 else f"Each person in up to {self.rows} rows"
+        return (
+            f"{who} of a client's training data has epsilon {format_epsilon(self.epsilon)} at delta "
+            f"{self.delta:g} over the run ({self.verdict}), against anybody who sees messages or models"
+        )
+
+    @property
     def line(self) -> str:
         """The statement in one line."""
         spent = f"epsilon {format_epsilon(self.epsilon)} over the run at delta {self.delta:g}"
@@ -100,6 +114,16 @@ class SampleStatement:
         return (
             "one sample (DP-SGD), against any adversary who sees messages or models: "
             f"{self.verdict}, {spent} ({describe_unit(self.rows)})"
+        )
+
+    @property
+    def assumptions(self) -> tuple[tuple[str, str], ...]:
+        """Assumptions of the guarantee and who sees to each."""
+        person = "is one row" if self.rows == 1 else f"has at most {self.rows} rows"
+        return (
+            ("secret batches and noise", "library; you: no machine is copied, restored or forked"),
+            (f"each person {person} of all clients' data", "you, with rows_per_person"),
+            ("nothing else depends on training batches", "library; you: metrics and code of the module"),
         )
 
     @property

@@ -131,7 +131,7 @@ class RemoteClients(Population):
         exchange: Connection to the nodes.
         roster: Registry of the clients.
         undo: Restores the user's objects after the fit.
-        most_aborted: Largest number of aborted rounds in a row.
+        max_aborted_rounds: Largest number of aborted rounds in a row.
 
     Raises:
         ValueError: If a callback works on simulated clients.
@@ -145,11 +145,11 @@ class RemoteClients(Population):
         exchange: Exchange,
         roster: Roster,
         undo: Undo,
-        most_aborted: int,
+        max_aborted_rounds: int,
     ) -> None:
         super().__init__(federation)
         self._federated = federation
-        self._most_aborted, self._in_vain = most_aborted, list[str]()
+        self._max_aborted_rounds, self._in_vain = max_aborted_rounds, list[str]()
         for callback in trainer.callbacks:
             if only_simulated(callback):
                 raise ValueError(
@@ -228,12 +228,12 @@ class RemoteClients(Population):
         Raises:
             RuntimeError: If too many rounds in a row were aborted, or too few clients are connected.
         """
-        if len(self._in_vain) >= self._most_aborted:
+        if len(self._in_vain) >= self._max_aborted_rounds:
             raise RuntimeError(
                 f"{len(self._in_vain)} rounds in a row were charged and aborted, the last because "
                 f"{self._in_vain[-1]} ({self._roster.describe_failures() or 'no client has failed'}). Cure "
                 "the cause and start this run again with the same home, or raise "
-                "server_app(most_aborted=...)."
+                "server_app(max_aborted_rounds=...)."
             )
         wait_for_enough(server, self._roster, self._federation.server.secure_aggregation)
 
@@ -380,13 +380,13 @@ class FederatedServer(Federated):
         federated: Settings of the federation.
         exchange: Connection to the nodes.
         roster: Registry of the clients.
-        most_aborted: Largest number of aborted rounds in a row.
+        max_aborted_rounds: Largest number of aborted rounds in a row.
     """
 
     def __init__(
-        self, federated: Federated, exchange: Exchange, roster: Roster, most_aborted: int = 3
+        self, federated: Federated, exchange: Exchange, roster: Roster, max_aborted_rounds: int = 3
     ) -> None:
-        self._most_aborted = most_aborted
+        self._max_aborted_rounds = max_aborted_rounds
         local = federated.local
         ledger = None if federated.owns_ledger else federated.ledger
         self._check_settings(
@@ -405,7 +405,7 @@ class FederatedServer(Federated):
         self._exchange, self._roster = exchange, roster
 
     def _make_population(self, trainer: pl.Trainer, module: pl.LightningModule) -> RemoteClients:
-        parts = (self._exchange, self._roster, self._undo, self._most_aborted)
+        parts = (self._exchange, self._roster, self._undo, self._max_aborted_rounds)
         return RemoteClients(self, trainer, module, *parts)
 
     def use_batches(self, rule: BatchRule) -> None:
@@ -431,7 +431,7 @@ class Deployment:
         round_timeout: Seconds in which a client has to answer, training included.
         wait: Seconds to wait for `num_clients` clients before the first round.
         directory: Verification key of each client, by number. `SecAgg(active=True)` needs it.
-        most_aborted: Largest number of aborted rounds in a row before the server ends.
+        max_aborted_rounds: Largest number of aborted rounds in a row before the server ends.
     """
 
     module: Callable[[], pl.LightningModule]
@@ -442,7 +442,7 @@ class Deployment:
     round_timeout: float
     wait: float
     directory: Mapping[int, Ed25519PublicKey] | None = None
-    most_aborted: int = 3
+    max_aborted_rounds: int = 3
 
     def run(self, grid: Grid) -> tuple[pl.Trainer, FederatedServer]:
         """Register the clients and train all rounds, or continue from the last checkpoint of a killed server.
@@ -483,7 +483,7 @@ class Deployment:
             _check_settings(store, settings)
             roster.gather(self.wait)
             store.put(_SETTINGS, settings)
-            server = FederatedServer(self.federated, exchange, roster, self.most_aborted)
+            server = FederatedServer(self.federated, exchange, roster, self.max_aborted_rounds)
             checkpoint, arguments = _RoundCheckpoint(self.home / "checkpoints"), dict(self.trainer)
             user_callbacks = callbacks_in(arguments)
             callbacks = [
@@ -603,7 +603,7 @@ def server_app(
     round_timeout: float | None = None,
     wait: float = 600.0,
     directory: Mapping[int, Ed25519PublicKey] | None = None,
-    most_aborted: int = 3,
+    max_aborted_rounds: int = 3,
 ) -> ServerApp:
     """Make Flower's `ServerApp` of the server.
 
@@ -621,15 +621,15 @@ def server_app(
         wait: Seconds to wait for `num_clients` clients before the first round.
         directory: Verification key of each client, by number, as the clients have it. The server refuses a
             client whose key is not signed by its identity. `SecAgg(active=True)` needs it.
-        most_aborted: Largest number of aborted rounds in a row, each charged, before the server ends with the
-            names of failed clients and the reasons.
+        max_aborted_rounds: Largest number of aborted rounds in a row, each charged, before the server ends
+            with the names of failed clients and the reasons.
 
     Raises:
-        ValueError: If a setting is for simulations only, the directory is missing, or `most_aborted` is below
-            1.
+        ValueError: If a setting is for simulations only, the directory is missing, or `max_aborted_rounds` is
+            below 1.
     """
-    if most_aborted < 1:
-        raise ValueError(f"most_aborted must be >= 1, got {most_aborted}")
+    if max_aborted_rounds < 1:
+        raise ValueError(f"max_aborted_rounds must be >= 1, got {max_aborted_rounds}")
     check_deployable(federated)
     check_identities(federated, directory is not None, "server_app(directory=...)")
     timeout = time_limit(federated, round_timeout)
@@ -639,8 +639,8 @@ def server_app(
     def main(grid: Grid, context: Context) -> None:
         arguments = trainer(context) if callable(trainer) else trainer or {}
         folder = home(context) if callable(home) else Path(home)
-        Deployment(module, federated, data, arguments, folder, timeout, wait, directory, most_aborted).run(
-            grid
-        )
+        Deployment(
+            module, federated, data, arguments, folder, timeout, wait, directory, max_aborted_rounds
+        ).run(grid)
 
     return app

@@ -112,8 +112,8 @@ def check_names(state: State, names: Sequence[str]) -> None:
     if "own" in state and list(state["names"]) != list(names):
         raise RefusedError(
             f"This client's state has {', '.join(state['names'])}, but the model needs "
-            f"{', '.join(names) or 'nothing'}. Restore the model and `local`, or begin a new federation in "
-            "another folder."
+            f"{', '.join(names) or 'nothing'}. Restore the model and `personal_parameters`, or begin a new "
+            "federation in another folder."
         )
 
 

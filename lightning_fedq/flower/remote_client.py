@@ -647,7 +647,7 @@ class RemoteClient:
         self._check_cohort(task)
         keys = self._keys(fields)
         log = self._log(f"client {fields['client']} of {keys.public().hex()}")
-        target: Target = federated.server.target
+        target: Target = federated.server.sends
         client = RoundClient(fields["client"], self.mechanism(), keys, log, target, self._budget)
         try:
             # checked before training, because the server sees how long training takes
@@ -683,9 +683,10 @@ class RemoteClient:
                 f"{planner.cohort_size} of {planner.num_clients} in groups of {tuple(wanted)[:10]}"
             )
         hand_over = task.hand_over
-        if mechanism.hands_on != (hand_over is not None):
+        if mechanism.reuses_noise != (hand_over is not None):
             raise ValueError(
-                f"{type(mechanism).__name__} {'needs' if mechanism.hands_on else 'does not use'} a list of "
+                f"{type(mechanism).__name__} {'needs' if mechanism.reuses_noise else 'does not use'} a "
+                "list of "
                 "clients that take back noise. Run the same version on both sides."
             )
         pairs = () if hand_over is None else (*hand_over.before, *hand_over.after)
@@ -735,7 +736,7 @@ class RemoteClient:
         if statistics is None or task.round >= statistics.rounds:
             return torch.zeros_like(weights) if result is None else result.to(weights)
         vector = torch.zeros(statistics.size) if result is None else result
-        parts = self.mechanism(), task.context(), weights, self._federated.server.target
+        parts = self.mechanism(), task.context(), weights, self._federated.server.sends
         return statistics.spread(vector[None].to(weights.device), *parts)[0]
 
     def _is_unprotected(self, context: RoundContext) -> bool:
@@ -765,7 +766,7 @@ class RemoteClient:
             return None, State()
         of = f"the federation of seed {seed}" if seed is not None else fields["federation"].hex()[:16]
         store = self._require_folder(
-            "Local tensors (local=, buffers='local'), an algorithm's memory and DPSGD's account"
+            "Local tensors (personal_parameters=, buffers='local'), an algorithm's memory and DPSGD's account"
         )
         states = PersistentState(store, f"client {fields['client']} of {of}")
         counted = [int(one) for one in fields.get("counted", NEVER)]

@@ -13,6 +13,7 @@ from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.clock import count_rounds
 from lightning_fedq.clients.vector import num_coordinates
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism
+from lightning_fedq.mechanisms.interface.old_names import CALLBACK_NAMES, refuse_old_names
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import ClientBudget
 from lightning_fedq.training.settings import Local
@@ -63,7 +64,7 @@ def fingerprint(federated: Federated, module: pl.LightningModule, rounds: int | 
     """
     mechanism = repr(deployed_mechanism(federated, module, rounds))
     local = federated.local
-    dim = num_coordinates(module, local.buffers, local.patterns, local.shared)
+    dim = num_coordinates(module, local.buffers, local.personal_parameters, local.extra_buffers)
     shared = {name: value for name, value in federated.identity().items() if name not in _OF_ONE_SIDE}
     return {
         **RELEASE,
@@ -95,7 +96,9 @@ def deployed_mechanism(federated: Federated, module: pl.LightningModule, rounds:
             f"A privacy target over the run needs the number of rounds, got {rounds}. Give client_app and "
             'server_app trainer={"max_epochs": ...}'
         )
-    dim = num_coordinates(module, federated.local.buffers, federated.local.patterns, federated.local.shared)
+    dim = num_coordinates(
+        module, federated.local.buffers, federated.local.personal_parameters, federated.local.extra_buffers
+    )
     return with_real_clients(federated).calibrated(dim, rounds or 1, 0)
 
 
@@ -230,25 +233,27 @@ def check_deployable(federated: Federated) -> None:
             "A real client has only its own data, so held_out must be a fraction of its samples: "
             "ClientEvaluation(held_out=0.2)"
         )
-    if secagg is not None and secagg.run != "masked":
+    if secagg is not None and secagg.simulation != "masked":
         raise ValueError(
-            "Secure aggregation must run masked between real machines. Use SecAgg() without run='accounted'"
+            "Secure aggregation must run masked between real machines. "
+            "Use SecAgg() without simulation='counted'."
         )
 
 
 def is_per_client(callback: object) -> bool:
-    """Return whether each real client has its own instance of a callback (`of_each_client = True`).
+    """Return whether each real client has its own instance of a callback (`is_per_client = True`).
 
     A simulation has one instance for all clients.
     """
-    return bool(getattr(callback, "of_each_client", False))
+    refuse_old_names(callback, CALLBACK_NAMES)
+    return bool(getattr(callback, "is_per_client", False))
 
 
 def keeps_state(local: Local, callbacks: Sequence[object]) -> bool:
     """Return whether a client keeps state of its training from round to round."""
     remembers = local.algorithm is not None and local.algorithm.remembers
     accounts = any(map(is_per_client, callbacks))
-    return bool(local.patterns) or local.buffers == "local" or remembers or accounts
+    return bool(local.personal_parameters) or local.buffers == "local" or remembers or accounts
 
 
 def time_limit(federated: Federated, round_timeout: float | None) -> float:

@@ -77,7 +77,7 @@ class LeakageBudget(pl.Callback):
     The clients train one at a time.
 
     Args:
-        probe: Number of samples of a client whose gradients are computed, >= 4. They are the attacker's
+        probe_size: Number of samples of a client whose gradients are computed, >= 4. They are the attacker's
             candidates.
         attempts: Number of attempts of each measured attack, >= 1.
         every_n_rounds: Number of rounds after which a client is measured again, >= 1.
@@ -94,7 +94,7 @@ class LeakageBudget(pl.Callback):
         ValueError: If a setting is out of its range.
 
     Examples:
-        >>> callbacks = [LeakageBudget(probe=16)]  # behind Federated(NearOptimalUtility(...))
+        >>> callbacks = [LeakageBudget(probe_size=16)]  # behind Federated(NearOptimalUtility(...))
     """
 
     knows_clients = True
@@ -107,7 +107,7 @@ class LeakageBudget(pl.Callback):
 
     def __init__(
         self,
-        probe: int = 32,
+        probe_size: int = 32,
         attempts: int = 1000,
         every_n_rounds: int = 20,
         *,
@@ -115,7 +115,7 @@ class LeakageBudget(pl.Callback):
         on_infeasible: Literal["warn", "raise"] = "warn",
     ) -> None:
         for name, value, least in (
-            ("probe", probe, _LEAST_SAMPLES),
+            ("probe_size", probe_size, _LEAST_SAMPLES),
             ("attempts", attempts, 1),
             ("every_n_rounds", every_n_rounds, 1),
         ):
@@ -125,7 +125,7 @@ class LeakageBudget(pl.Callback):
             raise ValueError(f"max_squared_distance must be > 0 or None, got {max_squared_distance}")
         if on_infeasible not in ("warn", "raise"):
             raise ValueError(f"on_infeasible must be 'warn' or 'raise', got {on_infeasible!r}")
-        self.probe, self.attempts, self.every_n_rounds = probe, attempts, every_n_rounds
+        self.probe_size, self.attempts, self.every_n_rounds = probe_size, attempts, every_n_rounds
         self.max_squared_distance, self.on_infeasible = max_squared_distance, on_infeasible
         self.settings: dict[int, ClientSetting] = {}
         self.seconds = 0.0
@@ -143,7 +143,7 @@ class LeakageBudget(pl.Callback):
             return
         self._federated = find_federated(trainer, "LeakageBudget")
         self._mechanism = check_controllable(self._federated.mechanism)
-        allowed_hits(self.attempts, self.probe, self._mechanism.leakage_budget, 0.95)
+        allowed_hits(self.attempts, self.probe_size, self._mechanism.leakage_budget, 0.95)
         self._trainer, self._module = trainer, pl_module
         self._federated.use_batches(self)
 
@@ -162,7 +162,8 @@ class LeakageBudget(pl.Callback):
         if small:
             raise ValueError(
                 f"LeakageBudget needs {_LEAST_SAMPLES} samples of each client, but clients {small[:10]} have "
-                "fewer. Use fewer clients, or a partition with a larger minimum: Dirichlet(alpha, least=...)."
+                "fewer. Use fewer clients, or a partition with a larger minimum: "
+                "Dirichlet(alpha, min_partition_size=...)."
             )
         self._work = work
         if not self._loaded:
@@ -223,14 +224,16 @@ class LeakageBudget(pl.Callback):
             self._choose_probability(plan.round, client, client_moments, rate)
 
     def _gradients(self, plan: RoundPlan, client: int) -> Tensor:
-        """Return `(probe, dim)` gradients of the user's training step at the global model, one per sample.
+        """Return `(probe_size, dim)` per-sample gradients of the user's training step at the global model.
 
         Raises:
             ValueError: If the training step can't be mapped over samples.
         """
         module, indices = self._module, self._work.client_indices[client]
         seed = plan.stream_seed("probe", client)
-        chosen = torch.randperm(len(indices), generator=torch.Generator().manual_seed(seed))[: self.probe]
+        chosen = torch.randperm(len(indices), generator=torch.Generator().manual_seed(seed))[
+            : self.probe_size
+        ]
         trainer = self._trainer
         batch: Any = trainer.precision_plugin.convert_input(
             self._federated.fit.fetch(indices[chosen][:, None])

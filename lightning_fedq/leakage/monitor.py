@@ -97,9 +97,10 @@ class LeakageMonitor(pl.Callback):
             ValueError: If some parameters stay with the clients.
         """
         federated = find_federated(trainer, "LeakageMonitor")
-        if patterns := list(federated.local.patterns):
+        if patterns := list(federated.local.personal_parameters):
             raise ValueError(
-                f"LeakageMonitor attacks gradients of the whole model, but local={patterns} keeps parameters "
+                f"LeakageMonitor attacks gradients of the whole model, but personal_parameters={patterns} "
+                "keeps parameters "
                 "at the clients. Leave one of them out."
             )
         self._seen_rounds, self._off = len(federated.records), False

@@ -29,6 +29,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+import lightning_fedq.privacy.assumptions as kind
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.clip import unit_ball_factors
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
@@ -114,7 +115,7 @@ class AdaptiveClip(Mechanism):
             noise is most of the error, a smaller value is better, see the guide.
         rate: Step of the clip's logarithm, in (0, 1]: at most rate (1 - quantile) down and rate quantile up.
             It is 1 until the share of a round first crosses the quantile.
-        share: Share f of the noise budget that the clients' bits take, in (0, 0.5]. 0.02 costs 2 % of the
+        fraction: Share f of the noise budget that the clients' bits take, in (0, 0.5]. 0.02 costs 2 % of the
             error. With few clients or a small epsilon, a larger share makes the clip steadier.
         floor: Smallest clip, > 0.
         ceiling: Largest clip, at most 1e12 times the floor.
@@ -146,7 +147,7 @@ class AdaptiveClip(Mechanism):
     mechanism: Mechanism
     quantile: float = 0.2
     rate: float = 0.2
-    share: float = 0.02
+    fraction: float = 0.02
     floor: float = 1e-6
     ceiling: float = 1e6
 
@@ -158,11 +159,13 @@ class AdaptiveClip(Mechanism):
                 f"AdaptiveClip needs a mechanism that clips in l2, got {type(self.mechanism).__name__}. "
                 "Take GaussianNoise, RotatedCoins, DistributedDiscreteGaussian, or another such one."
             )
-        check_positive(rate=self.rate, share=self.share, floor=self.floor, ceiling=self.ceiling)
+        check_positive(rate=self.rate, fraction=self.fraction, floor=self.floor, ceiling=self.ceiling)
         if not 0.0 < self.quantile < 1.0:
             raise ValueError(f"quantile must be in (0, 1), got {self.quantile}")
-        if self.rate > 1.0 or self.share > 0.5:
-            raise ValueError(f"rate must be in (0, 1] and share in (0, 0.5], got {self.rate}, {self.share}")
+        if self.rate > 1.0 or self.fraction > 0.5:
+            raise ValueError(
+                f"rate must be in (0, 1] and fraction in (0, 0.5], got {self.rate}, {self.fraction}"
+            )
         if not self.floor <= self._unit <= self.ceiling <= self.widest * self.floor:
             raise ValueError(
                 f"clip_norm = {self._unit} must be between floor and ceiling, whose ratio must be at most "
@@ -177,7 +180,7 @@ class AdaptiveClip(Mechanism):
     @property
     def _weight(self) -> float:
         """Size k of the bit's coordinate, in units of the clip."""
-        return math.sqrt(self.share / (1.0 - self.share))
+        return math.sqrt(self.fraction / (1.0 - self.fraction))
 
     @property
     def range_rule(self) -> QuantileRule:
@@ -226,12 +229,12 @@ class AdaptiveClip(Mechanism):
 
     homomorphic = _of_the_mechanism("homomorphic")
     fixed_cohort = _of_the_mechanism("fixed_cohort")
-    hands_on = _of_the_mechanism("hands_on")
-    alike_clients = _of_the_mechanism("alike_clients")
+    reuses_noise = _of_the_mechanism("reuses_noise")
+    has_exchangeable_clients = _of_the_mechanism("has_exchangeable_clients")
     unbiased = _of_the_mechanism("unbiased")
     joint = _of_the_mechanism("joint")
     separation = _of_the_mechanism("separation")
-    covers_shorter = _of_the_mechanism("covers_shorter")
+    price_grows_with_dim = _of_the_mechanism("price_grows_with_dim")
     gaussian_error = _of_the_mechanism("gaussian_error")
 
     def tolerated_dropouts(self, context: RoundContext) -> int | None:
@@ -262,7 +265,9 @@ class AdaptiveClip(Mechanism):
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """Return the wrapped mechanism's claims for one coordinate more, which hold for every clip."""
-        paid = f"clip: public, moved by released counts that take {self.share:g} of this noise budget"
+        paid = kind.VIEW(
+            f"clip: public, moved by released counts that take {self.fraction:g} of this noise budget"
+        )
         return tuple(
             replace(claim, assumptions=(*claim.assumptions, paid))
             for claim in self.mechanism.claims(self._round(context))
@@ -289,9 +294,11 @@ class AdaptiveClip(Mechanism):
 
     # ---- a target, tables, audits -----------------------------------------------------------------------
 
-    def with_level(self, level: float, context: RoundContext, max_dropped: int) -> Mechanism:
+    def with_level(self, level: float, context: RoundContext, max_dropped_clients: int) -> Mechanism:
         # sets the level of the wrapped mechanism, for one coordinate more
-        return replace(self, mechanism=self.mechanism.with_level(level, self._round(context), max_dropped))
+        return replace(
+            self, mechanism=self.mechanism.with_level(level, self._round(context), max_dropped_clients)
+        )
 
     @classmethod
     def example(cls) -> Mechanism:
@@ -310,9 +317,9 @@ class AdaptiveClip(Mechanism):
         cases = self.mechanism.audit_cases(dim)
         return tuple(replace(case, mechanism=replace(self, mechanism=case.mechanism)) for case in cases)
 
-    def lever(self, client: int, context: RoundContext) -> float | None:
+    def influence(self, client: int, context: RoundContext) -> float | None:
         """Return the wrapped mechanism's influence, which includes room for the bit, in units of the clip."""
-        influence = self.mechanism.lever(client, self._round(context))
+        influence = self.mechanism.influence(client, self._round(context))
         return None if influence is None else influence * math.hypot(1.0, self._weight)
 
     def without_noise(self, context: RoundContext) -> Mechanism:

@@ -48,8 +48,8 @@ class AggregateGaussian(CommonSteps):
         delta: Delta of the whole run, in (0, 1).
         rounds: Number of rounds that the budget covers, >= 1.
         entropy_code: "range" or "elias". Secure aggregation uses neither.
-        target: Distribution of the error. "laplace" has no claim, because l2 clipping does not bound the l1
-            norm.
+        error_law: Distribution of the error. "laplace" has no claim, because l2 clipping does not bound the
+            l1 norm.
 
     The claim is Gaussian and about the whole update, against outsiders only. The server knows every dither
     and is trusted. Curious clients know A and B and get no guarantee.
@@ -68,16 +68,16 @@ class AggregateGaussian(CommonSteps):
 
     symbol_dtype = torch.int64
 
-    target: Literal["gaussian", "laplace"] = "gaussian"
+    error_law: Literal["gaussian", "laplace"] = "gaussian"
 
     def __post_init__(self) -> None:
-        refuse_laplace_budget(self.target, self.noise_multiplier)
+        refuse_laplace_budget(self.error_law, self.noise_multiplier)
         super().__post_init__()
 
     @property
     def gaussian_error(self) -> bool:
-        """Whether the target is Gaussian. The error is then Gaussian up to `law_error`."""
-        return self.target == "gaussian"
+        """Whether the error law is Gaussian. The error is then Gaussian up to `law_error`."""
+        return self.error_law == "gaussian"
 
     def least_scale_bits(self, context: RoundContext) -> int:
         """Return the largest k <= 50 of the bound A >= 2^-k for which sums of the integers fit 62 bits.
@@ -97,7 +97,7 @@ class AggregateGaussian(CommonSteps):
 
     def special(self, context: RoundContext, rand: PublicRandomness) -> Special:
         plan, words = (
-            decomposition(len(context.cohort), self.target),
+            decomposition(len(context.cohort), self.error_law),
             rand.members("aggregate mixture").words64,
         )
         places, scale, shift = draw_special(plan, context.dim, words, self.least_scale_bits(context))
@@ -108,7 +108,7 @@ class AggregateGaussian(CommonSteps):
         size = len(context.cohort)
         std = self.sigma(context) * size
         return aggregate_law_error(
-            decomposition(size, self.target),
+            decomposition(size, self.error_law),
             self.grid(context) / (self.clip_norm * std),
             self.inputs(context),
             self.least_scale_bits(context),
@@ -116,13 +116,13 @@ class AggregateGaussian(CommonSteps):
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         # Gaussian against outsiders only
-        core = decomposition(len(context.cohort), self.target).core
+        core = decomposition(len(context.cohort), self.error_law).core
         members = NonPrivate(
             "a client knows A and B, as all members do, so its noise nearly vanishes on one coordinate in "
             f"{1.0 / (1.0 - core):.3g} and is Irwin-Hall on the others"
         )
         losses = self.summed_claims({Adversary.CLIENT: members}, "secure aggregation reveals only the sum")
-        if self.target == "laplace":
+        if self.error_law == "laplace":
             losses[Adversary.OUTSIDER] = NonPrivate(L1_UNBOUNDED)
             return tuple(PrivacyClaim(who, losses[who], 1) for who in Adversary)
         return self.gaussian_claims(losses, self.law_error(context), context)

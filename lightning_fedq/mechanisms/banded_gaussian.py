@@ -30,17 +30,20 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+import lightning_fedq.privacy.assumptions as kind
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.clip import unit_ball_factors
 from lightning_fedq.functional.noise.discrete_gaussian import discrete_gaussian
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, Stream
 from lightning_fedq.mechanisms.interface import (
+    ANY_NUMBER,
     Adversary,
     AuditCase,
     GaussianLoss,
@@ -139,8 +142,8 @@ class BandedGaussian(Mechanism):
 
     homomorphic = True
     level = "noise_multiplier"
-    alike_clients = True
-    noise_of_adder = True
+    has_exchangeable_clients = True
+    has_central_noise = True
     clips_norm = True
     fixed_cohort = True
 
@@ -272,7 +275,7 @@ class BandedGaussian(Mechanism):
         # messages carry no noise, so no honest message is longer than `clip_norm`
         return bool(symbols.double().norm() <= self._steps * (1.0 + 1e-9))
 
-    def lever(self, client: int, context: RoundContext) -> float:
+    def influence(self, client: int, context: RoundContext) -> float:
         # messages carry no noise, and the server checks their length
         return 1.0
 
@@ -304,11 +307,26 @@ class BandedGaussian(Mechanism):
         losses: dict[Adversary, Loss] = dict.fromkeys(Adversary, server)
         losses |= {Adversary.EAVESDROPPER: wire, Adversary.CLIENT: released, Adversary.OUTSIDER: released}
         stated = (
-            "the server adds the noise, from a key that no other party has, and shows nothing but the "
-            "released models",
-            f"a client's rounds are at least {self.band} apart, or the server begins with fresh noise",
-            "all weights are equal, and a client that did not answer counts as one that sent zeros",
-            f"the sampler is within {slack.distance:.1e} in total variation and {slack.log_ratio:.1e} in "
-            "log-ratio of the exact noise in a round, charged to delta and epsilon",
+            kind.TRUSTED_SERVER(
+                "the server adds the noise, from a key that no other party has, and shows nothing but the "
+                "released models",
+                kind.MODELS_ONLY,
+            ),
+            kind.NOISE_IN_ORDER(
+                f"a client's rounds are at least {self.band} apart, or the server begins with fresh noise"
+            ),
+            kind.EQUAL_WEIGHTS(
+                "all weights are equal, and a client that did not answer counts as one that sent zeros",
+                kind.DROPOUTS,
+            ),
+            kind.FLOAT_ERROR(
+                f"the sampler is within {slack.distance:.1e} in total variation and {slack.log_ratio:.1e} in "
+                "log-ratio of the exact noise in a round, charged to delta and epsilon"
+            ),
         )
-        return tuple(PrivacyClaim(who, losses[who], 1, assumptions=stated, slack=slack) for who in Adversary)
+        about: dict[str, Any] = {
+            "assumptions": stated,
+            "slack": slack,
+            "colluders": ANY_NUMBER,
+        }  # no client has any noise
+        return tuple(PrivacyClaim(who, losses[who], 1, **about) for who in Adversary)

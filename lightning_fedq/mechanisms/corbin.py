@@ -33,12 +33,12 @@ class CorBin(OneBitMechanism):
     server that sees both bits. An odd client is unpaired.
 
     Args:
-        epsilon: Local budget per coordinate and round, > 0, in nats.
+        epsilon_per_coordinate: Local budget per coordinate and round, > 0, in nats.
         shared_bits: Number of random bits per coordinate that a pair shares, 0 to 32. None shares all 32, and
             0 is LDP-FL.
 
-    The claim is `epsilon` per coordinate and round against an eavesdropper. A server that sees both messages
-    of a pair has an infinite pure epsilon, because some outcomes exclude an input. Against
+    The claim is `epsilon_per_coordinate` per coordinate and round against an eavesdropper. A server that sees
+    both messages of a pair has an infinite pure epsilon, because some outcomes exclude an input. Against
     outsiders, curious clients and the server behind secure aggregation, only the bits of unpaired clients
     hide a pair's sum.
 
@@ -48,7 +48,7 @@ class CorBin(OneBitMechanism):
         Salehi, Mia, Pradhan, Amini, Shirani, CorBin-FL, algorithms 2 and 3
 
     Examples:
-        >>> round(CorBin(epsilon=1.0).coin.high / 2**32, 3)  # probability of the likelier bit
+        >>> round(CorBin(epsilon_per_coordinate=1.0).coin.high / 2**32, 3)  # probability of the likelier bit
         0.731
     """
 
@@ -97,7 +97,7 @@ class AugCorBin(CorBin):
     parties know the unpaired clients.
 
     Args:
-        epsilon: Local budget per coordinate and round, > 0, in nats.
+        epsilon_per_coordinate: Local budget per coordinate and round, > 0, in nats.
         shared_bits: Number of random bits per coordinate that a pair shares, as for `CorBin`.
         unpaired_fraction: Fraction gamma in [0, 1]. n - 2 floor((1 - gamma) n / 2) clients are unpaired.
 
@@ -110,8 +110,8 @@ class AugCorBin(CorBin):
         Salehi, Mia, Pradhan, Amini, Shirani, CorBin-FL, algorithms 2 and 3
 
     Examples:
-        >>> round(AugCorBin(epsilon=1.0).coin.high / 2**32, 3)  # probability of the likelier bit
-        0.731
+        >>> round(AugCorBin(epsilon_per_coordinate=1.0).coin.high / 2**32, 3)  # probability of the likelier
+        bit 0.731
     """
 
     unpaired_fraction: float = 0.2

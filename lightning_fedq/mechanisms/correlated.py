@@ -116,7 +116,7 @@ class CorrelatedQuantization(Mechanism):
         """Return the smallest and the largest level. The code may have room for more."""
         return 0, self.levels - 1
 
-    def lever(self, client: int, context: RoundContext) -> float:
+    def influence(self, client: int, context: RoundContext) -> float:
         # with more than two levels, the shift moves levels up to 2 / k beyond the range
         return 1.0 if self.levels == 2 else 1.0 + 2.0 / self.levels
 

@@ -29,7 +29,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -38,6 +38,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+import lightning_fedq.privacy.assumptions as kind
 from lightning_fedq.functional.blocks.bit_budget import best_block_count, bit_epsilon
 from lightning_fedq.functional.blocks.block_messages import decode_messages, encode_updates, sum_messages
 from lightning_fedq.functional.blocks.codeword import (
@@ -81,13 +82,17 @@ from lightning_fedq.wire.coding import FixedLength
 
 EpsilonScope = Literal["bit", "round", "total"]
 
-_KNOWN = "codewords and dither may be known to the adversary"
-_DRAWN = "the chosen blocks may also be known to the adversary, and are drawn independently of the update"
-_BEHIND = ("by post-processing: that others hide a client is not used",)
+_KNOWN = kind.VIEW("codewords and dither may be known to the adversary")
+_DRAWN = kind.VIEW(
+    "the chosen blocks may also be known to the adversary, and are drawn independently of the update"
+)
+_BEHIND = (kind.VIEW("by post-processing: that others hide a client is not used"),)
 _SPECIAL = {
     Adversary.SECAGG_SERVER: (
-        "messages can't be summed before decoding, so there is no secure aggregation: "
-        "the claim is that of the server that sees every message",
+        kind.VIEW(
+            "messages can't be summed before decoding, so there is no secure aggregation: "
+            "the claim is that of the server that sees every message"
+        ),
     ),
     Adversary.CLIENT: _BEHIND,
     Adversary.OUTSIDER: _BEHIND,
@@ -138,8 +143,8 @@ class CPA(Mechanism):
         Lang, Shlezinger, D'Oliveira, El Rouayheb, CPA for scalable and robust FL over massive networks
 
     Examples:
-        >>> CPA(epsilon=0.5).bits_per_coordinate, CPA(epsilon=0.5, lattice="A2").bits_per_coordinate
-        (1.0, 0.5)
+        >>> CPA(epsilon=0.5, epsilon_scope="bit").bits_per_coordinate, CPA(epsilon=0.5, lattice="A2",
+        epsilon_scope="bit").bits_per_coordinate (1.0, 0.5)
     """
 
     homomorphic = False
@@ -156,7 +161,7 @@ class CPA(Mechanism):
     decoder: Decoder = "unbiased"
     decay_rounds: float | None = None
     threshold: bool = False
-    epsilon_scope: EpsilonScope = "bit"
+    epsilon_scope: EpsilonScope = field(kw_only=True)
     blocks_per_round: int | None = None
     rounds: int | None = None
 
@@ -407,7 +412,7 @@ class CPA(Mechanism):
         return self.ranges(context)[1] ** 2 * total / len(clients) ** 2
 
     @property
-    def covers_shorter(self) -> bool:
+    def price_grows_with_dim(self) -> bool:
         # a budget that is divided among fewer blocks may compose worse
         return self.epsilon_scope == "bit"
 
@@ -426,7 +431,7 @@ class CPA(Mechanism):
     def advice(self, claim: PrivacyClaim) -> str:
         return "fewer blocks a round (blocks_per_round, or epsilon_scope='round'), or fewer rounds"
 
-    def lever(self, client: int, context: RoundContext) -> float:
+    def influence(self, client: int, context: RoundContext) -> float:
         """Return the largest pull of one client on a block of the sum, over the largest honest block.
 
         A smaller epsilon and a smaller share of blocks increase it. A subtracted dither adds to it.
@@ -449,7 +454,7 @@ class CPA(Mechanism):
     @classmethod
     def plan_settings(cls, params: int) -> dict[str, Mechanism]:
         """Return two settings: all blocks, or the number of blocks that an epsilon per message allows."""
-        return {"CPA": cls(1.0), "CPA, some blocks": cls(1.0, epsilon_scope="round")}
+        return {"CPA": cls(1.0, epsilon_scope="bit"), "CPA, some blocks": cls(1.0, epsilon_scope="round")}
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """Return the claims of randomised response on every bit of a message.

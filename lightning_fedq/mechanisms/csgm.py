@@ -6,7 +6,7 @@ Hegazy et al. compare SIGM with it.
 Departure: the number of levels is odd, so that 0 is a level. The paper's number is a power of two. An update
 of zero is then rounded at random to one of two levels around 0. For this form "an update is replaced by zero"
 is not "a message is removed", for which the paper proves its guarantee: with one bit, values of 1 and of 0
-are two units apart half of the time. `levels="even"` is this form, with a claim that is true for zero-out
+are two units apart half of the time. `rounding="even"` is this form, with a claim that is true for zero-out
 adjacency.
 
 A released coordinate is a mixture, over the victim's selection and rounding, of Gaussians N(level, z^2).
@@ -99,7 +99,7 @@ class CSGM(SubsampledMechanism):
         sampling_probability: Probability gamma in (0, 1] that a client sends a coordinate.
         flatten: Whether to rotate updates first, see `SubsampledMechanism`.
         bits: Bits per coordinate that is sent, 2 to 16, or 1 to 16 with even levels.
-        levels: "odd" has 2^bits - 1 levels, including 0. "even" is the paper's form with 2^bits levels. Its
+        rounding: "odd" has 2^bits - 1 levels, including 0. "even" is the paper's form with 2^bits levels. Its
             claims are weaker, because an update of zero is sent as one of two levels around it.
 
     The claims are per coordinate under zero-out adjacency, against outsiders (with amplification by hidden
@@ -120,17 +120,17 @@ class CSGM(SubsampledMechanism):
     """
 
     bits: int = 2
-    levels: Literal["odd", "even"] = "odd"
+    rounding: Literal["odd", "even"] = "odd"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 <= self.bits <= 16 or (self.levels == "odd" and self.bits < 2):
-            raise ValueError(f"bits must be in [2, 16], or 1 with levels='even', got {self.bits}")
+        if not 1 <= self.bits <= 16 or (self.rounding == "odd" and self.bits < 2):
+            raise ValueError(f"bits must be in [2, 16], or 1 with rounding='even', got {self.bits}")
 
     @property
     def _cells(self) -> int:
         """Number of levels minus one."""
-        return (1 << self.bits) - (2 if self.levels == "odd" else 1)
+        return (1 << self.bits) - (2 if self.rounding == "odd" else 1)
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
         # symbols are int32: 1 is the lowest level, and 0 a coordinate that is not sent
@@ -167,7 +167,7 @@ class CSGM(SubsampledMechanism):
     def code(self, context: RoundContext) -> Code:
         """Return a fixed-length code with room for a coordinate that is not sent."""
         # 2^bits - 1 levels leave one code word for a coordinate that is not sent, 2^bits levels do not
-        return FixedLength(self.bits if self.levels == "odd" else self.bits + 1)
+        return FixedLength(self.bits if self.rounding == "odd" else self.bits + 1)
 
     def symbol_range(self, context: RoundContext, rand: PublicRandomness) -> tuple[int, int]:
         """Return 0 (a coordinate that is not sent) and the number of levels. The code has room for more."""
@@ -186,10 +186,10 @@ class CSGM(SubsampledMechanism):
         if size > 1:
             share = math.sqrt((size - 1) / size)
             # largest distance between a level and a level that encodes zero
-            apart = 1.0 if self.levels == "odd" else 1.0 + 1.0 / self._cells
+            apart = 1.0 if self.rounding == "odd" else 1.0 + 1.0 / self._cells
             note = "the noise less the curious client's own share"
             client = GaussianLoss(self.noise_multiplier / apart * share, note)
-        if self.levels == "odd":
+        if self.rounding == "odd":
             return self._subsampled_claims(client, context)
         law = self.noise_multiplier, 1.0 / self._cells, self.sampling_probability
         outsider = _HiddenSelection(*law, "zero is sent as one of two levels, and the selection is hidden")

@@ -11,7 +11,8 @@ without secure aggregation. Its error is larger because of rounding, Renyi accou
 Departures from the paper: Two rounds of signs and transforms replace one, so that sparse updates become flat
 also. The noise's variance is (local_sigma / granularity)^2 in integer steps, as the accounting needs. The
 sampler is exact. Replace-one adjacency doubles the sensitivity of the paper's zero-out adjacency. The clients
-add the noise, and each dropout removes its share. Claims therefore allow for `max_dropped` dropouts only.
+add the noise, and each dropout removes its share. Claims therefore allow for `max_dropped_clients` dropouts
+only.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+import lightning_fedq.privacy.assumptions as kind
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.chunks import CHUNK
 from lightning_fedq.functional.clip import float32_range, unit_ball_factor
@@ -42,6 +44,7 @@ from lightning_fedq.functional.noise.discrete_gaussian import (
 from lightning_fedq.functional.rotation import Words, rotate, rotate_back, sign_words
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.mechanisms.interface import (
+    ANY_NUMBER,
     Adversary,
     AuditCase,
     ConcentratedLoss,
@@ -72,7 +75,8 @@ class DistributedDiscreteGaussian(Mechanism):
             clip_norm.
         granularity: Grid of the integers, > 0, in units of clip_norm.
         bits: Symbols are integers modulo 2^bits, 2 to 31. Sums beyond half the modulus wrap around.
-        max_dropped: Dropouts that the claims allow for. The noise of that many clients is not counted.
+        max_dropped_clients: Dropouts that the claims allow for. The noise of that many clients is not
+            counted.
 
     The claims are about the whole update. Against outsiders, curious clients and the server behind secure
     aggregation, the noise of all other clients that answer is counted. Against an eavesdropper or a server
@@ -91,7 +95,7 @@ class DistributedDiscreteGaussian(Mechanism):
     """
 
     homomorphic = True
-    alike_clients = True
+    has_exchangeable_clients = True
     clips_norm = True
     _multiple: ClassVar[int] = 1
     """Factor on the drawn noise, by which a subclass multiplies."""
@@ -100,14 +104,14 @@ class DistributedDiscreteGaussian(Mechanism):
     local_sigma: float
     granularity: float
     bits: int = 16
-    max_dropped: int = 0
+    max_dropped_clients: int = 0
 
     def __post_init__(self) -> None:
         check_positive(clip_norm=self.clip_norm, local_sigma=self.local_sigma, granularity=self.granularity)
         if not 2 <= self.bits <= 31:
             raise ValueError(f"bits must be in [2, 31], got {self.bits}")
-        if self.max_dropped < 0:
-            raise ValueError(f"max_dropped must be >= 0, got {self.max_dropped}")
+        if self.max_dropped_clients < 0:
+            raise ValueError(f"max_dropped_clients must be >= 0, got {self.max_dropped_clients}")
         if self.steps > self._multiple * LARGEST_SIGMA:
             raise ValueError(
                 f"local_sigma must be at most {self._multiple * LARGEST_SIGMA:g} times granularity, got "
@@ -120,7 +124,7 @@ class DistributedDiscreteGaussian(Mechanism):
         return {cls.__name__: cls(1.0, 0.05, 0.01)}
 
     def with_level(
-        self, level: float, context: RoundContext, max_dropped: int
+        self, level: float, context: RoundContext, max_dropped_clients: int
     ) -> DistributedDiscreteGaussian:
         # The level is one over a client's noise. The grid is the finest for which half the modulus holds four
         # standard deviations of a sum of identical updates after rotation.
@@ -129,8 +133,8 @@ class DistributedDiscreteGaussian(Mechanism):
         if room <= 0.0:
             raise ValueError(f"a modulus of 2^{self.bits} is too small for {n} clients. Use more bits.")
         grid = math.sqrt((n * n / size + n * sigma**2) / room)
-        dropped = max(self.max_dropped, max_dropped)
-        return replace(self, local_sigma=sigma, granularity=grid, max_dropped=dropped)
+        dropped = max(self.max_dropped_clients, max_dropped_clients)
+        return replace(self, local_sigma=sigma, granularity=grid, max_dropped_clients=dropped)
 
     @property
     def steps(self) -> float:
@@ -191,14 +195,14 @@ class DistributedDiscreteGaussian(Mechanism):
         return FixedLength(self.bits)
 
     def tolerated_dropouts(self, context: RoundContext) -> int:
-        """Return `max_dropped`, because every further dropout would remove noise that the claims count."""
-        return self.max_dropped
+        """Return `max_dropped_clients`, because a further dropout removes noise that the claims count."""
+        return self.max_dropped_clients
 
     def symbol_modulus(self, context: RoundContext) -> tuple[int, int]:
         """Return the modulus of the sum and the number of symbols of a message."""
         return 1 << self.bits, padded_size(context.dim)
 
-    def lever(self, client: int, context: RoundContext) -> float:
+    def influence(self, client: int, context: RoundContext) -> float:
         # a message may be half of the modulus in every coordinate, with and without masks
         return self.granularity * 2.0 ** (self.bits - 1) * math.sqrt(padded_size(context.dim))
 
@@ -217,7 +221,7 @@ class DistributedDiscreteGaussian(Mechanism):
         little = replace(
             self, local_sigma=2.0 * self.local_sigma / math.sqrt(dim), granularity=0.2 * self.granularity
         )
-        dropped = replace(little, max_dropped=max(self.max_dropped, 1))
+        dropped = replace(little, max_dropped_clients=max(self.max_dropped_clients, 1))
         return (
             AuditCase(little),
             AuditCase(dropped, title="one dropout", num_dropped=1),
@@ -238,21 +242,27 @@ class DistributedDiscreteGaussian(Mechanism):
         # single messages have the client's own noise, sums the noise of all clients that answered
         alone = self._loss(1, context, "the client's own noise")
         base = (
-            "noise is fresh in every round and attempt and comes from keys that the adversary does not hold",
+            kind.SECRET_KEYS(
+                "noise is fresh in every round and attempt and comes from keys that the adversary does not "
+                "hold"
+            ),
         )
-        size, corrupt, claims = len(context.cohort), context.num_corrupt, []
-        answer = f"at least {max(size - self.max_dropped, 1)} of {size} clients answer"
+        size, corrupt, claims = len(context.cohort), context.num_colluding, []
+        answer = f"at least {max(size - self.max_dropped_clients, 1)} of {size} clients answer"
         colluding = f"with {corrupt} clients at most" if corrupt else "with no clients"
-        shared = (f"{answer}, and nothing but the sum is seen", f"the server colludes {colluding}")
-        summed = count_hidden_clients(context, self.max_dropped)
+        shared = (
+            kind.DROPOUTS(f"{answer}, and nothing but the sum is seen", kind.SUM_ALONE),
+            kind.COLLUSION(f"the server colludes {colluding}"),
+        )
+        summed = count_hidden_clients(context, self.max_dropped_clients)
         for who in Adversary:
             if who not in summed:
-                claims.append(PrivacyClaim(who, alone, 1, assumptions=base))
+                claims.append(PrivacyClaim(who, alone, 1, assumptions=base, colluders=ANY_NUMBER))
                 continue
             known, hidden = summed[who]
             but = f" except {known} that the adversary knows" if known else ""
             loss = self._loss(
                 hidden, context, f"the noise of all counted clients{but}, at least the victim's noise"
             )
-            claims.append(PrivacyClaim(who, loss, 1, assumptions=base + shared))
+            claims.append(PrivacyClaim(who, loss, 1, assumptions=base + shared, colluders=known))
         return tuple(claims)

@@ -63,7 +63,7 @@ class FedAvg(Mechanism):
         """True, because there is no error."""
         return True
 
-    def lever(self, client: int, context: RoundContext) -> float:
+    def influence(self, client: int, context: RoundContext) -> float:
         return math.inf
 
     def code(self, context: RoundContext) -> FixedLength:

@@ -64,7 +64,7 @@ class PerCoordinateGaussian(CoordinateNoise):
     Take it to compare with one-bit mechanisms, whose claims are also per coordinate.
 
     Args:
-        epsilon: Budget per coordinate and round, > 0, in nats.
+        epsilon_per_coordinate: Budget per coordinate and round, > 0, in nats.
         delta: Delta per coordinate and round, in (0, 1).
 
     The claim is per coordinate and round, against every adversary. Against adversaries that see sums only,
@@ -77,8 +77,8 @@ class PerCoordinateGaussian(CoordinateNoise):
         Balle, Wang, ICML 2018.
 
     Examples:
-        >>> round(PerCoordinateGaussian(epsilon=1.0, delta=1e-5).noise.scale, 3)  # std, in radii
-        7.461
+        >>> round(PerCoordinateGaussian(epsilon_per_coordinate=1.0, delta=1e-5).noise.scale, 3)  # std, in
+        radii 7.461
     """
 
     law = "gaussian"
@@ -92,4 +92,4 @@ class PerCoordinateGaussian(CoordinateNoise):
 
     @property
     def multiplier(self) -> float:
-        return analytic_gaussian_multiplier(self.epsilon, self.delta)
+        return analytic_gaussian_multiplier(self.epsilon_per_coordinate, self.delta)

@@ -42,13 +42,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+import lightning_fedq.privacy.assumptions as kind
 from lightning_fedq.functional.hadamard import padded_size
 from lightning_fedq.functional.noise.discrete_gaussian import LARGEST_SIGMA, discrete_gaussian, sum_gap
 from lightning_fedq.functional.noise.inversion import Words
@@ -165,7 +166,8 @@ class HandedOnGaussian(DistributedDiscreteGaussian):
         local_sigma: Std of a client's own share per coordinate, > 0, in units of clip_norm.
         granularity: Grid of the integers, > 0, in units of clip_norm, and at most a twentieth of local_sigma.
         bits: Symbols are integers modulo 2^bits, 2 to 31. Sums beyond half the modulus wrap around.
-        max_dropped: Dropouts that the claims allow for. The shares of that many clients are not counted.
+        max_dropped_clients: Dropouts that the claims allow for. The shares of that many clients are not
+            counted.
         num_cohorts: Number of disjoint cohorts that take turns (`cohort=Cyclic(...)`), >= 2. It is the fewest
             rounds between two participations of a client.
 
@@ -194,7 +196,7 @@ class HandedOnGaussian(DistributedDiscreteGaussian):
         10.0
     """
 
-    hands_on = True
+    reuses_noise = True
     _multiple = OWN
 
     bits: int = 18
@@ -233,7 +235,7 @@ class HandedOnGaussian(DistributedDiscreteGaussian):
 
     def _fewest(self, context: RoundContext) -> int:
         """Return a quarter of the clients that certainly answer: the unknown shares that claims need."""
-        return max(-(-(len(context.cohort) - self.max_dropped) // 4), 1)
+        return max(-(-(len(context.cohort) - self.max_dropped_clients) // 4), 1)
 
     def fresh_std(self, context: RoundContext) -> float:
         """Return parameter upsilon of the fresh noise Y, which is never handed on, in integer steps."""
@@ -241,10 +243,10 @@ class HandedOnGaussian(DistributedDiscreteGaussian):
         least = spread / (self._fewest(context) * (1.0 / _SMOOTH - self.share_std**-2))
         return max(math.sqrt(least), _LEAST_FRESH)
 
-    def with_level(self, level: float, context: RoundContext, max_dropped: int) -> HandedOnGaussian:
+    def with_level(self, level: float, context: RoundContext, max_dropped_clients: int) -> HandedOnGaussian:
         # half the modulus holds six standard deviations of a round's sum
         sigma, n, size = 1.0 / level, len(context.cohort), padded_size(context.dim)
-        asked = replace(self, max_dropped=max(self.max_dropped, max_dropped))
+        asked = replace(self, max_dropped_clients=max(self.max_dropped_clients, max_dropped_clients))
         spread = (OWN + TAKEN_BACK) ** 2 + OWN**2
         fresh = max(spread / (asked._fewest(context) * (1.0 / _SMOOTH - _LEAST_SHARE**-2)), _LEAST_FRESH**2)
         room = (2.0 ** (self.bits - 1) / _WRAPS) ** 2 - n * (fresh + 0.25)  # in squared steps
@@ -321,7 +323,7 @@ class HandedOnGaussian(DistributedDiscreteGaussian):
         # rounding and the fresh noise small.
         one = replace(self, num_cohorts=50, granularity=0.02 * self.granularity, bits=min(self.bits + 4, 31))
         little = replace(one, local_sigma=2.0 * self.local_sigma / math.sqrt(dim))
-        dropped = replace(little, max_dropped=max(self.max_dropped, 1))
+        dropped = replace(little, max_dropped_clients=max(self.max_dropped_clients, 1))
         return (
             AuditCase(little),
             AuditCase(dropped, title="one dropout", num_dropped=1),
@@ -350,29 +352,42 @@ class HandedOnGaussian(DistributedDiscreteGaussian):
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         # claims about the sum, by the number of shares that the adversary does not know
-        there = len(context.cohort) - self.max_dropped
-        corrupt = context.num_corrupt
+        there = len(context.cohort) - self.max_dropped_clients
+        corrupt = context.num_colluding
         known = {
-            Adversary.OUTSIDER: (0, "no party who sees only models knows a share"),
-            Adversary.CLIENT: (1, "the curious client knows its own share or its predecessor's"),
+            Adversary.OUTSIDER: (0, kind.MODELS_ONLY("no party who sees only models knows a share")),
+            Adversary.CLIENT: (1, kind.VIEW("the curious client knows its own share or its predecessor's")),
             Adversary.SECAGG_SERVER: (
                 2 * corrupt,
-                f"the server colludes with {corrupt} clients of a cohort at most, and they know their own "
-                "shares and their predecessors' shares",
+                kind.COLLUSION(
+                    f"the server colludes with {corrupt} clients of a cohort at most, and they know their "
+                    "own shares and their predecessors' shares"
+                ),
             ),
         }
         base = (
-            f"at least {there} of {len(context.cohort)} clients answer, and nothing but the sum is seen",
-            f"a client's rounds are at least {self.num_cohorts} apart, or a new block begins",
-            "each client's successor is dealt out once, before any data, one client to one client",
-            "public keys are authenticated and the key agreement is unbroken (computational)",
-            "no client is set back to an earlier state, and no third client knows a pair's share",
-            "updates do not depend on the clients' own noise or messages (no error feedback)",
+            kind.DROPOUTS(
+                f"at least {there} of {len(context.cohort)} clients answer, and nothing but the sum is seen",
+                kind.SUM_ALONE,
+            ),
+            *(
+                kind.NOISE_IN_ORDER(sentence)
+                for sentence in (
+                    f"a client's rounds are at least {self.num_cohorts} apart, or a new block begins",
+                    "each client's successor is dealt out once, before any data, one client to one client",
+                    "no client is set back to an earlier state, and no third client knows a pair's share",
+                    "updates do not depend on the clients' own noise or messages (no error feedback)",
+                )
+            ),
+            kind.AUTHENTIC_KEYS(
+                "public keys are authenticated and the key agreement is unbroken (computational)"
+            ),
         )
+        colluders = {Adversary.CLIENT: 1, Adversary.SECAGG_SERVER: corrupt}
         single = NonPrivate("noise protects the sum only: the next client knows a message's share")
         claims = []
         for who in Adversary:
-            insiders, whose = known.get(who, (0, ""))
+            insiders, whose = known.get(who, (0, kind.VIEW("")))
             unknown = there - insiders
             if who not in known:
                 claims.append(PrivacyClaim(who, single, 1))
@@ -386,8 +401,13 @@ class HandedOnGaussian(DistributedDiscreteGaussian):
                 note = f"noise of {unknown} clients, which later rounds subtract in part"
                 loss, slack = self._loss(unknown, context, note), self.slack(unknown, context)
                 near = f"{slack.log_ratio:.1e} in log-ratio of Gaussian noise, charged to the budget"
-                law = f"the noise's distribution is within {near}"
-                claims.append(PrivacyClaim(who, loss, 1, assumptions=(*base, whose, law), slack=slack))
+                law = kind.FLOAT_ERROR(f"the noise's distribution is within {near}")
+                about: dict[str, Any] = {
+                    "assumptions": (*base, whose, law),
+                    "slack": slack,
+                    "colluders": colluders.get(who),
+                }
+                claims.append(PrivacyClaim(who, loss, 1, **about))
         return tuple(claims)
 
 

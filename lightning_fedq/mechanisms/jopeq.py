@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import lightning_fedq.privacy.assumptions as kind
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.exact_error.dither import add_uniforms
 from lightning_fedq.functional.linear_decode import decode_total, sum_of_rows
@@ -59,7 +60,8 @@ class JoPEQ(Mechanism):
     Take it to reproduce the paper, or for local privacy per coordinate with few bits and summable messages.
 
     Args:
-        epsilon: Target per coordinate and round, > 0, in nats. The attained level is `attained_epsilon`.
+        epsilon_per_coordinate: Target per coordinate and round, > 0, in nats. The attained level is
+            `attained_epsilon`.
         levels: Number of levels of the quantiser, >= 2. The authors' rate R has 2^R + 1.
 
     The claim is `attained_epsilon` per coordinate and round, against every adversary. Hiding by other clients
@@ -72,31 +74,32 @@ class JoPEQ(Mechanism):
         scalar case, with the authors' constants
 
     Examples:
-        >>> round(JoPEQ(epsilon=0.5, levels=3).attained_epsilon, 3)
+        >>> round(JoPEQ(epsilon_per_coordinate=0.5, levels=3).attained_epsilon, 3)
         0.523
     """
 
     homomorphic = True
-    level = "epsilon"
+    level = "epsilon_per_coordinate"
     unbiased = False
 
-    epsilon: float
+    epsilon_per_coordinate: float
     levels: int = 3
 
     def __post_init__(self) -> None:
-        check_positive(epsilon=self.epsilon)
+        check_positive(epsilon_per_coordinate=self.epsilon_per_coordinate)
         if not 2 <= self.levels <= 1 << 16:
             raise ValueError(f"levels must be in [2, 65536], got {self.levels}")
         if self._left_over <= 0:
             raise ValueError(
-                f"{self.levels} levels are too coarse at epsilon = {self.epsilon}, because no noise is left. "
+                f"{self.levels} levels are too coarse at epsilon = {self.epsilon_per_coordinate}, because "
+                "no noise is left. "
                 "Choose more levels or a smaller epsilon."
             )
 
     @property
     def support(self) -> float:
         """Half-width of the quantiser, gamma = 1.5 sqrt(1 + 2 (2 / epsilon)^2), in units of the radius."""
-        return 1.5 * math.sqrt(1.0 + 8.0 / self.epsilon**2)
+        return 1.5 * math.sqrt(1.0 + 8.0 / self.epsilon_per_coordinate**2)
 
     @property
     def step(self) -> float:
@@ -106,7 +109,7 @@ class JoPEQ(Mechanism):
     @property
     def _left_over(self) -> float:
         """Variance of the Laplace noise, 2 (2 / epsilon)^2 - Delta^2 / 12, in squared units of the radius."""
-        return 8.0 / self.epsilon**2 - self.step**2 / 12.0
+        return 8.0 / self.epsilon_per_coordinate**2 - self.step**2 / 12.0
 
     @property
     def noise_scale(self) -> float:
@@ -177,13 +180,13 @@ class JoPEQ(Mechanism):
         """Return the smallest and the largest level. The code has room for more."""
         return 0, self.levels - 1
 
-    def lever(self, client: int, context: RoundContext) -> float:
+    def influence(self, client: int, context: RoundContext) -> float:
         """Return the outermost level plus half a step of dither, over one radius (the honest maximum)."""
         return self.step * self.levels / 2
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
         """Return radius^2 2 (2 / epsilon)^2 / n without overload, which only lowers it (and adds bias)."""
-        return context.radius**2 * (8.0 / self.epsilon**2) / len(clients)
+        return context.radius**2 * (8.0 / self.epsilon_per_coordinate**2) / len(clients)
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """Return the loss of each coordinate's Laplace noise, for any dither, against every adversary."""
@@ -193,7 +196,10 @@ class JoPEQ(Mechanism):
             "epsilon or fewer levels"
         )
         if slack <= _MOST_SLACK:
-            note = f"Laplace noise before the quantiser, with epsilon = {self.epsilon:g} requested"
+            note = f"Laplace noise before the quantiser, requested epsilon = {self.epsilon_per_coordinate:g}"
             loss = LaplaceLoss(1.0 / (self.attained_epsilon + slack), note)
-        sent = f"only the level is sent, and float noise costs {slack:.1e} of epsilon, which is counted"
+        sent = kind.FLOAT_ERROR(
+            f"only the level is sent, and float noise costs {slack:.1e} of epsilon, which is counted",
+            kind.VIEW,
+        )
         return same_for_all(loss, context.dim, (ARBITRARY, FRESH, sent), unit=Unit.COORDINATE)

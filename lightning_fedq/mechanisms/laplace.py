@@ -61,7 +61,7 @@ class PerCoordinateLaplace(CoordinateNoise):
     Take it to compare with one-bit mechanisms, whose claims are also per coordinate.
 
     Args:
-        epsilon: Budget per coordinate and round, > 0, in nats.
+        epsilon_per_coordinate: Budget per coordinate and round, > 0, in nats.
 
     The claim is pure epsilon per coordinate and round, against every adversary.
 
@@ -71,7 +71,7 @@ class PerCoordinateLaplace(CoordinateNoise):
         Dwork, McSherry, Nissim, Smith, Calibrating Noise to Sensitivity, TCC 2006
 
     Examples:
-        >>> PerCoordinateLaplace(epsilon=1.0).noise.scale  # in radii
+        >>> PerCoordinateLaplace(epsilon_per_coordinate=1.0).noise.scale  # in radii
         2.0
     """
 
@@ -79,4 +79,4 @@ class PerCoordinateLaplace(CoordinateNoise):
 
     @property
     def multiplier(self) -> float:
-        return 1.0 / self.epsilon  # over the sensitivity, 2 radii
+        return 1.0 / self.epsilon_per_coordinate  # over the sensitivity, 2 radii

@@ -112,8 +112,8 @@ class LayeredGaussian(ExactError):
         rounds: Number of rounds that the budget covers, >= 1.
         entropy_code: "range", "elias" or, with the shifted layering, "fixed".
         layering: "direct" costs the fewest bits on average. "shifted" has a bounded number of symbols.
-        target: Distribution of a message's error. "laplace" makes a message's error exactly Laplace, but not
-            the mean's error. It has no claim, because l2 clipping does not bound the l1 norm.
+        error_law: Distribution of a message's error. "laplace" makes a message's error exactly Laplace, but
+            not the mean's error. It has no claim, because l2 clipping does not bound the l1 norm.
 
     The claim is Gaussian and about the whole update, against outsiders, and against curious clients with the
     noise of the other clients. The server knows every dither and is trusted. An eavesdropper gets no
@@ -134,16 +134,16 @@ class LayeredGaussian(ExactError):
     homomorphic = False
 
     layering: Layering = "direct"
-    target: Law = "gaussian"
+    error_law: Law = "gaussian"
 
     def __post_init__(self) -> None:
-        refuse_laplace_budget(self.target, self.noise_multiplier)
+        refuse_laplace_budget(self.error_law, self.noise_multiplier)
         super().__post_init__()
 
     @property
     def gaussian_error(self) -> bool:
-        """Whether the target is Gaussian. The error is then Gaussian up to the release grid."""
-        return self.target == "gaussian"
+        """Whether the error law is Gaussian. The error is then Gaussian up to the release grid."""
+        return self.error_law == "gaussian"
 
     def spread(self, context: RoundContext) -> float:
         """Return the std of one message's error, in units of the clipping norm."""
@@ -156,14 +156,14 @@ class LayeredGaussian(ExactError):
 
     def shortest_step(self, context: RoundContext) -> float:
         # the bound of the shifted layers
-        return minimal_step(self.target, self.spread(context))
+        return minimal_step(self.error_law, self.spread(context))
 
     def quantizers(self, context: RoundContext, rand: PublicRandomness) -> Callable[[int], Quantizer]:
         sigma = self.spread(context)
 
         def make(client: int) -> Quantizer:
             stream = rand.shared_with_server(client, "layered dither")
-            return layered_quantizer(stream, context.dim, sigma, self.layering, self.target)
+            return layered_quantizer(stream, context.dim, sigma, self.layering, self.error_law)
 
         return make
 
@@ -176,7 +176,7 @@ class LayeredGaussian(ExactError):
 
         def add(part: slice, words: NDArray[np.uint64], row: int) -> None:
             quantizer = Quantizer(*(np.empty(part.stop - part.start) for _ in range(3)))
-            layer_row(words, sigma, self.target == "gaussian", self.layering == "shifted", *quantizer)
+            layer_row(words, sigma, self.error_law == "gaussian", self.layering == "shifted", *quantizer)
             add_dequantized_row(rows[row, part], *quantizer, total[part])
 
         for row, client in enumerate(clients):
@@ -194,7 +194,7 @@ class LayeredGaussian(ExactError):
         # Gaussian against outsiders, and no guarantee against parties that know the dither
         size = len(context.cohort)
         spread = self.spread(context)
-        delta = known_dither_delta(spread, spread, self.target, self.layering)
+        delta = known_dither_delta(spread, spread, self.error_law, self.layering)
         dither = NonPrivate(
             "a party that knows the dither sees no noise, and inputs one noise std apart in one coordinate "
             f"are distinguished with probability {delta:.3f}, at any epsilon"
@@ -213,7 +213,7 @@ class LayeredGaussian(ExactError):
                 "messages can't be summed before decoding, so the server sees every message: " + dither.reason
             ),
         }
-        if self.target == "laplace":
+        if self.error_law == "laplace":
             losses |= dict.fromkeys((Adversary.CLIENT, Adversary.OUTSIDER), NonPrivate(L1_UNBOUNDED))
             return tuple(PrivacyClaim(who, losses[who], 1) for who in Adversary)
         return self.gaussian_claims(losses, self.law_error(context), context)

@@ -23,10 +23,10 @@ class LDPQ(OneBitMechanism):
     its messages can be summed behind secure aggregation.
 
     Args:
-        epsilon: Local budget per coordinate and round, > 0, in nats.
+        epsilon_per_coordinate: Local budget per coordinate and round, > 0, in nats.
 
-    The claim is `epsilon` per coordinate and round against every adversary. Against adversaries that see sums
-    only, the other clients' bits also hide the bit.
+    The claim is `epsilon_per_coordinate` per coordinate and round against every adversary. Against
+    adversaries that see sums only, the other clients' bits also hide the bit.
 
     A message has one bit per coordinate.
 
@@ -34,11 +34,11 @@ class LDPQ(OneBitMechanism):
         Salehi, Mia, Pradhan, Amini, Shirani, CorBin-FL, algorithm 1 (LDPQ)
 
     Examples:
-        >>> LDPQ(epsilon=1.0).coin.scale  # doctest: +ELLIPSIS
+        >>> LDPQ(epsilon_per_coordinate=1.0).coin.scale  # doctest: +ELLIPSIS
         2.1639534...
     """
 
-    alike_clients = True
+    has_exchangeable_clients = True
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
         """Bound the variance by radius^2 alpha^2 / n, with alpha the decoded size of a bit."""

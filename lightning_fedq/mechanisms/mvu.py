@@ -238,7 +238,7 @@ class MVU(Mechanism):
     secure aggregation, because messages can't be summed before decoding.
 
     Args:
-        epsilon: Local budget per coordinate and round, > 0, in nats.
+        epsilon_per_coordinate: Local budget per coordinate and round, > 0, in nats.
         input_bits: b_in, bits of the grid that values are rounded to, 1 to 4.
         output_bits: b_out, bits per coordinate in a message, 1 to 4.
 
@@ -250,13 +250,13 @@ class MVU(Mechanism):
         Chaudhuri, Guo, Rabbat, Privacy-Aware Compression for Federated Data Analysis, UAI 2022
 
     Examples:
-        >>> [round(value, 2) for value in MVU(epsilon=1.0).design.values.tolist()]  # of the outputs, in radii
-        [-2.71, -1.92, 1.92, 2.71]
+        >>> [round(value, 2) for value in MVU(epsilon_per_coordinate=1.0).design.values.tolist()]  # of the
+        outputs, in radii [-2.71, -1.92, 1.92, 2.71]
     """
 
     homomorphic = False
 
-    epsilon: float
+    epsilon_per_coordinate: float
     input_bits: int = 2
     output_bits: int = 2
 
@@ -266,18 +266,18 @@ class MVU(Mechanism):
     @property
     def design(self) -> MVUDesign:
         """Solved P and alpha."""
-        return solve_mvu(self.input_bits, self.output_bits, self.epsilon)
+        return solve_mvu(self.input_bits, self.output_bits, self.epsilon_per_coordinate)
 
     @classmethod
     def plan_settings(cls, params: int) -> dict[str, Mechanism]:
         """Return no settings, because a design takes seconds at every epsilon that a target tries."""
         return {}
 
-    def with_level(self, level: float, context: RoundContext, max_dropped: int) -> MVU:
+    def with_level(self, level: float, context: RoundContext, max_dropped_clients: int) -> MVU:
         # the level is the epsilon of a coordinate
         if level < _LEAST_LEVEL:
             raise ValueError(f"epsilon must be at least {_LEAST_LEVEL:g} for a precise design, got {level}")
-        return replace(self, epsilon=level)
+        return replace(self, epsilon_per_coordinate=level)
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
         # symbols are uint8 output numbers
@@ -313,7 +313,7 @@ class MVU(Mechanism):
         """Return the smallest and largest output. The code has room for more."""
         return 0, len(self.design.values) - 1
 
-    def lever(self, client: int, context: RoundContext) -> float:
+    def influence(self, client: int, context: RoundContext) -> float:
         """Return the largest output over the largest honest mean, one radius."""
         return float(np.abs(self.design.values).max())
 

@@ -88,7 +88,7 @@ class NearOptimalUtility(AdditiveNoise):
     def clipping(self) -> WholeVector:
         return WholeVector(self.clip_norm, 2)
 
-    def with_level(self, level: float, context: RoundContext, max_dropped: int) -> NearOptimalUtility:
+    def with_level(self, level: float, context: RoundContext, max_dropped_clients: int) -> NearOptimalUtility:
         """Refuse a privacy target, because no epsilon follows from a leakage measured on clients' data."""
         raise ValueError(
             "a privacy target can't set NearOptimalUtility, whose noise follows from a measured leakage. "

@@ -70,10 +70,10 @@ class _EveryoneHides(CoinSum):
     """Sum in which each other client already counts as one randomised bit, so a broken pair adds none."""
 
     def after_dropouts(
-        self, group_sizes: Sequence[int], probability: float, failure: float, num_corrupt: int = 0
+        self, group_sizes: Sequence[int], probability: float, failure: float, num_colluding: int = 0
     ) -> CoinSum:
         # each client that answers is one randomised bit, even if its partner does not answer
-        return super().after_dropouts((1,) * sum(group_sizes), probability, failure, num_corrupt)
+        return super().after_dropouts((1,) * sum(group_sizes), probability, failure, num_colluding)
 
 
 @dataclass(frozen=True)
@@ -84,12 +84,12 @@ class PairedCoins(OneBitMechanism):
     odd client is unpaired.
 
     Args:
-        epsilon: Local budget per coordinate and round, > 0 and finite, in nats. It holds for both bits of a
-            pair.
+        epsilon_per_coordinate: Local budget per coordinate and round, > 0 and finite, in nats. It holds for
+            both bits of a pair.
 
-    The claim is `epsilon` per coordinate and round against an eavesdropper and a server that sees every
-    message. Against the server with a client's partner it is `partner_epsilon`. Against outsiders, curious
-    clients and the server behind secure aggregation, the other clients' bits also hide the bit.
+    The claim is `epsilon_per_coordinate` per coordinate and round against an eavesdropper and a server that
+    sees every message. Against the server with a client's partner it is `partner_epsilon`. Against outsiders,
+    curious clients and the server behind secure aggregation, the other clients' bits also hide the bit.
 
     A message has one bit per coordinate.
 
@@ -97,26 +97,27 @@ class PairedCoins(OneBitMechanism):
         Derived for this project, after Salehi et al., CorBin-FL, whose pairs it repairs.
 
     Examples:
-        >>> round(PairedCoins(epsilon=1.0).partner_epsilon, 4)
+        >>> round(PairedCoins(epsilon_per_coordinate=1.0).partner_epsilon, 4)
         1.5187
     """
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.epsilon):
+        if not math.isfinite(self.epsilon_per_coordinate):
             raise ValueError(
-                f"epsilon must be finite, got {self.epsilon}. Use CorrelatedQuantization() without privacy."
+                f"epsilon must be finite, got {self.epsilon_per_coordinate}. Use CorrelatedQuantization() "
+                "without privacy."
             )
-        inner_coin(coin_thresholds(self.epsilon))
+        inner_coin(coin_thresholds(self.epsilon_per_coordinate))
 
     @property
     def coin(self) -> CoinThresholds:
         """Thresholds of the drawn bit. The claimed epsilon is slightly larger and covers their rounding."""
-        return inner_coin(coin_thresholds(self.epsilon))
+        return inner_coin(coin_thresholds(self.epsilon_per_coordinate))
 
     @property
     def partner_epsilon(self) -> float:
         """Pure epsilon of one bit against a server that also knows the pair's secret."""
-        low, high = coin_thresholds(self.epsilon).probabilities
+        low, high = coin_thresholds(self.epsilon_per_coordinate).probabilities
         nu = self._nu
         return math.log(max(high / nu, (1.0 - nu) / low))
 
@@ -139,7 +140,11 @@ class PairedCoins(OneBitMechanism):
         In that part a bit is revealed with its secret and at most `partner_epsilon` is lost, in one order or
         the other.
         """
-        coin, (low, high), nu = self.coin, coin_thresholds(self.epsilon).probabilities, self._nu
+        coin, (low, high), nu = (
+            self.coin,
+            coin_thresholds(self.epsilon_per_coordinate).probabilities,
+            self._nu,
+        )
         whole, flip = 1 << coin.word_bits, flip_threshold(coin)
         rest = min(3.0 / max(whole - flip - coin.high, 1), 1.0)
         upper, lower, centre = coin.high / whole, coin.low / whole, flip / whole
@@ -198,7 +203,7 @@ class PairedCoins(OneBitMechanism):
 
     def without_noise(self, context: RoundContext) -> OneBitMechanism:
         # without noise the bit is the side of the centre that the value is on
-        return LDPQ(epsilon=math.inf)
+        return LDPQ(epsilon_per_coordinate=math.inf)
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
         # the pair's secret affects the bit most for values at the centre
@@ -218,7 +223,7 @@ class PairedCoins(OneBitMechanism):
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """Return one loss per coordinate for every adversary, see the module."""
-        claimed = coin_thresholds(self.epsilon)
+        claimed = coin_thresholds(self.epsilon_per_coordinate)
         if len(context.groups) == len(context.cohort):
             return independent_claims(claimed, context)
         nu, laws = self._nu, self._known_laws()
@@ -239,7 +244,7 @@ class PairedCoins(OneBitMechanism):
             Adversary.SERVER: bit,
             Adversary.SERVER_AND_PARTNER: PmfPairs(laws, "a bit and its pair's secret"),
             Adversary.CLIENT: behind(1),
-            Adversary.SECAGG_SERVER: behind(context.num_corrupt),
+            Adversary.SECAGG_SERVER: behind(context.num_colluding),
             Adversary.OUTSIDER: behind(0),
         }
         return coin_claims(losses, context, shared=True)

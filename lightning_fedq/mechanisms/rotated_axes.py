@@ -58,7 +58,7 @@ class RotatedAxes(Mechanism):
     there is no secure aggregation.
 
     Args:
-        epsilon: Local budget of one message, > 0 and finite, in nats.
+        epsilon_per_message: Local budget of one message, > 0 and finite, in nats.
         clip_norm: Length that the decoder gives every update, > 0, in units of the update.
 
     The claim is epsilon-LDP for the whole message and round, the same against every adversary.
@@ -70,25 +70,25 @@ class RotatedAxes(Mechanism):
         Estimation, NeurIPS 2023: random rotated codebooks, k-closest
 
     Examples:
-        >>> RotatedAxes(epsilon=8.0, clip_norm=1.0).choice(8192).num_top
+        >>> RotatedAxes(epsilon_per_message=8.0, clip_norm=1.0).choice(8192).num_top
         50
     """
 
     homomorphic = False
     unbiased = False
-    level = "epsilon"
+    level = "epsilon_per_message"
 
-    epsilon: float
+    epsilon_per_message: float
     clip_norm: float
 
     def __post_init__(self) -> None:
-        for name, value in (("epsilon", self.epsilon), ("clip_norm", self.clip_norm)):
+        for name, value in (("epsilon_per_message", self.epsilon_per_message), ("clip_norm", self.clip_norm)):
             if not 0.0 < value < math.inf:
                 raise ValueError(f"{name} must be > 0 and finite, got {value}")
 
     def choice(self, dim: int) -> AxisChoice:
         """Return the distribution of a message about `dim` coordinates."""
-        return best_axis_choice(padded_size(dim), self.epsilon)
+        return best_axis_choice(padded_size(dim), self.epsilon_per_message)
 
     @staticmethod
     def _words(client: int, context: RoundContext, rand: PublicRandomness) -> Words:
@@ -154,7 +154,7 @@ class RotatedAxes(Mechanism):
         first = torch.from_numpy(rotate_back(falling, self._words(client, context, public), context.dim))
         return first, -first
 
-    def lever(self, client: int, context: RoundContext) -> float:
+    def influence(self, client: int, context: RoundContext) -> float:
         """Return the length of one decoded message over that of an honest mean, `clip_norm`."""
         return 1.0 / self.choice(context.dim).mean_length
 
@@ -170,13 +170,13 @@ class RotatedAxes(Mechanism):
         return same_for_all(PmfPairs((pair,), "one of k preferred axes, or any other"), 1, (ARBITRARY, FRESH))
 
     @property
-    def covers_shorter(self) -> bool:
+    def price_grows_with_dim(self) -> bool:
         # k depends on the dimension, and with few options the same epsilon composes worse
         return False
 
     def without_noise(self, context: RoundContext) -> RotatedAxes:
         # a large epsilon always chooses the closest axis
-        return replace(self, epsilon=500.0)
+        return replace(self, epsilon_per_message=500.0)
 
     def advice(self, claim: PrivacyClaim) -> str:
         return "fewer messages of a client, because rounds without it cost it nothing"

@@ -1,7 +1,7 @@
 """Rotated coins: clip in l2, rotate, and send one randomised bit per coordinate.
 
 A client clips the l2 norm of its update and rotates it by a public random rotation (`functional.rotation`).
-It then clips every coordinate to a range of `kappa` standard deviations and sends one randomised bit (or
+It then clips every coordinate to a range of `clip_stds` standard deviations and sends one randomised bit (or
 several) a coordinate. The bias of the bit encodes the coordinate's place in the range. The server adds the
 bits and rotates back.
 
@@ -9,8 +9,8 @@ The bits of n - 1 other clients, which no adversary can predict, hide an update 
 well as Gaussian noise of the sum's variance would (`functional.one_bit.hidden_coin`). The guarantee is for
 the whole update and does not grow with the number of parameters, at one bit a parameter. This is the
 Poisson-binomial mechanism of Chen, Ozgur, Kairouz, 2022, with one bit, and the l2 analysis is ours. Sums are
-taken modulo a power of two, so that masks cost 8 bits a coordinate at 1,000 clients. With `share` only some
-rotated coordinates are sent.
+taken modulo a power of two, so that masks cost 8 bits a coordinate at 1,000 clients. With `fraction` only
+some rotated coordinates are sent.
 
 The claims rest on these facts. Thresholds are integers that are compared with uniform words. The norm is
 clipped after the rotation, on the floats that become thresholds, in float64 and rounded up, so the rotation
@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 from scipy import special, stats
 from torch import Tensor
 
+import lightning_fedq.privacy.assumptions as kind
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.chunks import CHUNK
 from lightning_fedq.functional.clip import float32_range, unit_ball_factor
@@ -56,8 +57,8 @@ from lightning_fedq.mechanisms.bases.claims import (
     AUTHENTICATED,
     FRESH,
     MODELS_ONLY,
-    NO_COLLUSION,
     SUM_ONLY,
+    bounded_collusion,
 )
 from lightning_fedq.mechanisms.interface import (
     Adversary,
@@ -91,62 +92,64 @@ class RotatedCoins(Mechanism):
 
     Args:
         clip_norm: Largest l2 norm of an update, > 0.
-        epsilon: Level of one randomised bit, > 0, in nats. Choose a small one if a whole update is to be
-            private.
+        epsilon_per_bit: Level of one randomised bit, > 0, in nats. Choose a small one if a whole update is to
+            be private.
             None: a privacy target sets it when the fit starts.
-        kappa: Range of a rotated coordinate in standard deviations, clip_norm / sqrt(D), > 0. 4.5 contains
-            practically all of them.
-        coins: Number of randomised bits per coordinate, 1 to 255. More than one only helps if `epsilon` would
-            be above 1.
-        share: Part of the rotated coordinates that is sent in a round, a power of 1/2. These are the first
+        clip_stds: Range of a rotated coordinate in standard deviations, clip_norm / sqrt(D), > 0. 4.5
+            contains practically all of them.
+        bits_per_coordinate: Number of randomised bits per coordinate, 1 to 255. More than one only helps if
+            `epsilon_per_bit` would be above 1.
+        fraction: Part of the rotated coordinates that is sent in a round, a power of 1/2. These are the first
             ones, which a fresh rotation makes a random subspace, the same for all clients.
-        paired: Whether pairs of clients share the words that round. Useful above an `epsilon` of about 0.6.
-        max_dropped: Dropouts that the claims about sums allow for. A round with more is aborted.
-        wrap_chance: Largest probability that a coordinate of a sum wraps around if all updates are identical
-            (the worst case), in [0, 0.01]. With 0, sums never wrap.
+        paired: Whether pairs of clients share the words that round. Useful above an `epsilon_per_bit` of
+            about 0.6.
+        max_dropped_clients: Dropouts that the claims about sums allow for. A round with more is aborted.
+        wrap_probability: Largest probability that a coordinate of a sum wraps around if all updates are
+            identical (the worst case), in [0, 0.01]. With 0, sums never wrap.
 
     Raises:
         ValueError: If a value is out of its range.
 
     The claim is about the whole update against outsiders, curious clients and the server behind secure
-    aggregation. Against an eavesdropper or a server that sees messages, it is `epsilon` per rotated
+    aggregation. Against an eavesdropper or a server that sees messages, it is `epsilon_per_bit` per rotated
     coordinate and bit.
 
-    A message has one bit (or the bits of a count up to `coins`) per rotated coordinate that is sent.
+    A message has one bit (or the bits of a count up to `bits_per_coordinate`) per rotated coordinate that is
+    sent.
 
     References:
         Chen, Ozgur, Kairouz, The Poisson Binomial Mechanism for Secure and Private Federated Learning, 2022.
 
     Examples:
-        >>> round(RotatedCoins(clip_norm=1.0, epsilon=1.0).coin.high / 2**32, 3)  # P(likelier bit)
+        >>> round(RotatedCoins(clip_norm=1.0, epsilon_per_bit=1.0).coin.high / 2**32, 3)  # P(likelier bit)
         0.731
     """
 
     homomorphic = True
-    alike_clients = True
+    has_exchangeable_clients = True
     clips_norm = True
 
     clip_norm: float
-    epsilon: float | None = None
-    kappa: float = 4.5
-    coins: int = 1
-    share: float = 1.0
+    epsilon_per_bit: float | None = None
+    clip_stds: float = 4.5
+    bits_per_coordinate: int = 1
+    fraction: float = 1.0
     paired: bool = False
-    max_dropped: int = 0
-    wrap_chance: float = 1e-4
+    max_dropped_clients: int = 0
+    wrap_probability: float = 1e-4
 
     def __post_init__(self) -> None:
-        check_positive(clip_norm=self.clip_norm, kappa=self.kappa)
-        if self.epsilon is not None:
-            coin_thresholds(self.epsilon)
-        if not 1 <= self.coins <= 255:
-            raise ValueError(f"coins must be in [1, 255], got {self.coins}")
-        if not 0.0 < self.share <= 1.0 or math.frexp(self.share)[0] != 0.5:
-            raise ValueError(f"share must be 1, 1/2, 1/4 or another power of 1/2, got {self.share}")
-        if self.max_dropped < 0:
-            raise ValueError(f"max_dropped must be >= 0, got {self.max_dropped}")
-        if not 0.0 <= self.wrap_chance <= 0.01:
-            raise ValueError(f"wrap_chance must be in [0, 0.01], got {self.wrap_chance}")
+        check_positive(clip_norm=self.clip_norm, clip_stds=self.clip_stds)
+        if self.epsilon_per_bit is not None:
+            coin_thresholds(self.epsilon_per_bit)
+        if not 1 <= self.bits_per_coordinate <= 255:
+            raise ValueError(f"bits_per_coordinate must be in [1, 255], got {self.bits_per_coordinate}")
+        if not 0.0 < self.fraction <= 1.0 or math.frexp(self.fraction)[0] != 0.5:
+            raise ValueError(f"fraction must be 1, 1/2, 1/4 or another power of 1/2, got {self.fraction}")
+        if self.max_dropped_clients < 0:
+            raise ValueError(f"max_dropped_clients must be >= 0, got {self.max_dropped_clients}")
+        if not 0.0 <= self.wrap_probability <= 0.01:
+            raise ValueError(f"wrap_probability must be in [0, 0.01], got {self.wrap_probability}")
 
     @property
     def coin(self) -> CoinThresholds:
@@ -155,12 +158,12 @@ class RotatedCoins(Mechanism):
         Raises:
             ValueError: If its level is not set.
         """
-        if self.epsilon is None:
+        if self.epsilon_per_bit is None:
             raise ValueError(
-                "epsilon of RotatedCoins is not set. "
+                "epsilon_per_bit of RotatedCoins is not set. "
                 "Set it, or train with Federated(privacy=PrivacyTarget(...))."
             )
-        return coin_thresholds(self.epsilon)
+        return coin_thresholds(self.epsilon_per_bit)
 
     @property
     def _bias(self) -> float:
@@ -174,19 +177,21 @@ class RotatedCoins(Mechanism):
         return {
             "RotatedCoins": cls(1.0, 1.0),
             "RotatedCoins, paired": cls(1.0, 1.0, paired=True),
-            "RotatedCoins, share 1/2": cls(1.0, 1.0, share=0.5),
-            "RotatedCoins, share 1/8": cls(1.0, 1.0, share=0.125),
+            "RotatedCoins, share 1/2": cls(1.0, 1.0, fraction=0.5),
+            "RotatedCoins, share 1/8": cls(1.0, 1.0, fraction=0.125),
         }
 
     @classmethod
-    def poisson_binomial(cls, clip_norm: float, theta: float, coins: int, kappa: float = 4.5) -> RotatedCoins:
+    def poisson_binomial(
+        cls, clip_norm: float, theta: float, bits_per_coordinate: int, clip_stds: float = 4.5
+    ) -> RotatedCoins:
         """Return the Poisson-binomial mechanism with its authors' parameters. Sums never wrap.
 
         Args:
             clip_norm: Largest l2 norm of an update, > 0.
             theta: A bit is one with probability 1/2 + theta x / r, r the range of a coordinate, in (0, 1/4].
             coins: Number of bits per coordinate, the authors' m, 1 to 255.
-            kappa: Range of a rotated coordinate in standard deviations, as in the class.
+            clip_stds: Range of a rotated coordinate in standard deviations, as in the class.
 
         Raises:
             ValueError: If a value is out of its range.
@@ -194,10 +199,14 @@ class RotatedCoins(Mechanism):
         if not 0.0 < theta <= 0.25:
             raise ValueError(f"theta must be in (0, 1/4], got {theta}")
         level = math.log((0.5 + theta) / (0.5 - theta))
-        return cls(clip_norm, level, kappa, coins, wrap_chance=0.0)
+        return cls(clip_norm, level, clip_stds, bits_per_coordinate, wrap_probability=0.0)
 
-    def with_level(self, level: float, context: RoundContext, max_dropped: int) -> RotatedCoins:
-        return replace(self, epsilon=level, max_dropped=max(self.max_dropped, max_dropped))
+    def with_level(self, level: float, context: RoundContext, max_dropped_clients: int) -> RotatedCoins:
+        return replace(
+            self,
+            epsilon_per_bit=level,
+            max_dropped_clients=max(self.max_dropped_clients, max_dropped_clients),
+        )
 
     def group_sizes(self, num_clients: int) -> tuple[int, ...]:
         """Return pairs and an unpaired client if `paired`, else unpaired clients only."""
@@ -207,7 +216,7 @@ class RotatedCoins(Mechanism):
     def num_symbols(self, context: RoundContext) -> int:
         """Return the number of rotated coordinates that are sent."""
         size = padded_size(context.dim)
-        return max(int(size * self.share), int(kernel_order(size)))
+        return max(int(size * self.fraction), int(kernel_order(size)))
 
     def _norm(self, context: RoundContext) -> float:
         """Return the largest norm of the coordinates that are sent, in units of clip_norm."""
@@ -216,7 +225,7 @@ class RotatedCoins(Mechanism):
 
     def _reach(self, context: RoundContext) -> float:
         """Return the largest norm of the sent coordinates, in units of the range of a coordinate."""
-        return self._norm(context) * math.sqrt(padded_size(context.dim)) / self.kappa
+        return self._norm(context) * math.sqrt(padded_size(context.dim)) / self.clip_stds
 
     @staticmethod
     def _words(context: RoundContext, rand: PublicRandomness) -> Words:
@@ -267,7 +276,7 @@ class RotatedCoins(Mechanism):
         private, coin, outside = rand.private(client, _COINS), self.coin, 0
         shared = rand.peer(group, _ROUNDING) if len(group) == 2 else None
         which = np.zeros(1, np.int64)
-        for number in range(self.coins):
+        for number in range(self.bits_per_coordinate):
             bits = np.empty_like(ones) if number else ones
             for first in range(0, ones.shape[1], _CHUNK):
                 part = slice(first, min(first + _CHUNK, ones.shape[1]))
@@ -294,11 +303,14 @@ class RotatedCoins(Mechanism):
         # `symbols` may also be the sum modulo `symbol_modulus`
         total = sum_of_rows(symbols).numpy()
         modulus = self.symbol_modulus(context)[0]
-        thrown = len(clients) * self.coins
+        thrown = len(clients) * self.bits_per_coordinate
         lowest = (thrown + 1 - modulus) // 2  # residues stand for the values around half of the bits
-        radius = self.kappa * self.clip_norm / math.sqrt(padded_size(context.dim))
+        radius = self.clip_stds * self.clip_norm / math.sqrt(padded_size(context.dim))
         share = len(total) / padded_size(context.dim)
-        scale, estimate = radius / (self._bias * self.coins * share), np.empty(len(total), np.float32)
+        scale, estimate = (
+            radius / (self._bias * self.bits_per_coordinate * share),
+            np.empty(len(total), np.float32),
+        )
         for first in range(0, len(total), CHUNK):
             ones = lowest + ((total[first : first + CHUNK].astype(np.int64) - lowest) & (modulus - 1))
             estimate[first : first + CHUNK] = (2 * ones - thrown) * scale  # divides by the bits' bias
@@ -306,25 +318,25 @@ class RotatedCoins(Mechanism):
         return torch.from_numpy(back)
 
     def code(self, context: RoundContext) -> FixedLength:
-        """Return the bits of a count up to `coins`, which is one bit by default."""
-        return FixedLength(self.coins.bit_length())
+        """Return the bits of a count up to `bits_per_coordinate`, which is one bit by default."""
+        return FixedLength(self.bits_per_coordinate.bit_length())
 
     def symbol_range(self, context: RoundContext, rand: PublicRandomness) -> tuple[int, int]:
-        """Return 0 to `coins`. The code has room for more."""
-        return 0, self.coins
+        """Return 0 to `bits_per_coordinate`. The code has room for more."""
+        return 0, self.bits_per_coordinate
 
     def tolerated_dropouts(self, context: RoundContext) -> int:
-        """Return `max_dropped`, because every further dropout would remove a bit that the claims count."""
-        return self.max_dropped
+        """Return `max_dropped_clients`, because a further dropout removes a bit that the claims count."""
+        return self.max_dropped_clients
 
     def symbol_modulus(self, context: RoundContext) -> tuple[int, int]:
-        """Return the smallest modulus at which sums wrap with `wrap_chance` at most, and `num_symbols`."""
-        thrown = len(context.cohort) * self.coins
+        """Return the smallest modulus that wraps with `wrap_probability` at most, and `num_symbols`."""
+        thrown = len(context.cohort) * self.bits_per_coordinate
         bits = thrown.bit_length()
-        if self.wrap_chance:
+        if self.wrap_probability:
             # std of the bits, and of a rotated coordinate if all updates are identical
-            std = math.hypot(0.5 * math.sqrt(thrown), thrown * self._bias / (2.0 * self.kappa))
-            reach = -float(special.ndtri(self.wrap_chance / 2.0)) * std
+            std = math.hypot(0.5 * math.sqrt(thrown), thrown * self._bias / (2.0 * self.clip_stds))
+            reach = -float(special.ndtri(self.wrap_probability / 2.0)) * std
             bits = min(bits, max(math.ceil(math.log2(2.0 * reach + 2.0)), 1))
         return 1 << bits, self.num_symbols(context)
 
@@ -334,28 +346,28 @@ class RotatedCoins(Mechanism):
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
         """Bound the variance of randomised bits and of coordinates that are not sent, without wrapped sums.
 
-        The bits' term is (kappa / t)^2 / (coins n share) in units of clip_norm^2 / D.
+        The bits' term is (clip_stds / t)^2 / (coins n share) in units of clip_norm^2 / D.
         """
         share = self.num_symbols(context) / padded_size(context.dim)
-        variance = (self.kappa / self._bias) ** 2 / (self.coins * len(clients)) / share
+        variance = (self.clip_stds / self._bias) ** 2 / (self.bits_per_coordinate * len(clients)) / share
         variance += 2.0 * (1.0 / share - 1.0)
         return torch.full_like(context.radius, variance * self.clip_norm**2 / padded_size(context.dim))
 
     def mean_error(self, context: RoundContext, num_clients: int, homogeneity: float) -> float:
         # The error has two parts: the bits' variance, and the part of the mean outside the random subspace.
         # Updates have norm clip_norm and are spread evenly. A bit's variance is reduced by its squared mean:
-        # (kappa / t)^2 - 1 over all rotated coordinates, of which the padding is cut. A pair's bits have
+        # (clip_stds / t)^2 - 1 over all rotated coordinates, of which the padding is cut. A pair's bits have
         # 2 (1 / t^2 - 1) + 2 E|s| - E s^2, with s the sum of two rotated coordinates in units of the range,
         # which is about Gaussian. The subspace loses |mean|^2 (1 / share - 1) before the cut, mostly within
         # blocks of as many coordinates as are sent. In the worst case, `noise_variance`, all updates agree.
-        size, square = padded_size(context.dim), (self.kappa / self._bias) ** 2
+        size, square = padded_size(context.dim), (self.clip_stds / self._bias) ** 2
         sent = self.num_symbols(context)
         lost = size / sent - 1.0
         pairs = 2 * (num_clients // 2) / num_clients if self.paired else 0.0
         alike = 1.0 + homogeneity
-        rounding = self.kappa * math.sqrt(4.0 * alike / math.pi) - alike
-        coin = (1.0 - pairs) * (square - 1.0) + pairs * (square - self.kappa**2 + rounding)
-        coins = coin / (self.coins * num_clients) * context.dim / sent
+        rounding = self.clip_stds * math.sqrt(4.0 * alike / math.pi) - alike
+        coin = (1.0 - pairs) * (square - 1.0) + pairs * (square - self.clip_stds**2 + rounding)
+        coins = coin / (self.bits_per_coordinate * num_clients) * context.dim / sent
         # The transform's first rows fold D coordinates into `sent` ones, with `lost` others onto each. Each
         # of these adds 2 / D to E G_ij^2 if i and j are in one block. Otherwise (lost - 1) / 2 of them do.
         blocks, rest = divmod(context.dim, sent)
@@ -380,37 +392,40 @@ class RotatedCoins(Mechanism):
             change = min((high - low) * reach + math.sqrt(count) * grain, (high - low) * math.sqrt(count))
             square, note = change * change, "one randomised bit a rotated coordinate, hidden by other clients"
         # `count` coordinates share the squared change evenly in the worst case, as the logarithm is concave
-        coins = self.coins * count
+        coins = self.bits_per_coordinate * count
         grown = np.log1p(moments * (square * (1.0 + 1e-9)) / count)
         divergences = coins * grown * (1.0 + 1e-9) / (np.array(ORDERS) - 1.0)
         return RenyiLoss(ORDERS, tuple(divergences.tolist()), note)
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """Return randomised response for single messages, and the loss of `hidden_coin` for sums."""
-        if self.epsilon is None or not self.coin.low:
-            unset = self.epsilon is None
-            missing = "epsilon is not set yet" if unset else "epsilon is infinite"
+        if self.epsilon_per_bit is None or not self.coin.low:
+            unset = self.epsilon_per_bit is None
+            missing = "epsilon_per_bit is not set yet" if unset else "epsilon_per_bit is infinite"
             return no_guarantee(f"{missing}: an extreme input determines its bits", 1)
         low, high = self.coin.probabilities
-        places = np.arange(self.coins + 1)
-        laws = [tuple(stats.binom.pmf(places, self.coins, p).tolist()) for p in (high, low)]
-        if self.coins == 1:
+        places = np.arange(self.bits_per_coordinate + 1)
+        laws = [tuple(stats.binom.pmf(places, self.bits_per_coordinate, p).tolist()) for p in (high, low)]
+        if self.bits_per_coordinate == 1:
             laws = [(low, high), (high, low)]
         alone = PmfPairs(((laws[0], laws[1]),), "randomised response on the bits of one rotated coordinate")
-        corrupt, keys = context.num_corrupt, (AUTHENTICATED,) if self.paired else ()
-        left = len(context.cohort) - self.max_dropped
-        answer = (f"at least {max(left, 1)} of {len(context.cohort)} clients answer",)
-        colluding = f"the server colludes with {corrupt} clients at most" if corrupt else NO_COLLUSION
+        keys = (AUTHENTICATED,) if self.paired else ()
+        left = len(context.cohort) - self.max_dropped_clients
+        answer = (kind.DROPOUTS(f"at least {max(left, 1)} of {len(context.cohort)} clients answer"),)
         stated = {
             Adversary.CLIENT: (MODELS_ONLY, *answer),
-            Adversary.SECAGG_SERVER: (SUM_ONLY, colluding, *answer, *keys),
+            Adversary.SECAGG_SERVER: (SUM_ONLY, bounded_collusion(context.num_colluding), *answer, *keys),
             Adversary.OUTSIDER: (MODELS_ONLY, *answer, *keys),
         }
         summed = {
             who: PrivacyClaim(
-                who, self._behind(known, hidden - 1, context), 1, assumptions=(ARBITRARY, FRESH, *stated[who])
+                who,
+                self._behind(known, hidden - 1, context),
+                1,
+                assumptions=(ARBITRARY, FRESH, *stated[who]),
+                colluders=known,
             )
-            for who, (known, hidden) in count_hidden_clients(context, self.max_dropped).items()
+            for who, (known, hidden) in count_hidden_clients(context, self.max_dropped_clients).items()
         }
         singles = same_for_all(alone, self.num_symbols(context), (ARBITRARY, FRESH), unit=Unit.COORDINATE)
         return tuple(summed.get(claim.adversary, claim) for claim in singles)
@@ -424,9 +439,9 @@ class RotatedCoins(Mechanism):
         and an update that is not clipped in l2 all of it. The clip is wide enough for the audit's other
         clients, whose coordinates are within +-1.
         """
-        wide = replace(self, kappa=1.0, clip_norm=4.0 * math.sqrt(dim), max_dropped=0)
-        sums = replace(wide, kappa=2.0, epsilon=0.5, coins=16)
-        half = replace(sums, share=0.5, max_dropped=1)
+        wide = replace(self, clip_stds=1.0, clip_norm=4.0 * math.sqrt(dim), max_dropped_clients=0)
+        sums = replace(wide, clip_stds=2.0, epsilon_per_bit=0.5, bits_per_coordinate=16)
+        half = replace(sums, fraction=0.5, max_dropped_clients=1)
         return (
             AuditCase(wide),
             AuditCase(sums, title="16 coins", only_sums=True),
@@ -443,11 +458,11 @@ class RotatedCoins(Mechanism):
         high *= 4.0 * self.clip_norm / max(float(high.norm()), 1e-30)
         return high, -high
 
-    def lever(self, client: int, context: RoundContext) -> float:
+    def influence(self, client: int, context: RoundContext) -> float:
         """Return the length of a decoded message of all ones over the longest honest update."""
         share = self.num_symbols(context) / padded_size(context.dim)
-        return max(self.kappa / (self._bias * math.sqrt(share)), 1.0)
+        return max(self.clip_stds / (self._bias * math.sqrt(share)), 1.0)
 
     def without_noise(self, context: RoundContext) -> RotatedCoins:
         # a bit of infinite epsilon only rounds
-        return replace(self, epsilon=math.inf)
+        return replace(self, epsilon_per_bit=math.inf)

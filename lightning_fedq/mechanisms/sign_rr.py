@@ -37,14 +37,14 @@ class SignRR(OneBitMechanism):
     bits.
 
     Args:
-        epsilon: Local budget per coordinate and round, > 0, in nats.
+        epsilon_per_coordinate: Local budget per coordinate and round, > 0, in nats.
         aggregation: "mean" of the signs, corrected for randomised response, "plain_mean" without the
             correction, or "majority", the sign of the sum (0 for a draw). Each is scaled by the radius.
         zero_is_positive: Whether a coordinate that equals the centre counts as +1 instead of a fair random
             sign.
 
-    The claim is `epsilon` per coordinate and round against every adversary. Against adversaries that see sums
-    only, the other clients' bits also hide the sign.
+    The claim is `epsilon_per_coordinate` per coordinate and round against every adversary. Against
+    adversaries that see sums only, the other clients' bits also hide the sign.
 
     A message has one bit per coordinate.
 
@@ -53,7 +53,7 @@ class SignRR(OneBitMechanism):
         Bernstein et al., signSGD with majority vote, 2018
 
     Examples:
-        >>> round(SignRR(epsilon=1.0).coin.high / 2**32, 3)  # probability of the true sign
+        >>> round(SignRR(epsilon_per_coordinate=1.0).coin.high / 2**32, 3)  # probability of the true sign
         0.731
     """
 

@@ -9,7 +9,7 @@ that it leaves out are lost, unless clients keep them: `algorithms.ErrorFeedback
 publicly, the same for all clients of a round, and sends no indices. Its values are scaled up, so the mean is
 unbiased.
 
-For private sparsification with a public choice of coordinates take `RotatedCoins(share=)`,
+For private sparsification with a public choice of coordinates take `RotatedCoins(fraction=)`,
 `CPA(blocks_per_round=)`, `SIGM` or `CSGM`.
 """
 
@@ -58,13 +58,13 @@ class _Sparse(Mechanism):
 
     homomorphic = False
 
-    share: float = 0.01
+    fraction: float = 0.01
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.share <= 1.0:
-            raise ValueError(f"share must be in (0, 1], got {self.share}")
+        if not 0.0 < self.fraction <= 1.0:
+            raise ValueError(f"fraction must be in (0, 1], got {self.fraction}")
 
-    def lever(self, client: int, context: RoundContext) -> float:
+    def influence(self, client: int, context: RoundContext) -> float:
         return math.inf
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
@@ -79,7 +79,7 @@ class TopK(_Sparse):
     Take it for compression without privacy, together with `ErrorFeedback` of the same share.
 
     Args:
-        share: Share of the coordinates that is sent, in (0, 1].
+        fraction: Fraction of the coordinates that is sent, in (0, 1].
 
     Nothing is claimed against any adversary.
 
@@ -89,7 +89,7 @@ class TopK(_Sparse):
         Stich, Cordonnier, Jaggi, Sparsified SGD with Memory, NeurIPS 2018
 
     Examples:
-        >>> TopK(share=0.1).share
+        >>> TopK(fraction=0.1).fraction
         0.1
     """
 
@@ -98,7 +98,7 @@ class TopK(_Sparse):
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
         # symbols are the sorted indices, then float32 bit patterns
         rows = update.detach().reshape(len(rand.clients), context.dim).float()
-        largest = rows.abs().topk(num_kept(self.share, context.dim), dim=1, sorted=False)
+        largest = rows.abs().topk(num_kept(self.fraction, context.dim), dim=1, sorted=False)
         places = largest.indices.sort(1).values
         symbols = torch.cat([places, rows.gather(1, places).view(torch.int32).long()], 1)
         shape = symbols.shape[1:] if update.dim() == 1 else symbols.shape
@@ -107,7 +107,7 @@ class TopK(_Sparse):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        half = num_kept(self.share, context.dim)
+        half = num_kept(self.fraction, context.dim)
         if tuple(symbols.shape) != (expected := (len(clients), 2 * half)):
             raise ValueError(f"messages must have shape {expected}, got {tuple(symbols.shape)}")
         received = symbols.detach().long()
@@ -120,7 +120,7 @@ class TopK(_Sparse):
         return total.index_add_(0, places.reshape(-1), values.reshape(-1)).float()
 
     def num_sent(self, dim: int) -> int:
-        return num_kept(self.share, dim)
+        return num_kept(self.fraction, dim)
 
     def num_symbols(self, context: RoundContext) -> int:
         """Return the number of symbols: one index and one value per coordinate that is sent."""
@@ -148,7 +148,7 @@ class RandomK(_Sparse):
     Take it as a baseline of unbiased compression without privacy.
 
     Args:
-        share: Share of the coordinates that is sent, in (0, 1].
+        fraction: Fraction of the coordinates that is sent, in (0, 1].
 
     Nothing is claimed against any adversary.
 
@@ -159,14 +159,14 @@ class RandomK(_Sparse):
         Communication Efficiency, 2016
 
     Examples:
-        >>> RandomK(share=0.1).share
+        >>> RandomK(fraction=0.1).fraction
         0.1
     """
 
     def _places(self, context: RoundContext, rand: PublicRandomness) -> Tensor:
         words = rand.public("random places").words64(context.dim)
-        chosen = np.argpartition(words, num_kept(self.share, context.dim) - 1)
-        return torch.from_numpy(np.sort(chosen[: num_kept(self.share, context.dim)]))
+        chosen = np.argpartition(words, num_kept(self.fraction, context.dim) - 1)
+        return torch.from_numpy(np.sort(chosen[: num_kept(self.fraction, context.dim)]))
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
         # symbols are float32 bit patterns, and nothing is clipped
@@ -187,7 +187,7 @@ class RandomK(_Sparse):
 
     def num_symbols(self, context: RoundContext) -> int:
         """Return the number of coordinates that are sent."""
-        return num_kept(self.share, context.dim)
+        return num_kept(self.fraction, context.dim)
 
     def code(self, context: RoundContext) -> FixedLength:
         """Return 32 bits per value."""

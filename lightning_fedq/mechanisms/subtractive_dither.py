@@ -99,7 +99,7 @@ class SubtractiveDither(Mechanism):
         """Return the smallest and the largest level. The code has room for one more."""
         return -self._levels, self._levels
 
-    def lever(self, client: int, context: RoundContext) -> float:
+    def influence(self, client: int, context: RoundContext) -> float:
         # the dither moves a level up to half a step beyond the range
         return 1.0 + 0.5 / self._levels
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+import lightning_fedq.privacy.assumptions as kind
 from lightning_fedq.mechanisms.interface import Adversary, Neighbours, NonPrivate, PrivacyClaim
 from lightning_fedq.privacy.accounting import Spending, spent
 from lightning_fedq.privacy.collusion import CHANCE
@@ -20,7 +21,7 @@ from lightning_fedq.privacy.sampled import find_secrecy_obstacle, secret_epsilon
 
 _OF_SUMS = (Adversary.SECAGG_SERVER, Adversary.OUTSIDER, Adversary.CLIENT)
 
-_HONEST = "every other client runs its coins"
+_HONEST = kind.HONEST_COINS("every other client runs its coins")
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Account:
         return max(self.run.horizon if self.rounds is None else self.rounds, 1)
 
     @property
-    def num_corrupt(self) -> int:
+    def num_colluding(self) -> int:
         """Largest number of clients of a cohort that may collude with the server, Byzantine clients included.
 
         Where cohorts are drawn at random this is a quantile: a round has more with probability at most
@@ -69,7 +70,7 @@ class Account:
         itself only if there are Byzantine clients.
         """
         if adversary is Adversary.SECAGG_SERVER:
-            return self.num_corrupt
+            return self.num_colluding
         curious = adversary is Adversary.CLIENT and self.run.threat.num_byzantine > 0
         return min(self.run.threat.num_byzantine + curious, len(self.run.context.cohort))
 
@@ -103,7 +104,7 @@ class Account:
         share = 0.5 if after_drops else 1.0
         if claim.adversary is Adversary.SECAGG_SERVER and self.masks_hold:
             more = CHANCE * run.colluders.drawn + run.masks_open / self.delta
-            share -= more * max(rounds, self.horizon, run.rounds if run.mechanism.hands_on else 0)
+            share -= more * max(rounds, self.horizon, run.rounds if run.mechanism.reuses_noise else 0)
         return max(share, 0.0) * self.delta
 
     def spent(
@@ -235,33 +236,36 @@ class Account:
         Args:
             client: Client that the claims are about. None is every client.
         """
-        own = self._claims(client, self.num_corrupt)
+        own = self._claims(client, self.num_colluding)
         if self.run.colluders.num_in_federation and self.run.num_clients > self.run.cohort_size:
             own[Adversary.SECAGG_SERVER] = _add_assumption(own[Adversary.SECAGG_SERVER], self._colluders())
         if self.run.threat.num_byzantine:
             own |= {who: self._claim_among_byzantine(client, own, who) for who in _OF_SUMS}
         return {who: self._fitting_claims(own, who) for who in Adversary}
 
-    def _claims(self, client: int | None, num_corrupt: int) -> dict[Adversary, PrivacyClaim]:
+    def _claims(self, client: int | None, num_colluding: int) -> dict[Adversary, PrivacyClaim]:
         """Return the mechanism's own claims by adversary, about every client or about one."""
-        mechanism, context = self.run.mechanism, replace(self.run.context, num_corrupt=num_corrupt)
+        mechanism, context = self.run.mechanism, replace(self.run.context, num_colluding=num_colluding)
         claims = mechanism.claims(context) if client is None else mechanism.claims_about(client, context)
         return {claim.adversary: claim for claim in claims}
 
-    def _colluders(self) -> str:
-        """Return the assumption on how many clients collude, as a sentence for the report."""
+    def _colluders(self) -> kind.Assumption:
+        """Return the assumption on how many clients collude."""
         clients, size, known = (
             self.run.num_clients,
             self.run.cohort_size,
             self.run.colluders.num_in_federation,
         )
-        count = self.num_corrupt - self.run.threat.num_byzantine
+        count = self.num_colluding - self.run.threat.num_byzantine
         if not self.run.colluders.drawn:
-            return f"{known} of {clients} clients may collude, and a lying server may ask {count} at once"
-        return (
+            return kind.COLLUSION(
+                f"{known} of {clients} clients may collude, and a lying server may ask {count} at once"
+            )
+        return kind.COLLUSION(
             f"{known} of {clients} clients may collude: {count} are counted in a cohort of {size}, drawn at "
             f"random, and more are in it with probability {CHANCE:.0e} delta a round at most, which delta "
-            "covers"
+            "covers",
+            kind.SETTLED_COLLUDERS,
         )
 
     def _claim_among_byzantine(
@@ -277,7 +281,9 @@ class Account:
         if claim[adversary].loss == wider.loss:
             return claim[adversary]
         count = self.run.threat.num_byzantine
-        lie = f"{count} clients lie and count as known to the adversary, and all others run their coins"
+        lie = kind.HONEST_COINS(
+            f"{count} clients lie and count as known to the adversary, and all others run their coins"
+        )
         honest, colluding = (self._claims(client, n)[Adversary.SECAGG_SERVER] for n in (0, known))
         # a claim that does not depend on the number of colluders does not cover what they see
         if isinstance(colluding.loss, NonPrivate) or colluding.loss == honest.loss:
@@ -290,6 +296,12 @@ class Account:
         if wider_view is None:
             return claim
         wider = claims[wider_view]
+        if adversary is Adversary.SECAGG_SERVER and claim.num_colluders < self.num_colluding:
+            few = (
+                f"the mechanism's claim covers {claim.num_colluders:g} colluding clients, "
+                f"{self.num_colluding} may collude"
+            )
+            claim = replace(claim, loss=NonPrivate(few))
         if adversary is Adversary.SECAGG_SERVER and run.threat.secure_sum is None:
             off = f"secure aggregation is off: see the row of {wider_view.value}"
             return replace(claim, loss=NonPrivate(off))
@@ -320,7 +332,9 @@ class Account:
         """Return the claim for the worst survivors that a lying server can make clients confirm."""
         size = len(self.run.context.cohort)
         left_out, tolerated = size - survivors, self.run.mechanism.tolerated_dropouts(self.run.context)
-        confirmed = f"at least {survivors} of {size} clients confirm that they survived, whoever they are"
+        confirmed = kind.DROPOUTS(
+            f"at least {survivors} of {size} clients confirm that they survived, whoever they are"
+        )
         if tolerated is None:
             why = "a lying server may leave clients out"
             return _reduced(claim, claim.loss.left_out(left_out), confirmed, wider, why)
@@ -328,7 +342,7 @@ class Account:
             return _add_assumption(claim, confirmed)
         lie = (
             f"a lying server may declare {left_out} of {size} clients dropped, but the noise tolerates only "
-            f"{tolerated}: set max_dropped >= {left_out}"
+            f"{tolerated}: set max_dropped_clients >= {left_out}"
         )
         return replace(claim, loss=NonPrivate(lie))
 
@@ -341,8 +355,10 @@ class Account:
             return claim
         tolerated = self.run.mechanism.tolerated_dropouts(self.run.context)
         if tolerated is not None:
-            return _add_assumption(claim, f"a round with more than {tolerated} dropouts is aborted")
-        counted = f"no more than {answers} of {size} clients are sure to answer, whoever they are"
+            return _add_assumption(claim, _aborted(tolerated))
+        counted = kind.DROPOUTS(
+            f"no more than {answers} of {size} clients are sure to answer, whoever they are"
+        )
         return _reduced(claim, claim.loss.left_out(size - answers), counted, wider, "clients may be silent")
 
     def _claim_after_dropouts(self, claim: PrivacyClaim, wider: PrivacyClaim) -> PrivacyClaim:
@@ -350,33 +366,42 @@ class Account:
         if self.run.mechanism.fixed_cohort:
             return _add_assumption(
                 claim,
-                "a client that does not answer counts as one that sent zeros, so the noise is unchanged",
+                kind.DROPOUTS(
+                    "a client that does not answer counts as one that sent zeros, so the noise is unchanged"
+                ),
             )
         tolerated = self.run.mechanism.tolerated_dropouts(self.run.context)
         if tolerated is not None:
-            return _add_assumption(claim, f"a round with more than {tolerated} dropouts is aborted")
+            return _add_assumption(claim, _aborted(tolerated))
         failure = self.delta / (2 * self.horizon)  # the half of delta that `available` reserves
         sizes = [len(group) for group in self.run.context.groups]
         corrupt = self._count_known_clients(claim.adversary)
         loss = claim.loss.after_dropouts(sizes, self.run.sampling.dropout_probability, failure, corrupt)
-        independent = "clients drop out independently of data and adversary, and half of delta covers it"
+        independent = kind.DROPOUTS(
+            "clients drop out independently of data and adversary, and half of delta covers it"
+        )
         return _reduced(claim, loss, independent, wider, "the aggregate claim needs every client to answer")
 
 
 _WIDER = "so this is the claim of a view of all messages"
 
 
-def _add_assumption(claim: PrivacyClaim, assumption: str) -> PrivacyClaim:
+def _aborted(tolerated: int) -> kind.Assumption:
+    return kind.DROPOUTS(f"a round with more than {tolerated} dropouts is aborted")
+
+
+def _add_assumption(claim: PrivacyClaim, assumption: kind.Assumption) -> PrivacyClaim:
     return replace(claim, assumptions=(*claim.assumptions, assumption))
 
 
 def _claim_of_wider(wider: PrivacyClaim, adversary: Adversary, reason: str, cure: str = "") -> PrivacyClaim:
     """Return the claim of a view of all messages, stated for `adversary` with the reason as an assumption."""
-    return replace(_add_assumption(wider, f"{reason}, {_WIDER}{cure}"), adversary=adversary)
+    stated = kind.VIEW(f"{reason}, {_WIDER}{cure}", *getattr(reason, "kinds", ()))
+    return replace(_add_assumption(wider, stated), adversary=adversary)
 
 
 def _reduced(
-    claim: PrivacyClaim, loss: Loss | None, assumption: str, wider: PrivacyClaim, reason: str
+    claim: PrivacyClaim, loss: Loss | None, assumption: kind.Assumption, wider: PrivacyClaim, reason: str
 ) -> PrivacyClaim:
     """Return the claim with a loss of fewer clients, or of the wider view where there is no such loss."""
     if loss is None:

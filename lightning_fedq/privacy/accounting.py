@@ -127,14 +127,18 @@ def spent(
         return Spending(exact(delta), delta, run_mass, method)
     distance = composed_mass(min(participation * slack.distance, 1.0), rounds) + past * slack.distance
     total = Slack(distance, (rounds + past) * slack.log_ratio)
-    epsilon = with_slack(exact, delta, total)
+    parts = Slack((rounds * participation + past) * slack.distance, total.log_ratio)
+    by_part = _with_slack_of_parts(exact, delta, parts, _pure(loss, compositions, slack))
+    whole = with_slack(exact, delta, total)
+    epsilon = min(whole, by_part)
     if math.isinf(epsilon):
         reason = (
             f"the released law is known up to a distance of {total.distance:.2g} only, too much for this "
             f"delta (exact arithmetic would give epsilon {exact(delta):.3g})"
         )
         return Spending(epsilon, delta, run_mass, reason)
-    price = f"(1 + e^epsilon) {total.distance:.2g} of delta and {2 * total.log_ratio:.2g} of epsilon"
+    factor = "(1 + e^epsilon)" if whole <= by_part else "(1 + e^epsilon of a part)"
+    price = f"{factor} {total.distance:.2g} of delta and {2 * total.log_ratio:.2g} of epsilon"
     return Spending(epsilon, delta, run_mass, f"{method}; {price} cover the sampler's error")
 
 
@@ -165,6 +169,34 @@ def with_slack(exact: Callable[[float], float], delta: float, slack: Slack) -> f
             return epsilon
         epsilon = wanted * (1.0 + 1e-9)
     return math.inf
+
+
+def _pure(loss: Loss, compositions: int, slack: Slack) -> float:
+    """Return the pure epsilon of one of the parts that a slack is the sum of: a loss or a round."""
+    return loss.pure_epsilon * (1 if slack.per_loss else compositions)
+
+
+def _with_slack_of_parts(exact: Callable[[float], float], delta: float, slack: Slack, pure: float) -> float:
+    """Return epsilon at delta where a run has independent parts, each with a finite pure epsilon p.
+
+    Let t_j be the distance of part j and r the log-ratio of the run. Cutting each P'_j to P'_j <= e^r P_j
+    costs t_j. Cutting it by the share of Q_j that Q'_j lacks costs e^(r + p) t_j, as P_j <= e^p Q_j. What is
+    left has the likelihood ratio of P and Q, up to 2 r. So P'(S) <= e^(x + 2 r) Q'(S) + e^r d + (1 + e^(r +
+    p)) t with t the sum of all t_j, where P and Q have epsilon x at d. In contrast to `with_slack`, t is not
+    multiplied by e^x.
+
+    Args:
+        exact: Function that returns epsilon of the known laws at a delta.
+        delta: Delta of the statement, in (0, 1).
+        slack: Slack of the whole run: the sums over its parts.
+        pure: Largest pure epsilon of one part. Infinite for none.
+    """
+    if pure + slack.log_ratio > 600.0:
+        return math.inf
+    left = delta - (1.0 + math.exp(pure + slack.log_ratio)) * slack.distance
+    if left <= 0.0:
+        return math.inf
+    return (exact(left * math.exp(-slack.log_ratio)) + 2.0 * slack.log_ratio) * (1.0 + 1e-9)
 
 
 def closed_form(loss: Loss, participation: float = 1.0) -> bool:
@@ -235,9 +267,13 @@ def spent_together(kinds: Mapping[Rounds, int], delta: float) -> float:
         _ = loss.infinite_mass  # raises for `NonPrivate`
     distance = sum(rounds * kind.slack.distance for kind, rounds in kinds.items())
     log_ratio = sum(rounds * kind.slack.log_ratio for kind, rounds in kinds.items())
-    return with_slack(
-        lambda remaining_delta: _exact_epsilon(kinds, remaining_delta), delta, Slack(distance, log_ratio)
-    )
+    total = Slack(distance, log_ratio)
+
+    def exact(remaining_delta: float) -> float:
+        return _exact_epsilon(kinds, remaining_delta)
+
+    pure = max(_pure(*kind) for kind in kinds)
+    return min(with_slack(exact, delta, total), _with_slack_of_parts(exact, delta, total, pure))
 
 
 def _exact_epsilon(kinds: Mapping[Rounds, int], delta: float) -> float:

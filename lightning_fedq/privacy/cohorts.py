@@ -26,6 +26,7 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
+import lightning_fedq.privacy.assumptions as kind
 from lightning_fedq.functional.checks import check_fields
 from lightning_fedq.keys.randomness import Stream
 from lightning_fedq.mechanisms.interface import Mechanism
@@ -346,18 +347,23 @@ class Poisson(CohortLaw):
     secret = True
     own_draws = True
     of_all = True
-    own_conditions = (
-        "S1: every client draws for itself, independently of all others and anew in every round, "
-        "whether it takes part, by a key that only the server has",
-        "S2: no round was begun twice, and a round without clients counts as a round",
-        "S8: nothing else that depends on the draw is revealed, including the number of clients: no server's "
-        "memory, no logs or files of clients, no duration of a round, no number of messages or bytes",
-        "S11: noise is the adder's alone, it and the divisor are those of the expected cohort in each round, "
-        "and what a client sends does not depend on the other clients, except for the rounding of floats",
+    own_conditions = tuple(
+        kind.SECRET_SAMPLE(sentence)
+        for sentence in (
+            "S1: every client draws for itself, independently of all others and anew in every round, "
+            "whether it takes part, by a key that only the server has",
+            "S2: no round was begun twice, and a round without clients counts as a round",
+            "S8: nothing else that depends on the draw is revealed, including the number of clients: no "
+            "server's memory, no logs or files of clients, no duration of a round, no number of messages or "
+            "bytes",
+            "S11: noise is the adder's alone, it and the divisor are those of the expected cohort in each "
+            "round, and what a client sends does not depend on the other clients, except for the rounding "
+            "of floats",
+        )
     )
 
     def check_mechanism(self, mechanism: Mechanism) -> str:
-        if mechanism.noise_of_adder:
+        if mechanism.has_central_noise:
             return ""
         return (
             f"S11, noise of a trusted adder: {type(mechanism).__name__} adds none, or adds it at clients. "

@@ -47,7 +47,7 @@ class Colluders:
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.fraction < 1.0:
-            raise ValueError(f"max_corrupt must be in [0, 1), got {self.fraction}")
+            raise ValueError(f"max_colluding_fraction must be in [0, 1), got {self.fraction}")
 
     @property
     def num_in_federation(self) -> int:

@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
 from lightning_fedq.dpsgd.statement import SampleStatement
 from lightning_fedq.functional.checks import from_plain
 from lightning_fedq.mechanisms.interface import Adversary, Neighbours
-from lightning_fedq.privacy.assumptions import Kind, find_kinds
-from lightning_fedq.privacy.report import PrivacyReport, Row, State, is_met
+from lightning_fedq.privacy.assumptions import Kind, kinds_of, with_terms
+from lightning_fedq.privacy.report import STATED, PrivacyReport, Row, State, is_met
 from lightning_fedq.privacy.secret_row import SECRET_COHORTS, adversary_title
 from lightning_fedq.privacy.verdict import COLOURS, NO_GUARANTEE, NOT_RUN, VACUOUS, format_epsilon, scale
 
-SCHEMA = "fedq-privacy/2"
+SCHEMA = "fedq-privacy/3"
 """First entry of the JSON. A file with another schema is refused."""
 AT_THE_END, REPORT, WHOLE = 0, 1, 2
 """Depths of a terminal at the end of a fit, of `report.md` and of `privacy.md`."""
@@ -197,7 +198,12 @@ def _row_condition(row: Row, masked: bool) -> str:
         return "nobody learns who took part"
     if masked and not is_met(row, True):
         return "masks are broken"
-    return "a partner leaks" if row.adversary == Adversary.SERVER_AND_PARTNER.name else ""
+    if row.adversary == Adversary.SERVER_AND_PARTNER.name:
+        return "a partner leaks"
+    colluders, alone = row.colluders, row.adversary == Adversary.CLIENT.name
+    if row.verdict == NO_GUARANTEE or not colluders or colluders == math.inf:
+        return ""
+    return "alone" if alone and colluders == 1 else f"with {colluders:g} colluders"
 
 
 # ---- one row ------------------------------------------------------------------------------------------
@@ -276,7 +282,22 @@ def common_adversary(reports: Sequence[PrivacyReport]) -> str:
 
 
 def headline(report: PrivacyReport) -> str:
-    """Return one sentence about the run: epsilon, delta, adversary, and whether the target is met."""
+    """Return what the run guarantees: epsilon, delta, adversary, and whether the target is met.
+
+    Without a useful guarantee for clients, it begins with that for the rows of `DPSGD`, if there is one.
+    """
+    clients, samples = _client_headline(report), report.samples
+    if samples is None or not samples.is_useful:
+        return clients
+    row = report.about
+    if report.asked is None and (not report.secure_keys or row.verdict in (NO_GUARANTEE, VACUOUS)):
+        why = "keys come from a seed" if not report.secure_keys else row.reason
+        return f"{samples.promise}. No client as a whole is covered: {why}."
+    return f"{clients} {samples.promise}."
+
+
+def _client_headline(report: PrivacyReport) -> str:
+    """Return the guarantee for whole clients."""
     if not report.secure_keys:
         return (
             "NOTHING IS PRIVATE: the keys come from a seed. The rows say what secret keys (seed: null) "
@@ -316,6 +337,8 @@ def _if_ended(report: PrivacyReport) -> str:
     asked, limit = report.asked, "the epsilon of all rounds that were asked for"
     if asked is not None and asked.met and asked.over == "run":
         limit = f"the target of epsilon {asked.epsilon:g}"
+    elif report.limit:
+        limit = f"the budget of {report.limit}"
     return (
         f" The run was ended {report.ended}. Its epsilon is for a number of rounds that was fixed "
         f"beforehand. If released outputs decided when to end, {limit} holds instead."
@@ -411,14 +434,20 @@ def _parts(report: PrivacyReport) -> Iterator[Part]:
     yield Part("", tuple(text for text in (headline(report), caveat(report)) if text), AT_THE_END)
     sent = (text,) if (text := bits(report)) else ()
     yield Part("Who learns how much", (_adversary_table(report, report_lines), *sent), AT_THE_END)
+    samples = report.samples
     over = "One client over the run, any update against any other. "
-    yield Part("What has to hold", (_assumption_list(report_lines), f"{over}{scale().capitalize()}."), REPORT)
+    yield Part(
+        "What has to hold",
+        (_assumption_list(report_lines, samples), f"{over}{scale().capitalize()}."),
+        REPORT,
+    )
     yield Part("Times", (report.times,) if report.times else (), REPORT)
     yield Part("Of which run", (_facts(report),), REPORT)
-    if (samples := report.samples) is not None:
+    if samples is not None:
         yield Part(
             "One sample of a client's data", (f"{samples.line[:1].upper()}{samples.line[1:]}.",), REPORT
         )
+    yield Part("The guarantee in detail", (Items(tuple(_details(report))),), WHOLE)
     yield Part("Figures to check", (_open_assumptions(report_lines), _LEGEND), WHOLE)
     reasons = tuple(f"{line.row.title}, {line.group}: {line.row.sentence}" for line in report_lines)
     yield Part("What each row means", (Items(reasons),), WHOLE)
@@ -438,6 +467,45 @@ def _parts(report: PrivacyReport) -> Iterator[Part]:
         yield Part("DP-SGD in the clients", (sample_table(samples), samples.about), WHOLE)
 
 
+def _details(report: PrivacyReport) -> Iterator[str]:
+    """Yield what a reader needs who has this page only: unit, adjacency, releases, an attack, sources."""
+    row, stated = report.about, report.stated
+    name = "zero-out" if row.neighbours == Neighbours.ZERO_OUT.value else "replace-one"
+    yield f"Unit: one client with all its data. Adjacency: {name}."
+    clients = report.num_clients
+    yield f"Delta is {report.delta:g}, next to 1/n = {1.0 / clients:.3g} for n = {clients:,} clients."
+    yield f"Released: the model of each round ({report.rounds:,}), not only the last one."
+    if row.verdict != NO_GUARANTEE and math.isfinite(row.epsilon):
+        yield (
+            "An attack: whether the client's data or any other data were used is guessed right at most "
+            f"{attack_accuracy(row.epsilon, row.delta)} of the time at even odds, by "
+            f"{adversary_phrase(row)}. Guessing at random is right 50% of the time."
+        )
+    yield (
+        f"Accountant: lightning_fedq {report.origin.version}, {row.method}. The claim of each row is "
+        "proved, and its epsilon is computed numerically and rounded up. Not audited by an outside party."
+    )
+    for key, words in STATED.items():
+        unknown = "unknown" if key in ("tuning", "earlier_runs") else "not stated"
+        yield f"{words}: {stated.get(key, unknown)}."
+
+
+def attack_accuracy(epsilon: float, delta: float) -> str:
+    """Return the largest share of right guesses between two inputs at even odds.
+
+    It is (e^epsilon + delta) / (1 + e^epsilon), rounded up.
+
+    Source: Kairouz, Oh, Viswanath, The Composition Theorem for Differential Privacy, 2015, theorem 2.1.
+
+    Examples:
+        >>> attack_accuracy(1.0, 1e-5), attack_accuracy(8.0, 1e-5)
+        ('73.2%', '99.97%')
+    """
+    wrong = (1.0 - delta) / (1.0 + math.exp(min(epsilon, 700.0)))
+    digits = 1 if wrong > 0.001 else 2
+    return f"{100.0 - math.floor(wrong * 100.0 * 10**digits) / 10**digits:.{digits}f}%"
+
+
 def _adversary_table(report: PrivacyReport, report_lines: Sequence[ReportRow]) -> Table:
     """Return the table of adversaries: epsilon, verdict and condition."""
     rows: list[tuple[str, ...]] = []
@@ -451,16 +519,16 @@ def _adversary_table(report: PrivacyReport, report_lines: Sequence[ReportRow]) -
     return Table(("who", "epsilon", "verdict", "condition"), tuple(rows), COLOURS)
 
 
-def _assumption_list(report_lines: Sequence[ReportRow]) -> Table:
+def _assumption_list(report_lines: Sequence[ReportRow], samples: SampleStatement | None) -> Table:
     """Return the table of assumptions by kind, with the responsible party of each.
 
-    Assumptions of every useful row come first.
+    Assumptions of every useful row come first, and those of `DPSGD` last.
     """
     titles_and_sentences: dict[Kind, tuple[dict[str, None], dict[str, None]]] = {}
     useful = [line.row for line in report_lines if line.useful] or [line.row for line in report_lines]
     for row in useful:
         for sentence in row.assumptions:
-            for kind in find_kinds(sentence):
+            for kind in kinds_of(sentence):
                 titles, quoted = titles_and_sentences.setdefault(kind, ({}, {}))
                 titles[row.title] = quoted[sentence] = None
     rows = []
@@ -469,6 +537,8 @@ def _assumption_list(report_lines: Sequence[ReportRow]) -> Table:
             what = f"{kind.term} {'; '.join(quoted)}" if kind.term.endswith(":") else kind.term
             rows.append((what, kind.who, "every row" if len(titles) == len(useful) else ", ".join(titles)))
     rows.sort(key=lambda row: row[2] != "every row")
+    if samples is not None:
+        rows += [(what, who, "rows of DPSGD") for what, who in samples.assumptions]
     rows = rows or [("nothing", "", "every row")]
     return Table(("what", "who sees to it", "for"), tuple(rows))
 
@@ -498,7 +568,7 @@ def _facts(report: PrivacyReport) -> Table:
     name, _, settings = report.mechanism.partition("(")
     scope = f"the mechanism's, of one {report.rows[0].unit}, and no result of this run"
     settings = settings.removesuffix(")")
-    if "epsilon" in settings:
+    if re.search(r"\bepsilon=", settings):
         settings += f" (epsilon is {scope})"
     origin = report.origin
     rows = [
@@ -567,6 +637,8 @@ def to_json(report: PrivacyReport) -> str:
         for row in (*plain["rows"], *plain["with_secure_keys"], plain["secret"] or {}):
             if (row.get("adversary"), row.get("cohorts")) == (line.row.adversary, line.row.cohorts):
                 row |= {**details, "epsilon": max(row["epsilon_run"], row["epsilon_any_two"])}
+    sentences = {text for row in (*report.all_rows, *report.with_secure_keys) for text in row.assumptions}
+    plain["kinds"] = {text: [kind.term for kind in kinds_of(text)] for text in sorted(sentences)}
     first = {"schema": SCHEMA, "headline": headline(report), "caveat": caveat(report)}
     return json.dumps(_plain({**first, **plain}), indent=2, ensure_ascii=False)
 
@@ -578,6 +650,17 @@ def _plain(value: object) -> object:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return "inf" if value == math.inf else value
+
+
+def _with_kinds(report: PrivacyReport, terms: dict[str, tuple[str, ...]]) -> PrivacyReport:
+    """Return a report from a file with the kinds of its assumptions, whose terms the file has by sentence."""
+
+    def named(row: Row) -> Row:
+        return replace(row, assumptions=tuple(with_terms(text, terms[text]) for text in row.assumptions))
+
+    secret = None if report.secret is None else named(report.secret)
+    rows, secure = (tuple(map(named, rows)) for rows in (report.rows, report.with_secure_keys))
+    return replace(report, rows=rows, with_secure_keys=secure, secret=secret)
 
 
 class OtherVersionError(ValueError):
@@ -600,7 +683,14 @@ def from_json(text: str) -> PrivacyReport:
                 f"privacy.json is no {SCHEMA}, but of another version of this package. Compute it again: "
                 "`fedq privacy CONFIG`, or `fedq privacy CKPT` with a checkpoint of the run"
             )
+        if isinstance(fields, dict):
+            fields = {"limit": "", **fields}  # earlier files do not name a budget
         report: PrivacyReport = from_plain(PrivacyReport, fields)
+        terms = from_plain(dict[str, tuple[str, ...]], fields.get("kinds"), "kinds")
+        stated = {text for row in (*report.all_rows, *report.with_secure_keys) for text in row.assumptions}
+        if unknown := stated - terms.keys():
+            raise ValueError(f"kinds has no entry for {unknown.pop()!r:.60}")
+        report = _with_kinds(report, terms)
         names = sorted(Adversary.__members__)
         for rows in (report.rows, report.with_secure_keys or report.rows):
             if sorted(row.adversary for row in rows) != names:

@@ -19,13 +19,14 @@ import json
 import os
 import secrets
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 OWN = partial(os.open, mode=0o600)
 """Opener for `open`: a file that it creates can be read by its owner only."""
@@ -44,7 +45,8 @@ class Entry(NamedTuple):
         round: Number of the round, from 0.
         attempt: Number of earlier attempts at this round.
         state: Digest of the model and the range with which the attempt began.
-        clients: Charged clients. None is all clients, and () is an entry that only raises `dim`.
+        clients: Charged clients, a tuple or an array. None is all clients, and an empty one is an entry that
+            only raises `dim`.
         dim: Number of coordinates of the vector that is charged for.
         terms: Terms on which the price of the charge depends, as JSON. "" where they are not known.
         ledger: Name under which the charge was made. "" in files of versions without names.
@@ -54,7 +56,7 @@ class Entry(NamedTuple):
     round: int
     attempt: int
     state: str
-    clients: tuple[int, ...] | None
+    clients: tuple[int, ...] | NDArray[np.int64] | None
     dim: int
     terms: str = ""
     ledger: str = ""
@@ -112,25 +114,41 @@ class Journal:
         Raises:
             ValueError: If a complete line is no valid entry, or is of a version that did not write lengths.
         """
+        entries = self.read_unknown(lambda name, number: False, mend)
+        return [
+            entry if entry.clients is None else entry._replace(clients=tuple(map(int, entry.clients)))
+            for entry in entries
+        ]
+
+    def read_unknown(self, is_known: Callable[[str, int], bool], mend: bool = True) -> Iterator[Entry]:
+        """Yield the entries after `position`, with clients as an array. `position` moves with them.
+
+        Args:
+            is_known: Function that returns whether a ledger's name and the number of a charge are known.
+                Clients of such an entry are not decoded, and None.
+            mend: Whether to repair the end of the file, see `unread`.
+
+        Raises:
+            ValueError: See `unread`.
+        """
         with self.path.open("rb") as file:
             file.seek(self.position)
-            data = file.read()
-        entries = []
-        *lines, tail = data.split(b"\n")
+            *lines, tail = file.read().split(b"\n")
         for line in lines:
-            entries.append(self._entry(line))
+            entry = self._entry(line, is_known)
             self.position += len(line) + 1
+            yield entry
         if tail and _is_torn(tail):
             if mend:
                 os.truncate(self.path, self.position)
         elif tail:
-            entries.append(self._entry(tail))
+            entry = self._entry(tail, is_known)
             if mend:
                 self._write(b"\n")
             self.position += len(tail) + 1
-        return entries
+            yield entry
 
-    def _entry(self, line: bytes) -> Entry:
+    def _entry(self, line: bytes, is_known: Callable[[str, int], bool]) -> Entry:
         """Return the entry of a line.
 
         Raises:
@@ -140,10 +158,10 @@ class Journal:
             fields = json.loads(line)
             if not (self._unsigned and "crc" not in fields) and line != sign_entry(fields):
                 raise ValueError("the checksum is wrong")
-            clients = self._named(fields["clients"])
+            name, number = str(fields.get("ledger", "")), int(fields.get("number", 0))
+            clients = None if is_known(name, number) else self._named(fields["clients"])
             entry = int(fields["round"]), int(fields["attempt"]), str(fields["state"]), clients
             dim, terms = fields.get("dim"), str(fields.get("terms", ""))
-            name, number = str(fields.get("ledger", "")), int(fields.get("number", 0))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{self.path} is damaged at byte {self.position}, so the spending is not known. {_COST}"
@@ -168,7 +186,7 @@ class Journal:
             return list(clients)
         return {"bits": base64.b64encode(np.packbits(chosen).tobytes()).decode()}
 
-    def _named(self, written: Any) -> tuple[int, ...] | None:
+    def _named(self, written: Any) -> NDArray[np.int64] | None:
         """Return the clients that `_written` wrote.
 
         Raises:
@@ -176,11 +194,11 @@ class Journal:
                 errors.
         """
         if not isinstance(written, dict):
-            return None if written is None else tuple(int(client) for client in written)
+            return None if written is None else np.array([int(client) for client in written], dtype=np.int64)
         packed = np.frombuffer(base64.b64decode(written["bits"], validate=True), dtype=np.uint8)
         if len(packed) != -(-self._num_clients // 8):
             raise ValueError("the bits are of another number of clients")
-        return tuple(np.flatnonzero(np.unpackbits(packed, count=self._num_clients)).tolist())
+        return np.flatnonzero(np.unpackbits(packed, count=self._num_clients))
 
     def append(
         self,

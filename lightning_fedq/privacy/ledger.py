@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedq.mechanisms.interface import RoundContext
-from lightning_fedq.privacy.journal import Entry, Journal, is_journal_for
+from lightning_fedq.privacy.journal import Journal, is_journal_for
 
 
 class Ledger:
@@ -82,7 +82,7 @@ class Ledger:
         self.recorded_names: frozenset[str] = frozenset()
         self.names_no_journal = False
         self.folders: frozenset[Path] = frozenset()
-        self._other_charges: dict[Path, Journal | None] = {}
+        self._other_charges: dict[Path, Journal | str | None] = {}
         self._id = secrets.token_hex(8)
         self._own: set[str] = set()
         self._parts: dict[str, tuple[int, Tensor]] = {}
@@ -118,11 +118,11 @@ class Ledger:
 
     @property
     def other_journals(self) -> str:
-        """Journals of other runs in words, to end a sentence of an error. "" if none has charges."""
+        """Journals of other runs in words, for the end of a sentence. "" if none has charges."""
         if not self.other_runs:
             return ""
         rounds, paths = sum(self.other_runs.values()), ", ".join(self.other_runs)
-        return f", of which another run charged {rounds} rounds ({paths})"
+        return f" (another run charged {rounds} rounds: {paths})"
 
     def _sum(self, names: Iterable[str]) -> Tensor:
         """Return the charges of each client under some names."""
@@ -239,22 +239,26 @@ class Ledger:
         self.journal, self._repeatable = journal, {} if repeatable else None
         if not repeatable and self._get_charges(self._id)[0]:
             self._rename()  # all charges under one name are in one journal
-        self._read_entries(journal.unread())
+        self._read_entries(journal)
 
-    def _read_entries(self, entries: Iterable[Entry], own: bool = True) -> None:
+    def _is_known(self, name: str, number: int) -> bool:
+        """Return whether a charge is counted. Versions without names numbered nothing."""
+        return bool(name) and number <= self._get_charges(name)[0]
+
+    def _read_entries(self, journal: Journal, own: bool = True) -> None:
         """Count the entries of a journal that this ledger does not know yet.
 
         Args:
-            entries: Entries of the journal.
-            own: Whether the journal is this ledger's own, and not that of another run.
+            journal: Journal to read from its position on.
+            own: Whether the journal is this ledger's own, and not that of another run, which stays unchanged.
         """
-        for entry in entries:
+        for entry in journal.read_unknown(self._is_known, mend=own):
             if entry.terms:
                 terms = _current_terms(json.loads(entry.terms))
                 _check_terms(terms, self.terms)
                 self.terms = terms
             self.dim = max(self.dim, entry.dim)
-            if entry.clients == ():  # the entry only raises `dim`, see `raise_dim`
+            if entry.clients is not None and not len(entry.clients):  # it only raises `dim`
                 continue
             if self._repeatable is not None:
                 self._repeatable[entry.round, entry.attempt] = entry.state
@@ -262,8 +266,8 @@ class Ledger:
             if own:  # the stream is used, if the keys outlive the process
                 self._taken.add((entry.round, entry.attempt))
             name = entry.ledger or self._id  # older versions wrote no names
-            if not entry.ledger or entry.number > self._get_charges(name)[0]:
-                rows = slice(None) if entry.clients is None else list(entry.clients)
+            if not self._is_known(entry.ledger, entry.number):
+                rows = slice(None) if entry.clients is None else entry.clients
                 self._add(name, rows)
                 if not own:
                     self._charges_of_other_runs.numpy()[rows] += 1
@@ -278,7 +282,7 @@ class Ledger:
             counted: it is damaged, or its rounds were charged on other terms.
         """
         if self.journal is not None:
-            self._read_entries(self.journal.unread())
+            self._read_entries(self.journal)
         results: dict[Path, int | str] = {}
         if self._repeatable is not None:
             return results
@@ -292,13 +296,18 @@ class Ledger:
                     self._other_charges[path] = (
                         Journal(path, self.mechanism, self.num_clients) if ours else None
                     )
-                if (journal := self._other_charges[path]) is not None:
-                    self._read_entries(journal.unread(mend=False), own=False)
-            except (ValueError, OSError) as error:
+                journal = self._other_charges[path]
+                if isinstance(journal, Journal):
+                    self._read_entries(journal, own=False)
+            except ValueError as error:  # its next lines would be read without those before
+                self._other_charges[path] = str(error)
+            except OSError as error:
                 results[path] = str(error)
             if self.rounds > known:
                 results[path] = self.rounds - known
                 self.other_runs[str(path)] = self.other_runs.get(str(path), 0) + self.rounds - known
+            if isinstance(refused := self._other_charges.get(path), str):
+                results[path] = refused
         return results
 
     def follow(self, state: dict[str, Any]) -> None:

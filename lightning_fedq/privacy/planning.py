@@ -56,7 +56,8 @@ class Problem:
         rounds: Number of rounds of the run, >= 1.
         target: Target epsilon, with delta and adversary.
         secure_aggregation: Settings of secure aggregation, used if the target is about a server behind it:
-            how many clients may collude (`max_corrupt`), and whether the server may lie (`active`).
+            how many clients may collude (`max_colluding_fraction`), and whether the server may lie
+            (`active`).
         dropout_probability: Probability that a client does not answer.
         homogeneity: Similarity of the clients' updates, eta, in (0, 1].
         law: Law of cohorts.
@@ -218,7 +219,7 @@ def recommended(options: Sequence[Option]) -> Option | None:
     """Return the option with the fewest bits among those of nearly the smallest R.
 
     These are the options that lose nothing (R up to `GOOD`), or whose R is within `NEARLY` of the smallest
-    one.
+    one with the same verdict.
 
     Args:
         options: Options of `plan`, best first.
@@ -236,8 +237,9 @@ def recommended(options: Sequence[Option]) -> Option | None:
     possible = [option for option in options if option.mechanism is not None]
     if not possible or possible[0].ratio is None:
         return possible[0] if possible else None
-    limit = max(GOOD, NEARLY * possible[0].ratio)
-    return min((option for option in possible if _rank(option) <= limit), key=lambda option: option.bits)
+    limit, verdict = max(GOOD, NEARLY * possible[0].ratio), possible[0].verdict
+    near = [option for option in possible if _rank(option) <= limit and option.verdict == verdict]
+    return min(near, key=lambda option: option.bits)
 
 
 def _rank(option: Option) -> float:
@@ -315,6 +317,22 @@ def relative_error(
     scaled = replace(context, center=norm * context.center, radius=norm * context.radius)
     error = mechanism.mean_error(scaled, cohort, homogeneity)
     return None if error is None else error / norm**2
+
+
+def planned_noise(
+    mechanism: Mechanism, cohort: int, params: int, rounds: int, homogeneity: float = HOMOGENEITY
+) -> float | None:
+    """Return the planned noise-to-signal ratio R of a run, E / (eta rounds). None without a bound on E.
+
+    Args:
+        mechanism: Mechanism of the run.
+        cohort: Number of clients of a round.
+        params: Number of parameters of the model.
+        rounds: Number of rounds of the run, >= 1.
+        homogeneity: Similarity of the clients' updates, eta, in (0, 1].
+    """
+    error = relative_error(mechanism, cohort, params, homogeneity)
+    return None if error is None else error / (homogeneity * rounds)
 
 
 def verdict_on(ratio: float) -> str:

@@ -8,6 +8,7 @@ vacuous, and so are distinguishing events more likely than delta, because such a
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -15,6 +16,7 @@ from typing import Literal
 
 import torch
 
+import lightning_fedq.privacy.assumptions as kind
 from lightning_fedq.dpsgd.statement import SampleStatement
 from lightning_fedq.mechanisms.interface import Adversary, Neighbours, NonPrivate, PrivacyClaim
 from lightning_fedq.privacy.account import Account
@@ -25,7 +27,7 @@ from lightning_fedq.privacy.secret_row import NOTE, SECRET_COHORTS, adversary_ti
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS, VACUOUS_EPSILON, format_epsilon, verdict
 
-OWN_CODE = (
+OWN_CODE = kind.TRUSTED_CODE(
     "every client runs code of its own (fedq flower client), or only trusted operators start runs and hold "
     "the SuperLink, because Flower sends the client's code with each run"
 )
@@ -72,6 +74,8 @@ class Row:
         epsilon_any_two: Epsilon of the run under replace-one adjacency. It equals `epsilon_run`, unless the
             adjacency is zero-out.
         cohorts: "secret" for a row that assumes that only the server knows who took part, otherwise "known".
+        colluders: Number of clients that may pool all that they know with the adversary, or which it has by
+            itself (one curious client). Infinite for any number.
     """
 
     adversary: str
@@ -89,6 +93,7 @@ class Row:
     advice: str = ""
     epsilon_any_two: float = math.inf
     cohorts: str = "known"
+    colluders: float = 0.0
 
     @property
     def name(self) -> str:
@@ -139,6 +144,33 @@ class Row:
         if self.neighbours == Neighbours.ZERO_OUT.value:
             words += f" Between any two updates: {_times(self.epsilon_any_two)}."
         return words
+
+
+STATED = {
+    "client": "What a client is",
+    "responsible": "Responsible party",
+    "purpose": "Purpose",
+    "data": "Data",
+    "tuning": "Tuned on the same data",
+    "earlier_runs": "Earlier runs with the same data that are not counted",
+}
+"""What only the user knows about a run, by key, with the words of the page."""
+
+
+def check_stated(stated: Mapping[str, str] | None) -> dict[str, str]:
+    """Return what the user states about a run, or raise for an unknown key or another value than text.
+
+    Raises:
+        ValueError: If a key is not in `STATED`, or a value is no text of one line.
+    """
+    for key, value in (stated or {}).items():
+        if key not in STATED:
+            raise ValueError(f"stated has no entry {key!r}. Choose from {', '.join(STATED)}.")
+        if not isinstance(value, str) or not value.isprintable():
+            raise ValueError(
+                f"stated[{key!r}] must be one line of text, got {value!r:.60}. Write it in quotes."
+            )
+    return dict(stated or {})
 
 
 State = Literal["planned", "running", "ended"]
@@ -247,7 +279,9 @@ class PrivacyReport:
         by_round: Pairs of a number of rounds and the epsilon of `about` after them. Empty where it is not
             known.
         ended: What ended the run before its last round. "" for nothing.
+        limit: Epsilon that a privacy budget kept, whatever ended the run, in words. "" without a budget.
         bits: Bits of the uplink and the downlink. None where nothing is known.
+        stated: What the user states about the run, by the keys of `STATED`.
         origin: Time, version and files.
     """
 
@@ -273,7 +307,9 @@ class PrivacyReport:
     asked: TargetOutcome | None = None
     by_round: tuple[tuple[int, float], ...] = ()
     ended: str = ""
+    limit: str = ""
     bits: Bits | None = None
+    stated: dict[str, str] = field(default_factory=dict)
     origin: Origin = field(default_factory=Origin)
 
     @property
@@ -355,7 +391,7 @@ def privacy_report(
         not run.sampling.real_clients,
         shown,
         () if threat.secure_keys else rows,
-        _notes(account, population),
+        (*_notes(account, population), *_pooling_note(rows, account)),
         charged=population.histogram(),
         secret=hidden,
         origin=Origin(_current_origin().partition(" ")[0]) if run.sampling.law.secret else Origin(),
@@ -453,10 +489,10 @@ def _notes(account: Account, population: Population) -> tuple[str, ...]:
             f"{run.min_answers} of {run.cohort_size} answers, "
             + (
                 "without which no sum is opened (SecAgg(threshold=...) sets the number), or on as many as "
-                "the mechanism sets (max_dropped)."
+                "the mechanism sets (max_dropped_clients)."
                 if masked
                 else "its own, because nothing makes others answer. Secure aggregation would, and so would a "
-                "mechanism that sets how many may be missing (max_dropped)."
+                "mechanism that sets how many may be missing (max_dropped_clients)."
             )
         )
     if run.sampling.dropout_probability > 0.0:
@@ -477,6 +513,35 @@ def _notes(account: Account, population: Population) -> tuple[str, ...]:
     return tuple(notes)
 
 
+def _pooling_note(rows: Sequence[Row], account: Account) -> Iterator[str]:
+    """Yield a note on clients that pool what they know, if one curious client has a guarantee for itself."""
+    curious, behind = (
+        next(row for row in rows if row.adversary == who.name)
+        for who in (Adversary.CLIENT, Adversary.SECAGG_SERVER)
+    )
+    if curious.verdict == NO_GUARANTEE or curious.colluders == math.inf:
+        return
+    start = f"The row of the curious client is about {_clients(curious.colluders)}."
+    count = account.num_colluding
+    if account.run.threat.secure_sum is None or count <= curious.colluders:
+        yield (
+            f"{start} Several that pool what they know may learn more: SecAgg(max_colluding_fraction=...) "
+            "states for "
+            "how many the page gives an epsilon."
+        )
+        return
+    learn = (
+        f"epsilon {format_epsilon(behind.epsilon)} at most, as the server behind secure aggregation with them"
+    )
+    if behind.verdict == NO_GUARANTEE:
+        learn = f"no guarantee, because {behind.reason}"
+    yield f"{start} {count} that pool what they know (max_colluding_fraction) have {learn}."
+
+
+def _clients(count: float) -> str:
+    return "one client that works alone" if count == 1 else f"{count:g} clients that pool what they know"
+
+
 def _row_behind_masks(row: Row, masks: Masks, server: str, run: Run) -> Row:
     """Add masks to the assumptions of the row of the server behind secure aggregation."""
     if row.adversary != Adversary.SECAGG_SERVER.name:
@@ -487,7 +552,8 @@ def _row_behind_masks(row: Row, masks: Masks, server: str, run: Run) -> Row:
         "counted": "masks run (they are only counted here)",
         "assumed": "masks run (assumed, no protocol does)",
     }
-    return replace(row, assumptions=(*row.assumptions, f"{words.get(masks, 'masks run')}, {server}"))
+    stated = kind.SUM_ALONE(f"{words.get(masks, 'masks run')}, {server}")
+    return replace(row, assumptions=(*row.assumptions, stated))
 
 
 def _row(claim: PrivacyClaim, charges: int, account: Account) -> Row:
@@ -504,6 +570,7 @@ def _row(claim: PrivacyClaim, charges: int, account: Account) -> Row:
         "none",
         claim.assumptions,
         NO_GUARANTEE,
+        colluders=claim.num_colluders,
     )
     if isinstance(claim.loss, NonPrivate):
         return replace(blank, reason=claim.loss.reason)

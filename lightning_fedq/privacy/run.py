@@ -95,8 +95,9 @@ def check_colluders(law: CohortLaw, colluders: Colluders) -> None:
     """
     if colluders.drawn and not law.of_all:
         raise ValueError(
-            f"max_corrupt={colluders.fraction:g} assumes a draw from all clients, but the clients of {law} "
-            "may all collude. Use SecAgg(active=True, ...), max_corrupt=0, or another law."
+            f"max_colluding_fraction={colluders.fraction:g} assumes a draw from all clients, but the "
+            f"clients of {law} "
+            "may all collude. Use SecAgg(active=True, ...), max_colluding_fraction=0, or another law."
         )
 
 
@@ -259,7 +260,7 @@ class Run:
             terms["clients"] = "real"
         if self.sampling.law.secret:
             terms["cohorts"] = "secret"
-        if not self.mechanism.covers_shorter:
+        if not self.mechanism.price_grows_with_dim:
             terms["parameters"] = str(self.context.dim)
         return terms
 

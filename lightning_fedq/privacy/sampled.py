@@ -140,17 +140,17 @@ def find_amplification_obstacle(
         )
     if len(mechanism.protection_groups(num_clients)) > 1:
         return f"S4, clients treated identically, but {name} gives them different epsilons. Give all one"
-    if not mechanism.alike_clients:
+    if not mechanism.has_exchangeable_clients:
         return (
             f"S4, clients treated identically, but it is not shown that {name} releases only sums of updates "
-            "(alike_clients). Use GaussianNoise, DistributedDiscreteGaussian or RotatedCoins"
+            "(has_exchangeable_clients). Use GaussianNoise, DistributedDiscreteGaussian or RotatedCoins"
         )
     if any(size > 1 for size in mechanism.group_sizes(law.cohort_size(num_clients))):
         return (
             f"S4, groups of one client, but {name} pairs clients, and a partner knows who was drawn. "
             "Use a mechanism without groups, such as RotatedCoins or GaussianNoise"
         )
-    if mechanism.separation > 1 or mechanism.hands_on:
+    if mechanism.separation > 1 or mechanism.reuses_noise:
         return (
             f"S7, noise that is independent over rounds, but that of {name} is not. "
             "Use band=1, or a mechanism with fresh noise, such as GaussianNoise"

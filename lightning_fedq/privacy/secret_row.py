@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import lightning_fedq.privacy.assumptions as kind
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.sampled import find_amplification_obstacle, find_secrecy_obstacle
@@ -16,18 +17,21 @@ from lightning_fedq.privacy.verdict import VACUOUS, VACUOUS_EPSILON, verdict
 
 SECRET_COHORTS = ", cohorts secret"
 """Suffix of the adversary's name in this row."""
-CONDITIONS = (
-    "S1: every cohort is a uniform draw of fixed size, by a key that only the server has",
-    "S2: every released round has its own draw, and none was begun twice",
-    "S3: the set of clients is fixed, and every drawn client answers",
-    "S4: clients are treated identically: one mechanism, equal weights, no pairs, no Byzantine clients",
-    "S5: clients keep nothing from one round to the next, and none has a limit of its own",
-    "S6: the end of the run and the choice of the model follow from released models and public data",
-    "S7: the noise of rounds is independent",
-    "S8: nothing else that depends on the draw is revealed: no server's memory, no logs or files of clients, "
-    "no duration of a round",
-    "S9: the ledger has charges of this training only",
-    "S10: the claim is about any two updates and a whole round",
+CONDITIONS = tuple(
+    kind.SECRET_SAMPLE(sentence)
+    for sentence in (
+        "S1: every cohort is a uniform draw of fixed size, by a key that only the server has",
+        "S2: every released round has its own draw, and none was begun twice",
+        "S3: the set of clients is fixed, and every drawn client answers",
+        "S4: clients are treated identically: one mechanism, equal weights, no pairs, no Byzantine clients",
+        "S5: clients keep nothing from one round to the next, and none has a limit of its own",
+        "S6: the end of the run and the choice of the model follow from released models and public data",
+        "S7: the noise of rounds is independent",
+        "S8: nothing else that depends on the draw is revealed: no server's memory, no logs or files of "
+        "clients, no duration of a round",
+        "S9: the ledger has charges of this training only",
+        "S10: the claim is about any two updates and a whole round",
+    )
 )
 """Conditions of the row, by name. A law of cohorts may replace conditions by others of the same name."""
 NOTE = (

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lightning_fedq.privacy.journal import name_file_in_errors
+from lightning_fedq.privacy.verdict import format_epsilon
 from lightning_fedq.reports.plot_style import darken, legend, panels, png, series
 
 if TYPE_CHECKING:
@@ -160,6 +161,16 @@ def _finite(value: Any) -> Any:
     return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
+def worse_ratio(ratios: Mapping[str, Any]) -> float | None:
+    """Return the larger of the planned and the measured ratio. None without both."""
+    return max((ratios[key] for key in ("planned", "sim_seen") if ratios.get(key) is not None), default=None)
+
+
+def format_metric(name: str, value: float) -> str:
+    """Return the value of a metric with four digits. An epsilon is rounded up, as on the privacy page."""
+    return format_epsilon(value) if "epsilon" in name else f"{value:.4g}"
+
+
 def summary_lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return a summary as pairs of a name and its value with units, for readers."""
     lines = [
@@ -170,9 +181,9 @@ def summary_lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     stages: dict[str, list[str]] = {}
     for name, value in summary["metrics"].items():
         if stage := metric_stage(name):
-            stages.setdefault(stage, []).append(f"{name} {value:.4g}")
+            stages.setdefault(stage, []).append(f"{name} {format_metric(name, value)}")
         else:
-            stages[name] = [f"{value:.4g}"]
+            stages[name] = [format_metric(name, value)]
     lines += [(stage, ", ".join(values)) for stage, values in stages.items()]
     for kind in ("best", "last"):
         if shown := summary.get(kind):
@@ -201,7 +212,9 @@ def print_summary(summary: Mapping[str, Any], privacy: PrivacyReport, folder: Pa
     metrics = {
         name: value for name, value in summary["metrics"].items() if metric_stage(name) in ("val", "test")
     }
-    result = ", ".join(f"{name} {value:.4g}" for name, value in list(metrics.items())[-_METRICS:])
+    result = ", ".join(
+        f"{name} {format_metric(name, value)}" for name, value in list(metrics.items())[-_METRICS:]
+    )
     console = Console()
     console.width = max(console.width, 80)
     console.print(f"{summary['name']}: {result or 'no val or test metric'}", highlight=False, markup=False)

@@ -371,7 +371,7 @@ def describe_price_terms(mechanism: Mechanism, context: RoundContext, budget: Cl
     sizes = Counter(map(len, context.groups))
     groups = ", ".join(f"{number} of {size}" for size, number in sorted(sizes.items()))
     terms = f"{len(context.cohort)} clients in groups: {groups}"
-    if not mechanism.covers_shorter:
+    if not mechanism.price_grows_with_dim:
         terms += f"; {context.dim} coordinates"
     if budget is None or (sums := budget.required_sum) is None:
         return terms

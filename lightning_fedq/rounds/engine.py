@@ -16,6 +16,7 @@ from lightning_fedq.keys.randomness import Keys
 from lightning_fedq.mechanisms.contract import check_message
 from lightning_fedq.mechanisms.interface import AbortedRoundError, Mechanism
 from lightning_fedq.mechanisms.interface.ranges import RangeRule
+from lightning_fedq.rounds.arrived import ArrivedShare, clip_rows
 from lightning_fedq.rounds.client import encode_updates
 from lightning_fedq.rounds.plan import RoundPlan, RoundPlanner
 from lightning_fedq.rounds.protocols import Tampering, UpdateTransform
@@ -73,7 +74,8 @@ class RoundEngine(RoundServer):
         self.transform: UpdateTransform | None = None
         self.tampering: Tampering | None = None
         self._exact: Tensor | None = None
-        self._energy = 0.0
+        self._cut: Tensor | None = None  # sum of what the clip took from the updates
+        self._energy, self._arrived = 0.0, ArrivedShare()
 
     @property
     def exact_mean(self) -> Tensor | None:
@@ -93,7 +95,7 @@ class RoundEngine(RoundServer):
         if self.tampering is not None:
             self.tampering.begin(plan, self._context)
         self._exact = torch.zeros_like(self.weights, dtype=torch.float64) if self.diagnostics else None
-        self._energy = 0.0
+        self._cut, self._energy = None, 0.0
 
     def receive(self, clients: Sequence[int], updates: Tensor) -> None:
         """Transform and encode the updates of some clients, and add the messages to the running sum.
@@ -172,6 +174,15 @@ class RoundEngine(RoundServer):
         if self._exact is not None:
             add_rows(self._scale(encoded.updates, clients), self._exact)
             self._energy += encoded.energy
+            if message.num_clipped:
+                clipped = clip_rows(mechanism, encoded.values, context)
+                self._add_cut(self._scale(encoded.values - clipped, clients))
+
+    def _add_cut(self, rows: Tensor) -> None:
+        """Add what the clip took from each update, `(n, dim)`."""
+        if self._cut is None:
+            self._cut = torch.zeros_like(self.weights, dtype=torch.float64)
+        add_rows(rows, self._cut)
 
     def _add(self, symbols: Tensor, clients: Sequence[int]) -> None:
         """Add messages to the running sum. Subclasses override this step."""
@@ -203,6 +214,10 @@ class RoundEngine(RoundServer):
         if self.client_weights is None and self._energy > 0.0:
             mean_energy = self._energy / max(record.num_received, 1)
             record.homogeneity = float(exact.double().square().sum()) / mean_energy
+        entered = exact if self._cut is None else exact - (self._cut / self._sum.total_weight()).to(exact)
+        if not self.reads_statistics:
+            self._arrived.add(step, entered)
+        record.arrived = self._arrived.share
         error = (step - exact).double()
         record.mse = error.square().mean().item()
         signal = exact.double().square().mean().item()
@@ -210,3 +225,13 @@ class RoundEngine(RoundServer):
             record.snr_db = 10.0 * math.log10(signal / record.mse)
         if signal > 0 and record.update_norm > 0:
             record.cosine = torch.nn.functional.cosine_similarity(step, exact, dim=0).item()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            **super().state_dict(),
+            **({"arrived": self._arrived.state_dict()} if self.diagnostics else {}),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._arrived.load_state_dict(state.get("arrived", [0.0] * 3))

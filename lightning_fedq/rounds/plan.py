@@ -158,7 +158,7 @@ class RoundPlanner:
             largest_cohort = self.num_clients // mechanism.separation
             cure = f"Cyclic({largest_cohort}) or fewer, or " if largest_cohort else ""
             alternative = f"a band of {self.separation}"
-            if mechanism.hands_on:
+            if mechanism.reuses_noise:
                 alternative = f"num_cohorts={self.separation}"
                 if self.separation < 2:
                     alternative = "DistributedDiscreteGaussian, whose noise is independent"

@@ -142,7 +142,7 @@ def check_aggregation(
             f"{name} adapts its range to the unweighted mean of all messages. "
             "Use weighting='uniform', and leave the aggregator out."
         )
-    if mechanism.hands_on and (weighted or aggregator is not None):
+    if mechanism.reuses_noise and (weighted or aggregator is not None):
         raise ValueError(
             f"The correlated noise of {name} cancels only in the unweighted sum. "
             "Use weighting='uniform', and leave the aggregator out."

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-SIMULATED = ("clip_rate", "mse", "snr_db", "cosine", "homogeneity", "num_non_finite")
+SIMULATED = ("clip_rate", "mse", "snr_db", "cosine", "homogeneity", "arrived", "num_non_finite")
 """Numbers that only a simulation knows. Their names in logs and tables begin with `sim_`."""
 
 
@@ -19,7 +20,7 @@ class RoundRecord:
     """Numbers of one round.
 
     Some numbers are diagnostics that only a simulation can compute, and they are not private: `clip_rate`,
-    `mse`, `snr_db`, `cosine`, `homogeneity` and `non_finite_clients`.
+    `mse`, `snr_db`, `cosine`, `homogeneity`, `arrived` and `non_finite_clients`.
 
     Attributes:
         round: Round number from 0, as in the streams. `metrics` and all outputs for people count from 1.
@@ -39,6 +40,7 @@ class RoundRecord:
         cosine: Cosine between the decoded mean and the exact mean.
         homogeneity: |mean update|^2 over the mean of |update|^2: the share of the updates' energy along their
             mean.
+        arrived: Share of the clipped updates that arrived, over the rounds so far (`rounds.arrived`).
         protocol_bits: Bits of `uplink_bits` that are keys, shares and confirmations of secure aggregation.
             The rest are updates.
         non_finite_clients: Clients whose update was not finite and counted as zero.
@@ -60,6 +62,7 @@ class RoundRecord:
     snr_db: float = math.nan
     cosine: float = math.nan
     homogeneity: float = math.nan
+    arrived: float = math.nan
     protocol_bits: int = 0
     non_finite_clients: tuple[int, ...] = field(default=())
     aborted: str = ""
@@ -95,7 +98,5 @@ class RoundRecord:
 
     def released(self) -> RoundRecord:
         """Return a copy without the numbers that only a simulation knows."""
-        nan = math.nan
-        return replace(
-            self, clip_rate=nan, mse=nan, snr_db=nan, cosine=nan, homogeneity=nan, non_finite_clients=()
-        )
+        unknown: dict[str, Any] = {name: math.nan for name in SIMULATED if name != "num_non_finite"}
+        return replace(self, **unknown, non_finite_clients=())

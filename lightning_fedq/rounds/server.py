@@ -205,7 +205,7 @@ class RoundServer:
 
     def _pair_noise(self, plan: RoundPlan) -> HandOver | None:
         """Pair clients whose noise cancels across rounds, if the mechanism correlates noise of clients."""
-        if not self.mechanism.hands_on:
+        if not self.mechanism.reuses_noise:
             return None
         now, since, after = (plan.round, self.attempt), self._since, self.planner.successors(plan.round)
         if since is None or since[0] >= plan.round or self.attempt:
@@ -239,10 +239,10 @@ class RoundServer:
         Raises:
             RuntimeError: If a client has answered in the open round.
             ValueError: If the length changes and the mechanism's charges do not cover other lengths, see
-                `Mechanism.covers_shorter`.
+                `Mechanism.price_grows_with_dim`.
         """
         length = sum(part.numel() for part in parts)
-        if not self.mechanism.covers_shorter and length != self.weights.numel():
+        if not self.mechanism.price_grows_with_dim and length != self.weights.numel():
             raise ValueError(
                 f"{type(self.mechanism).__name__} needs one vector length for the whole run, "
                 f"but {self.weights.numel()} coordinates became {length}. "

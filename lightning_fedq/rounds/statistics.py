@@ -41,7 +41,7 @@ class Statistics:
 
     Args:
         size: Length of the vector of statistics, at most the number of model coordinates.
-        bound: Largest l2 norm of a client's vector, > 0. A longer vector is scaled down. The noise of the
+        clip_norm: Largest l2 norm of a client's vector, > 0. A longer vector is scaled down. The noise of the
             mean grows with the bound. No privacy claim depends on it, because the mechanism clips every
             message.
         rounds: Number of statistics rounds at the start of the run, >= 1. They count towards `max_epochs`,
@@ -52,17 +52,17 @@ class Statistics:
         TypeError: If a value has a wrong type.
 
     Examples:
-        >>> Statistics(size=6, bound=0.5)  # Federated(..., statistics=this)
-        Statistics(size=6, bound=0.5, rounds=1)
+        >>> Statistics(size=6, clip_norm=0.5)  # Federated(..., statistics=this)
+        Statistics(size=6, clip_norm=0.5, rounds=1)
     """
 
     size: int
-    bound: float
+    clip_norm: float
     rounds: int = 1
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_positive(bound=self.bound)
+        check_positive(clip_norm=self.clip_norm)
         if self.size < 1 or self.rounds < 1:
             raise ValueError(f"size and rounds must be >= 1, got {self.size} and {self.rounds}")
 
@@ -100,7 +100,7 @@ class Statistics:
             weights: `(dim,)` model that clients received.
             target: Quantised vector, "updates" or "weights".
         """
-        unit = torch.where(is_finite_float32(vectors)[:, None], vectors.double() / self.bound, 0.0)
+        unit = torch.where(is_finite_float32(vectors)[:, None], vectors.double() / self.clip_norm, 0.0)
         unit = unit / torch.linalg.vector_norm(unit, dim=1, keepdim=True).clamp(min=1.0)
         reach, base = self._copy_indices(mechanism, context, weights.device)
         rows: Tensor = (base + reach * unit[:, None]).flatten(1)[:, : context.dim]
@@ -113,7 +113,7 @@ class Statistics:
         """
         reach, base = self._copy_indices(mechanism, context, mean.device)
         copies = self._split_copies(mean.double())
-        return self.bound * (reach * (copies - base)).sum(0) / reach.square().sum(0)
+        return self.clip_norm * (reach * (copies - base)).sum(0) / reach.square().sum(0)
 
     def std(self, mechanism: Mechanism, context: RoundContext, variance: Tensor) -> float:
         """Return the largest standard deviation of an entry of `read`'s estimate.
@@ -127,7 +127,7 @@ class Statistics:
         """
         reach = self._copy_indices(mechanism, context, variance.device)[0].square()
         noise = (reach * self._split_copies(context.expand(variance).double())).sum(0) / reach.sum(0).square()
-        return self.bound * math.sqrt(float(noise.max()))
+        return self.clip_norm * math.sqrt(float(noise.max()))
 
     def _copy_indices(
         self, mechanism: Mechanism, context: RoundContext, device: torch.device

@@ -117,8 +117,8 @@ class Aggregation:
     """The secure sum of one simulated round.
 
     Call `Aggregation(...)`, then `add(clients, symbols)` for groups of clients of any size, then `finish()`.
-    With `run="masked"` every message of the protocol is made, packed, tagged and read. With
-    `run="accounted"` symbols are checked and summed modulo the same moduli, and the traffic is computed
+    With `simulation="masked"` every message of the protocol is made, packed, tagged and read. With
+    `simulation="counted"` symbols are checked and summed modulo the same moduli, and the traffic is computed
     message by message instead of measured.
 
     In both cases the whole cohort shares keys and clients drop out afterwards, which is the most expensive
@@ -160,7 +160,7 @@ class Aggregation:
         self._received: set[int] = set()
         self._sum = layout.zeros()
         self._server: Server | None = None
-        if secagg.run == "masked":
+        if secagg.simulation == "masked":
             self.traffic = Traffic()
             self._set_up(model_digest(weights))
         else:

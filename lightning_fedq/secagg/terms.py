@@ -83,11 +83,11 @@ class Terms:
 class SecAgg:
     """Secure aggregation around a homomorphic mechanism: the server sees the sum of the symbols only.
 
-    Set `max_corrupt` and `max_dropout`, and `SecAgg` chooses the cheapest graph that is safe for these
-    fractions and for the cohorts that are drawn. With 2% each and a cohort of all 1,000 clients, keys and
-    shares take 0.9 kB a client and round. Without the fractions every client shares with every other client.
-    This is safe for nearly half of a cohort, and takes 36 kB a client in a cohort of 1,000 and 3.8 kB in a
-    cohort of 100.
+    Set `max_colluding_fraction` and `max_dropped_fraction`, and `SecAgg` chooses the cheapest graph that is
+    safe for these fractions and for the cohorts that are drawn. With 2% each and a cohort of all 1,000
+    clients, keys and shares take 0.9 kB a client and round. Without the fractions every client shares with
+    every other client. This is safe for nearly half of a cohort, and takes 36 kB a client in a cohort of
+    1,000 and 3.8 kB in a cohort of 100.
 
     With the complete graph, a server that colludes with fewer than `threshold` clients of the cohort learns
     only the sum over the others. With a sparse graph, the traffic of a client does not grow with the cohort,
@@ -100,15 +100,16 @@ class SecAgg:
             more than half, or more than two thirds if `active`. With a sparse graph it can be higher, if the
             degree is then smaller.
         degree: Neighbours of a client, an even number. "auto" takes the smallest number that is safe for
-            `max_corrupt` and `max_dropout`. None is the complete graph, as is "auto" without both fractions.
-        max_corrupt: Fraction of the clients that may collude with the server, in [0, 1). Required if `degree`
-            is a number. With the complete graph it is checked against the threshold.
-        max_dropout: Fraction of the clients that may drop out, in [0, 1). The round is aborted beyond that.
-            Required and checked like `max_corrupt`.
+            `max_colluding_fraction` and `max_dropped_fraction`. None is the complete graph, as is "auto"
+            without both fractions.
+        max_colluding_fraction: Fraction of the clients that may collude with the server, in [0, 1). Required
+            if `degree` is a number. With the complete graph it is checked against the threshold.
+        max_dropped_fraction: Fraction of the clients that may drop out, in [0, 1). The round is aborted
+            beyond that. Required and checked like `max_colluding_fraction`.
         active: Whether the server may lie. Clients then sign their keys and confirm the list of survivors,
             for which they need identities (Ed25519).
-        run: "masked" runs the protocol in a simulation. "accounted" only counts its bits, so the person who
-            runs the simulation can see every message.
+        simulation: "masked" runs the protocol in a simulation. "counted" only counts its bits, so the person
+            who runs the simulation can see every message.
         modulus: Modulus for all coordinates. None takes the smallest power of two at which sums can't wrap.
 
     References:
@@ -118,18 +119,18 @@ class SecAgg:
     Examples:
         >>> SecAgg().rules(10, 10)
         (9, 6, 6)
-        >>> SecAgg(max_corrupt=0.1, max_dropout=0.1).rules(1000, 1000)
+        >>> SecAgg(max_colluding_fraction=0.1, max_dropped_fraction=0.1).rules(1000, 1000)
         (52, 31, 900)
-        >>> SecAgg(max_corrupt=0.1, max_dropout=0.1).rules(20000, 1000)  # a cohort may have more than 10%
-        (56, 34, 900)
+        >>> SecAgg(max_colluding_fraction=0.1, max_dropped_fraction=0.1).rules(20000, 1000)  # a cohort may
+        have more than 10% (56, 34, 900)
     """
 
     threshold: int | None = None
     degree: int | Literal["auto"] | None = "auto"
-    max_corrupt: float | None = None
-    max_dropout: float | None = None
+    max_colluding_fraction: float | None = None
+    max_dropped_fraction: float | None = None
     active: bool = False
-    run: Literal["masked", "accounted"] = "masked"
+    simulation: Literal["masked", "counted"] = "masked"
     modulus: int | None = None
 
     def __post_init__(self) -> None:
@@ -143,13 +144,17 @@ class SecAgg:
                 "degree must be even, as neighbours stand on both sides of a ring, and >= 2, "
                 f"got {self.degree}"
             )
-        for name, value in (("max_corrupt", self.max_corrupt), ("max_dropout", self.max_dropout)):
+        for name, value in (
+            ("max_colluding_fraction", self.max_colluding_fraction),
+            ("max_dropped_fraction", self.max_dropped_fraction),
+        ):
             if value is not None and not 0.0 <= value < 1.0:
                 raise ValueError(f"{name} must be in [0, 1), got {value}")
-        if self.max_corrupt is None or self.max_dropout is None:
+        if self.max_colluding_fraction is None or self.max_dropped_fraction is None:
             if isinstance(self.degree, int):
                 raise ValueError(
-                    "a sparse graph needs max_corrupt and max_dropout: its security depends on them"
+                    "a sparse graph needs max_colluding_fraction and max_dropped_fraction: "
+                    "its security depends on them"
                 )
             object.__setattr__(self, "degree", None)  # complete graph, safe for nearly half of the clients
 
@@ -196,7 +201,7 @@ class SecAgg:
             opened_log2=opened,
             min_survivors=rules[2] if self.active else None,
             min_summands=rules[2],
-            ran=self.run == "masked",
+            ran=self.simulation == "masked",
             settings=settings,
             statement=self.statement + self._chance(opened, rounds, rules[0] < cohort - 1, rules[1]),
         )
@@ -209,8 +214,8 @@ class SecAgg:
         return security_log2(colluders, degree, threshold, self._dropped(colluders.cohort))
 
     def _dropped(self, cohort: int) -> int:
-        """Return the number of dropouts that a cohort tolerates: `max_dropout` of it, rounded down."""
-        return math.floor((self.max_dropout or 0.0) * cohort)
+        """Return the number of dropouts that a cohort tolerates, rounded down."""
+        return math.floor((self.max_dropped_fraction or 0.0) * cohort)
 
     def _chance(self, opened: float, rounds: int, sparse: bool, threshold: int) -> str:
         """Return, in words, the probability that a run shows more than its sums. Empty if it is 0.
@@ -246,7 +251,7 @@ class SecAgg:
             raise ValueError(
                 f"secure aggregation needs a cohort of 2 or more to hide in, got {cohort} of {num_clients}"
             )
-        colluders = Colluders(self.max_corrupt or 0.0, num_clients, cohort, chosen=self.active)
+        colluders = Colluders(self.max_colluding_fraction or 0.0, num_clients, cohort, chosen=self.active)
         dropped, rules = self._dropped(cohort), self._graph(colluders)
         degree, threshold, survivors = rules
         holders = degree + 1
@@ -255,10 +260,10 @@ class SecAgg:
                 f"threshold must be in [{holders // 2 + 1}, {holders}]: more than half of the {holders} "
                 f"holders of a secret (cohort of {cohort}), got {threshold}"
             )
-        if self.max_dropout is not None and cohort - dropped < survivors:
+        if self.max_dropped_fraction is not None and cohort - dropped < survivors:
             raise ValueError(
                 f"{survivors} of {cohort} clients must survive, which {dropped} dropouts do not leave. "
-                "Lower max_dropout or the threshold."
+                "Lower max_dropped_fraction or the threshold."
             )
         # the privacy account charges the failure probability of the complete graph, so any below 1/2 will do
         wanted = wanted_log2(self.active) if degree < cohort - 1 else -1
@@ -287,7 +292,7 @@ class SecAgg:
         whole = complete._graph(colluders)
         opened = complete._opened_log2(colluders, *whole)
         wanted = f"2^{wanted_log2(self.active)}" if rules[0] < colluders.cohort - 1 else "1/2"
-        cures = [f"keep max_corrupt <= {largest} / {colluders.clients}"] if largest >= 0 else []
+        cures = [f"keep max_colluding_fraction <= {largest} / {colluders.clients}"] if largest >= 0 else []
         cures += ["raise degree and threshold, or use degree='auto'"] if isinstance(self.degree, int) else []
         known, clients, size = colluders.num_in_federation, colluders.clients, colluders.cohort
         raise ValueError(
@@ -304,7 +309,7 @@ class SecAgg:
             degree, threshold = smallest_graph(colluders, dropped, threshold)
         else:
             degree = size - 1 if self.degree is None else min(self.degree, size - 1)
-        if threshold is None and self.max_dropout is not None:
+        if threshold is None and self.max_dropped_fraction is not None:
             threshold = safe_threshold(colluders, degree, dropped)
         if threshold is None:
             threshold = default_threshold(degree + 1, self.active)
@@ -362,7 +367,7 @@ class SecAgg:
             ValueError: If clients hand noise to clients whom the server names, and the server may lie. It
                 could then name clients that collude with it, who would know the noise of honest clients.
         """
-        if self.active and mechanism.hands_on:
+        if self.active and mechanism.reuses_noise:
             raise ValueError(
                 f"{type(mechanism).__name__} hands noise on to clients whom the server names, and a lying "
                 "server names colluders. Use SecAgg(), for a server that follows the protocol, or "

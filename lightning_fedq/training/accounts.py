@@ -3,8 +3,8 @@
 The figures are those that loggers get after a round (epsilon, bits per parameter, megabytes), the privacy
 report, epsilon by round, and the noise-to-signal ratio (R in `privacy.planning`). The planned ratio uses the
 mechanism's own error and an assumed share of the updates that clients have in common. The measured ratio uses
-the squared error and the squared mean of every round, which only a simulation knows. It counts the error of
-clipping as noise.
+the squared error and the squared mean of every round, which only a simulation knows, and the share of the
+updates that arrived. It counts the error of clipping as noise. The verdict uses the larger ratio.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from lightning_fedq.algorithms.byzantine.counting import count_byzantine
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism, NonPrivate, RoundContext
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import closed_form
-from lightning_fedq.privacy.planning import GOOD, HOMOGENEITY, SWAMPED, relative_error, verdict_on
+from lightning_fedq.privacy.planning import GOOD, HOMOGENEITY, SWAMPED, planned_noise, verdict_on
 from lightning_fedq.privacy.report import PrivacyReport, State, epsilon_after, privacy_report
 from lightning_fedq.privacy.run import Run, SecureSum, ThreatModel
-from lightning_fedq.reports.runs import BITS_PER_MEGABYTE
+from lightning_fedq.reports.runs import BITS_PER_MEGABYTE, worse_ratio
 from lightning_fedq.rounds import RoundEngine, RoundPlanner, RoundRecord, RoundServer
 from lightning_fedq.secagg import SecAgg
 from lightning_fedq.training.checkpoints import count_other_runs
@@ -275,7 +275,9 @@ def make_report(
         delta: Delta in (0, 1 / num_clients), used if the privacy target has none.
         state: Is the run still to come, running or over?
     """
-    return privacy_report(current_run(federated, trainer), delta, state, federated.privacy_target)
+    report = privacy_report(current_run(federated, trainer), delta, state, federated.privacy_target)
+    limits = filter(None, (getattr(callback, "kept_limit", "") for callback in get_callbacks(trainer)))
+    return replace(report, limit=" and ".join(limits))
 
 
 def current_run(federated: Federation, trainer: pl.Trainer) -> Run:
@@ -321,9 +323,8 @@ def noise_over_signal(engine: RoundEngine, rows: Sequence[dict[str, float]], rou
         `suggest_clip_norm`.
     """
     dim = engine.weights.numel()
-    error = relative_error(engine.mechanism, engine.planner.cohort_size, dim)
     found: dict[str, Any] = {
-        "planned": None if error is None else error / (HOMOGENEITY * max(rounds, 1)),
+        "planned": planned_noise(engine.mechanism, engine.planner.cohort_size, dim, max(rounds, 1)),
         "sim_seen": measured_noise(rows),
     }
     clip = suggest_clip_norm(engine.mechanism, dim, rows)
@@ -333,8 +334,8 @@ def noise_over_signal(engine: RoundEngine, rows: Sequence[dict[str, float]], rou
 def describe_noise(ratios: Mapping[str, Any]) -> str:
     """Describe the noise-to-signal ratio R of a run, and what it means for the model. "" without a ratio.
 
-    The verdict uses the measured ratio, or the planned ratio if nothing was measured. If updates were much
-    shorter than the clip_norm, a smaller clip_norm is suggested.
+    The verdict uses the larger of the two ratios. If updates were much shorter than the clip_norm, a smaller
+    clip_norm is suggested.
 
     Args:
         ratios: Figures of `noise_over_signal`.
@@ -348,7 +349,8 @@ def describe_noise(ratios: Mapping[str, Any]) -> str:
         words.append(f"{planned:.2g} planned, if clients share {HOMOGENEITY:g} of the updates' energy")
     if not words:
         return ""
-    value = planned if seen is None else seen
+    value = worse_ratio(ratios)
+    assert value is not None
     means = "this run could hardly learn" if value > SWAMPED else verdict_on(value)
     if (clip := ratios.get("clip")) and seen is not None and seen > GOOD:
         means += (
@@ -395,7 +397,8 @@ def measured_noise(rows: Sequence[dict[str, float]]) -> float | None:
     """Return the measured noise-to-signal ratio of a run.
 
     It is the sum of all rounds' squared errors over the square of the sum of the mean updates' norms. If all
-    rounds are alike, this is one round's ratio divided by the number of rounds.
+    rounds are alike, this is one round's ratio divided by the number of rounds. If only a share of the
+    updates arrived, it is at least (1 - share)^2, so a decoder of zeros or of pure noise has at least 1.
 
     Args:
         rows: Rounds of the run. Rounds without diagnostics are left out.
@@ -403,10 +406,12 @@ def measured_noise(rows: Sequence[dict[str, float]]) -> float | None:
     Returns:
         None if no round has diagnostics, or all mean updates were zero.
     """
-    noise = signal = 0.0
+    noise = signal = lost = 0.0
     for row in rows:
         mse, snr = row.get("sim_mse", math.nan), row.get("sim_snr_db", math.nan)
         if math.isfinite(mse) and math.isfinite(snr):
             noise += mse
             signal += math.sqrt(mse * 10.0 ** (snr / 10.0))
-    return noise / signal**2 if signal > 0.0 else None
+        if math.isfinite(share := row.get("sim_arrived", math.nan)):
+            lost = 1.0 - min(share, 1.0)  # over all rounds so far
+    return max(noise / signal**2, lost**2) if signal > 0.0 else None

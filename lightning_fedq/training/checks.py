@@ -47,9 +47,10 @@ def check_batch_rule(rule: BatchRule, current: BatchRule | None, local: Local) -
     if current is not None:
         raise ValueError(f"{type(current).__name__} and {name} both choose the local batches. Leave one out")
     check_single_clients(f"{name} draws batches of different sizes for every client", local.clients_per_step)
-    if local.patterns:
+    if local.personal_parameters:
         raise ValueError(
-            f"{name} needs all trained parameters, but local={list(local.patterns)} keeps some with "
+            f"{name} needs all trained parameters, but "
+            f"personal_parameters={list(local.personal_parameters)} keeps some with "
             "the clients. Leave one out"
         )
 
@@ -112,7 +113,7 @@ def check_memory(algorithm: LocalAlgorithm, mechanism: Mechanism, parameters: in
         name, share = type(mechanism).__name__, math.ceil(1e4 * (handed + buffers) / dim) / 1e4
         raise ValueError(
             f"Clients of {type(algorithm).__name__} send {handed} coordinates and {buffers} of buffers, "
-            f"but {name} sends only {sent} of {dim}. Use {name}(share={share:g})"
+            f"but {name} sends only {sent} of {dim}. Use {name}(fraction={share:g})"
         )
 
 
@@ -362,7 +363,7 @@ def check_hooks(module: pl.LightningModule, statistics: Statistics | None) -> No
         own = next(name for name in _HOOKS if name not in lacking)
         raise ValueError(
             f"{type(module).__name__} has {own}, which is never called. Use Federated(statistics=Statistics("
-            "size=..., bound=...)), or leave it out"
+            "size=..., clip_norm=...)), or leave it out"
         )
 
 

@@ -32,7 +32,12 @@ from lightning_fedq.algorithms import Correction
 from lightning_fedq.clients.clock import Clock
 from lightning_fedq.clients.fit import Client, ClientFit
 from lightning_fedq.clients.forks import picklable_error, run_in_fork
-from lightning_fedq.clients.hooks import call_start_hooks, crosses_clients, knows_clients, trains_with_clients
+from lightning_fedq.clients.hooks import (
+    call_start_hooks,
+    is_shared_by_clients,
+    knows_clients,
+    trains_with_clients,
+)
 from lightning_fedq.clients.measurement import compute_statistics
 from lightning_fedq.clients.snapshot import NotCopyableError
 from lightning_fedq.clients.stale import is_user_s, stale_hooks
@@ -354,7 +359,7 @@ def rehearse_end(
     """
     home = worker.trainer
     if worker.start_error is not None or any(
-        crosses_clients(one) and not knows_clients(one) for one in home.callbacks
+        is_shared_by_clients(one) and not knows_clients(one) for one in home.callbacks
     ):
         return None
     if shares and not clients:

@@ -223,7 +223,7 @@ class FederatedFit(Rounds):
             ledger.reset(repr(federation.mechanism))  # the mechanism may have been replaced since
         report_key_source(ledger, federation.seed is not None, loaded and loaded["engine"]["ledger"])
         settings = {
-            "target": server.target,
+            "target": server.sends,
             "server_lr": server.server_lr,
             "server_optimizer": server.server_optimizer,
             "client_weights": self._client_weights(),

@@ -34,8 +34,8 @@ import torch
 from lightning_fedq._lightning import get_callbacks, pl, rank_zero_info
 from lightning_fedq.clients.hooks import (
     call_hooks,
-    crosses_clients,
     has_user_hook,
+    is_shared_by_clients,
     looks_at_batches,
     trains_with_clients,
 )
@@ -242,7 +242,7 @@ class RoundLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
                 return
             self.val_loop.increment_progress_to_evaluation_end()
         self.val_loop.restarting = False
-        for_fit = [c for c in trainer.callbacks if not (looks_at_batches(c) or crosses_clients(c))]
+        for_fit = [c for c in trainer.callbacks if not (looks_at_batches(c) or is_shared_by_clients(c))]
         start = self._batches_that_stepped + 1  # logged step of the first step of this round
         known = range(getattr(self, "_logged", start - 1) + 1, start + 1)
         self._logged = start

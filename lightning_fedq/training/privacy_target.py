@@ -17,7 +17,7 @@ from torch import Tensor
 from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.algorithms.byzantine.counting import count_byzantine
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism, RoundContext
-from lightning_fedq.privacy.planning import GOOD, HOMOGENEITY, SWAMPED, relative_error, verdict_on
+from lightning_fedq.privacy.planning import GOOD, SWAMPED, planned_noise, verdict_on
 from lightning_fedq.privacy.target import (
     Calibration,
     PrivacyTarget,
@@ -48,9 +48,9 @@ def warn_if_simulated(federated: Federation, against: Adversary, whose: str) -> 
     secagg, why = federated.server.secure_aggregation, []
     if federated.seed is not None:
         why.append(("The keys come from a seed, so nothing is private", "secure keys (seed=None)"))
-    if against is Adversary.SECAGG_SERVER and secagg is not None and secagg.run == "accounted":
+    if against is Adversary.SECAGG_SERVER and secagg is not None and secagg.simulation == "counted":
         masks = "Masking is accounted for only, so this process sees every message"
-        why.append((masks, "SecAgg(run='masked')"))
+        why.append((masks, "SecAgg(simulation='masked')"))
     for what, cure in why:
         rank_zero_warn(f"{what}. {whose} is computed as if the run had {cure}")
     return bool(why)
@@ -90,7 +90,7 @@ class CalibratedTarget:
         run = planned_run(federated, self.asked, dim, rounds, num_byzantine)
         self._secret = run.sampling.law.secret
         if self.target.against is Adversary.SECAGG_SERVER:
-            self._colluders = make_account(self.target, run).num_corrupt - num_byzantine
+            self._colluders = make_account(self.target, run).num_colluding - num_byzantine
         return calibrate(self.target, run)
 
     def begin(
@@ -164,8 +164,7 @@ class CalibratedTarget:
     def _noise_over_signal(self, federated: Federation, dim: int, rounds: int) -> float | None:
         """Return the planned noise-to-signal ratio R of the run, as `fedq plan` does. None if unknown."""
         assert self.calibration is not None
-        error = relative_error(self.calibration.mechanism, federated.planner.cohort_size, dim)
-        return None if error is None else error / (HOMOGENEITY * rounds)
+        return planned_noise(self.calibration.mechanism, federated.planner.cohort_size, dim, rounds)
 
     def _warn_of_noise(self, federated: Federation, ratio: float) -> None:
         """Warn before the first round that the model will hardly learn, and say how many clients it takes."""

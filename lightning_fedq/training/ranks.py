@@ -261,6 +261,10 @@ class RankEngine(RoundEngine):
         self._messages = []
         if self._exact is not None:
             group.add(self._exact)
+            if self._clipped:  # on any rank
+                if self._cut is None:
+                    self._cut = torch.zeros_like(self._exact)
+                group.add(self._cut)
 
 
 _CURES = {

@@ -152,8 +152,8 @@ class ClientSide:
             local.buffers,
             ChangedTensors() if local.buffers == "frozen" else self.findings.rehearsed,
             members,
-            local.patterns,
-            local.shared,
+            local.personal_parameters,
+            local.extra_buffers,
             constraints,
         )
 
@@ -534,7 +534,7 @@ class Rounds:
                 f"{change}, but clients of {type(algorithm).__name__} keep vectors of the parameters at the "
                 "start. Freeze or unfreeze before the fit, or use FedProx"
             )
-        if not mechanism.covers_shorter:
+        if not mechanism.price_grows_with_dim:
             raise ValueError(
                 f"{change}, but {type(mechanism).__name__} can't be charged for vectors of two lengths. "
                 "Freeze or unfreeze before the fit, or use another mechanism"

@@ -53,9 +53,9 @@ def check_settings(
     if local.buffers == "local":
         what = "buffers='local' stay with every client"
         _refuse("S5, clients without memory", what, "Use buffers='share' or 'frozen'")
-    if local.patterns:
-        what = f"local={local.patterns!r} stay with every client"
-        _refuse("S5, clients without memory", what, "Leave local out")
+    if local.personal_parameters:
+        what = f"personal_parameters={local.personal_parameters!r} stay with every client"
+        _refuse("S5, clients without memory", what, "Leave personal_parameters out")
     if local.evaluate_clients is not None:
         what = "evaluate_clients writes metrics of clients"
         _refuse("S8, no other output that depends on the draw", what, "Leave evaluate_clients out")
@@ -85,11 +85,11 @@ def _check_independent_draws(law: CohortLaw, server: Server) -> None:
             f"{law} with secure aggregation, which reveals dropouts and opens no sum of few clients",
             f"Leave secure_aggregation out, or use {fixed}",
         )
-    if server.target != "updates":
+    if server.sends != "updates":
         _refuse(
             "S11, a divisor that does not depend on the cohort",
-            f"{law} with target={server.target!r}, whose sum is a model only if no client is missing",
-            f"Use target='updates', or {fixed}",
+            f"{law} with sends={server.sends!r}, whose sum is a model only if no client is missing",
+            f"Use sends='updates', or {fixed}",
         )
 
 

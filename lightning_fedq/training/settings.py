@@ -70,7 +70,7 @@ class Protection:
         TypeError: If a setting has another type.
     """
 
-    mechanism: Annotated[Mechanism, "a mechanism, such as LDPQ(epsilon=1.0)"]
+    mechanism: Annotated[Mechanism, "a mechanism, such as LDPQ(epsilon_per_coordinate=1.0)"]
     seed: Annotated[int | None, "an integer, or None for a private run"]
     ledger: Annotated[Ledger | None, "the ledger of another Federated: other.ledger"]
     privacy: Annotated[
@@ -118,8 +118,8 @@ class Local:
     """Local training of a client: the arguments of `Federated` with these names.
 
     Args:
-        patterns: Patterns of personalised parameters' names (the argument `local`).
-        shared: Patterns of names of tensors that are sent although the first steps do not change them.
+        personal_parameters: Patterns of personalised parameters' names.
+        extra_buffers: Patterns of names of tensors that are sent although the first steps do not change them.
         constraints: Constraints on tensors, such as 'positive', by patterns of their names.
 
     Raises:
@@ -132,13 +132,13 @@ class Local:
     local_steps: Annotated[int | None, "an integer, or None for local_epochs"]
     clients_per_step: Annotated[int | Literal["auto"], "an integer or 'auto'"]
     buffers: BufferMode
-    patterns: Sequence[str]
+    personal_parameters: Sequence[str]
     client_metrics: ClientMetricsChoice | None
     check_isolation: Annotated[bool | None, "True or False, or None for where it matters"]
     evaluate_clients: Annotated[ClientEvaluation | None, "ClientEvaluation(held_out=0.2), or None"]
-    shared: Sequence[str]
+    extra_buffers: Sequence[str]
     constraints: Mapping[str, Constraint] | None
-    statistics: Annotated[Statistics | None, "Statistics(size=6, bound=0.5), or None"]
+    statistics: Annotated[Statistics | None, "Statistics(size=6, clip_norm=0.5), or None"]
 
     def __post_init__(self) -> None:
         check_fields(self, named=False)
@@ -149,8 +149,8 @@ class Local:
             raise ValueError(f"local_steps must be >= 1 or None, got {self.local_steps}")
         if stack < 1:
             raise ValueError(f"clients_per_step must be >= 1 or 'auto', got {stack}")
-        object.__setattr__(self, "patterns", check_patterns(self.patterns))
-        object.__setattr__(self, "shared", check_patterns(self.shared, "shared"))
+        object.__setattr__(self, "personal_parameters", check_patterns(self.personal_parameters))
+        object.__setattr__(self, "extra_buffers", check_patterns(self.extra_buffers, "extra_buffers"))
         object.__setattr__(self, "constraints", check_constraints(self.constraints))
 
 
@@ -163,7 +163,7 @@ class Server:
         TypeError: If a setting has another type.
     """
 
-    target: Literal["updates", "weights"]
+    sends: Literal["updates", "weights"]
     ranges: Annotated[RangeRule | None, "a rule, such as FixedRange(0.1) or AdaptiveRange()"]
     server_lr: Annotated[float, "a number in (0, 1]"]
     server_optimizer: Annotated[
@@ -182,8 +182,8 @@ class Server:
 
     @cached_property
     def range_rule(self) -> RangeRule:
-        """Rule for the range of the quantiser: `ranges`, or the default for `target`."""
-        return self.ranges or (AdaptiveRange() if self.target == "updates" else PreviousMinMax())
+        """Rule for the range of the quantiser: `ranges`, or the default for `sends`."""
+        return self.ranges or (AdaptiveRange() if self.sends == "updates" else PreviousMinMax())
 
     @property
     def plain_sum(self) -> bool:
@@ -245,10 +245,10 @@ def _check_algorithm(algorithm: LocalAlgorithm | None, law: CohortLaw, server: S
             f"{name} corrects a client by its earlier rounds, but {law} has none. Use "
             "FixedSize(...), Cyclic(...), or FedProx"
         )
-    if not server.plain_mean or server.target != "updates":
+    if not server.plain_mean or server.sends != "updates":
         raise ValueError(
             f"The server of {name} needs the plain mean update. Leave out server_lr, server_optimizer, "
-            "aggregator, weighting and target='weights', or use FedProx"
+            "aggregator, weighting and sends='weights', or use FedProx"
         )
 
 
@@ -356,11 +356,11 @@ class Federation:
             "aggregator": repr(server.aggregator),
             "secure_aggregation": repr(server.secure_aggregation),
             "partition": repr(clients.partition),
-            "target": server.target,
+            "target": server.sends,
             **({} if server.broadcast_bits is None else {"broadcast_bits": str(server.broadcast_bits)}),
             "buffers": local.buffers,
-            **({"local": repr(local.patterns)} if local.patterns else {}),
-            **({"shared": repr(local.shared)} if local.shared else {}),
+            **({"local": repr(local.personal_parameters)} if local.personal_parameters else {}),
+            **({"shared": repr(local.extra_buffers)} if local.extra_buffers else {}),
             **({"constraints": format_constraints(local.constraints)} if local.constraints else {}),
             **({} if local.statistics is None else {"statistics": repr(local.statistics)}),
             "seed": str(self.seed),

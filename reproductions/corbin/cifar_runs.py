@@ -222,7 +222,7 @@ def _train(
         case.num_clients,
         dropout_probability=case.dropout,
         local_epochs=preset.local_epochs,
-        target="weights",
+        sends="weights",
         ranges=PreviousMinMax(setting.margin),
         server_lr=smoothing,
         seed=seed,

@@ -326,7 +326,7 @@ def _train(
         mechanism,
         asked.num_clients,
         local_epochs=asked.local_epochs,
-        target=target,
+        sends=target,
         ranges=rule,
         server_lr=smoothing,
         seed=seed,

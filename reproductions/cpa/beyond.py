@@ -114,7 +114,7 @@ def _methods(clip_norm: float, num_clients: int) -> dict[str, _Method]:
         return DistributedDiscreteGaussian(clip_norm, 1.0 / level, grid, MODULUS_BITS)
 
     return {
-        "CPA": _Method(CPA, 1e-6, 20.0),
+        "CPA": _Method(partial(CPA, epsilon_scope="bit"), 1e-6, 20.0),
         "CPA, some blocks": _Method(lambda level: CPA(level, epsilon_scope="round"), 1e-3, 5_000.0),
         "CorBin": _Method(CorBin, 1e-6, 20.0, Adversary.EAVESDROPPER),
         "aggregate Gaussian": _Method(

@@ -41,7 +41,7 @@ class Liars(ByzantineClients):
     """
 
     attacks = (*ByzantineClients.attacks, "constant", "gaussian", *LAST, "label_flip", "garbage")
-    crosses_clients = True
+    is_shared_by_clients = True
     """Byzantine clients flip the labels of batches in their own training."""
 
     def __init__(

@@ -318,6 +318,7 @@ def authors_cpa(epsilon: float, nested: bool = False) -> tuple[CPA, float]:
         words="near_balanced",
         dither="none",
         decoder="authors_code",
+        epsilon_scope="bit",
     )
     return mechanism, GAMMA * (1.0 - 1.0 / levels**stages)
 
@@ -333,6 +334,7 @@ def stated_nested_cpa(epsilon: float) -> tuple[CPA, float]:
         words="balanced",
         dither="none",
         decoder="authors_code",
+        epsilon_scope="bit",
     )
     return mechanism, GAMMA * (1.0 - 1.0 / (coarse * nested))
 
@@ -340,7 +342,13 @@ def stated_nested_cpa(epsilon: float) -> tuple[CPA, float]:
 def unbiased_cpa(epsilon: float, nested: bool = False) -> tuple[CPA, float]:
     """CPA repaired, and its radius: 2 levels (nested 2 x 8), subtracted dither, unbiased decoder."""
     coarse, fine = NESTED_RATES
-    return CPA(epsilon, levels=coarse, stages=2 if nested else 1, nesting=fine if nested else None), GAMMA / 2
+    return CPA(
+        epsilon,
+        levels=coarse,
+        stages=2 if nested else 1,
+        nesting=fine if nested else None,
+        epsilon_scope="bit",
+    ), GAMMA / 2
 
 
 def jopeq(epsilon: float, rate: int = 1) -> JoPEQ:

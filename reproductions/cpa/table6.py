@@ -68,7 +68,7 @@ def break_even_fraction(epsilon: float) -> float:
 
 
 def _repaired(epsilon: float) -> tuple[CPA, float]:
-    return CPA(epsilon, words="balanced"), GAMMA / 2
+    return CPA(epsilon, words="balanced", epsilon_scope="bit"), GAMMA / 2
 
 
 def _rule(rule: Rule, num_clients: int, fraction: float) -> RobustAggregation:

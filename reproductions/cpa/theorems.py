@@ -69,7 +69,7 @@ def claim_1(epsilon: float, values: int = 4) -> Claim:
 
 def proposition_2() -> list[Claim]:
     """k-anonymity, k = 2^(L R - 1), and k^M for the model."""
-    plain = CPA(math.inf)
+    plain = CPA(math.inf, epsilon_scope="bit")
     kinds = {
         "1-bit CPA (R = 1)": plain,
         "the authors' code": authors_cpa(math.inf)[0],
@@ -78,7 +78,7 @@ def proposition_2() -> list[Claim]:
     }
     sizes = {name: kind.anonymity_set_size for name, kind in kinds.items()}
     words = ", ".join(f"{name} {size}" for name, size in sizes.items())
-    eight = CPA(math.inf, levels=8).anonymity_set_size
+    eight = CPA(math.inf, levels=8, epsilon_scope="bit").anonymity_set_size
     repeated = ", ".join(f"{anonymity(8, t):.2f}" for t in (1, 2, 3, 4))
     return [
         Claim(
@@ -123,7 +123,7 @@ def theorem_4_1(clients: int, seed: int) -> list[Claim]:
     claims = [*lemma_4_2_1(levels)]
     decoders: dict[Decoder, str] = {"paper": "as printed", "unbiased": "repaired: times (N - 1) / N"}
     for decoder, words in decoders.items():
-        mechanism = CPA(math.inf, levels=levels, words="balanced", decoder=decoder)
+        mechanism = CPA(math.inf, levels=levels, words="balanced", decoder=decoder, epsilon_scope="bit")
         found = error_of_the_mean(mechanism, value, clients, 400, seed)
         claims.append(
             Claim(
@@ -209,7 +209,10 @@ def shrinking_lattice(epsilon: float, rounds: int, seed: int) -> Claim:
     optimum, one = targets.mean(0), torch.ones(1, dtype=torch.float64)
     keys, found, members = SeededKeys(seed), list[float](), list(range(clients))
     for decay in (phi, None):
-        mechanism, weights = CPA(epsilon, decay_rounds=decay), torch.zeros(dim, dtype=torch.float64)
+        mechanism, weights = (
+            CPA(epsilon, decay_rounds=decay, epsilon_scope="bit"),
+            torch.zeros(dim, dtype=torch.float64),
+        )
         gaps = list[float]()
         for t in range(rounds):
             eta = 2.0 / (t + phi)

@@ -154,7 +154,7 @@ def exact_fig5(
                 results = [run_once(sigm, inputs, run, keys) for run in range(runs)]
                 elias = float(np.mean([bits for _, bits in results]))
                 bits = math.ceil(elias)
-                rival = CSGM(dim**-0.5, z, gamma, bits, levels="even")
+                rival = CSGM(dim**-0.5, z, gamma, bits, rounding="even")
                 errors = [run_once(rival, inputs, run, keys + 1)[0] for run in range(runs)]
                 rows.append(
                     {

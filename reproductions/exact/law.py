@@ -156,7 +156,7 @@ CASES: dict[str, Case] = {
     "LayeredGaussian, shifted": _of(lambda z: LayeredGaussian(1.0, z, layering="shifted"), _normal),
     "AggregateGaussian": _of(lambda z: AggregateGaussian(1.0, z), _normal),
     "AggregateGaussian, Laplace": _of(
-        lambda z: AggregateGaussian(1.0, z, target="laplace"), _double_exponential
+        lambda z: AggregateGaussian(1.0, z, error_law="laplace"), _double_exponential
     ),
     "IrwinHall": _of(lambda z: IrwinHall(1.0, z), _irwin_hall),
     "SIGM, gamma 0.5": Case(_sigm, _normal, most=50),

@@ -90,7 +90,7 @@ def perturb(federated: Federated, module: Any, sigma: float, generator: torch.Ge
             start += parameter.numel()
 
 
-GRAPH: dict[str, Any] = {"degree": "auto", "max_corrupt": 0.05, "max_dropout": 0.05}
+GRAPH: dict[str, Any] = {"degree": "auto", "max_colluding_fraction": 0.05, "max_dropped_fraction": 0.05}
 """A sparse graph: on the complete one, 500 clients' shares outweigh a model of 7,850 parameters."""
 
 
@@ -105,7 +105,7 @@ class _Setting:
     learning_rate: float
     epsilon: float
     delta: float
-    secagg: Literal["accounted", "masked"]
+    secagg: Literal["counted", "masked"]
 
 
 def _run(kind: str, setting: _Setting, seed: int) -> Row:
@@ -116,7 +116,7 @@ def _run(kind: str, setting: _Setting, seed: int) -> Row:
     mechanism: AggregateGaussian | ClippedFloats = ClippedFloats(setting.clip_norm)
     if kind == "aggregate":
         mechanism = AggregateGaussian(setting.clip_norm, setting.multiplier, entropy_code="elias")
-        secagg = SecAgg(run=setting.secagg, **GRAPH)
+        secagg = SecAgg(simulation=setting.secagg, **GRAPH)
     federated = Federated(
         mechanism,
         setting.num_clients,
@@ -165,7 +165,7 @@ def exact_mnist(
     samples: int = 10_000,
     clip_norm: float = 3.0,
     learning_rate: float = 0.5,
-    secagg: Literal["accounted", "masked"] = "accounted",
+    secagg: Literal["counted", "masked"] = "counted",
     seeds: Sequence[int] = (0, 1, 2),
     out: str = "runs/exact-mnist",
 ) -> dict[str, Any]:

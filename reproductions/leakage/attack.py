@@ -120,13 +120,13 @@ def standard_targets(
 ) -> list[Target]:
     """The mechanisms of the papers, the near-optimal one at several budgets, calibrated here, and `own`."""
     one, norm = Adversary.EAVESDROPPER, study.largest_norm
-    corbin = CorBin(epsilon=epsilon, shared_bits=5)
+    corbin = CorBin(epsilon_per_coordinate=epsilon, shared_bits=5)
     targets = [
         Target("vanilla", FedAvg(), one),
-        Target(f"LDP-FL eps={epsilon:g}", LDPQ(epsilon=epsilon), one),
+        Target(f"LDP-FL eps={epsilon:g}", LDPQ(epsilon_per_coordinate=epsilon), one),
         Target(f"CorBin eps={epsilon:g}, one uplink", corbin, one),
         Target(f"CorBin eps={epsilon:g}, pair", corbin, Adversary.SERVER),
-        Target(f"CPA eps={epsilon:g}", CPA(epsilon=epsilon), one),
+        Target(f"CPA eps={epsilon:g}", CPA(epsilon=epsilon, epsilon_scope="bit"), one),
         Target("layered Gaussian 0.05", LayeredGaussian(clip_norm=norm, noise_multiplier=0.05), one),
     ]
     for budget in budgets:

@@ -172,7 +172,7 @@ def useful_features(
     if unknown := set(methods) - {*METHODS, PLAIN}:
         raise ValueError(f"methods must be among {', '.join((*METHODS, PLAIN))}, got {', '.join(unknown)}")
     rows, results = Rows(out, {"delta": delta}, resume), list[Row]()
-    masks = replace(MASKS, run="masked") if run_masks else MASKS
+    masks = replace(MASKS, simulation="masked") if run_masks else MASKS
     for kind, method, epsilon, seed in product(features, methods, epsilons, seeds):
         clients, samples, all_rounds = TASKS[kind].settings
         federation = OnFeatures(
@@ -275,7 +275,7 @@ def _mechanism(method: str, clip: float) -> Mechanism:
     found: dict[str, Mechanism] = {
         PLAIN: FedAvg(),
         "RotatedCoins": RotatedCoins(clip),
-        "RotatedCoins, share 1/8": RotatedCoins(clip, share=0.125),
+        "RotatedCoins, share 1/8": RotatedCoins(clip, fraction=0.125),
         "GaussianNoise": GaussianNoise(clip, 1.0),
     }
     return found[method]

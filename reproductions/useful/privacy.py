@@ -5,7 +5,7 @@ one step on all of them in a round. Every mechanism is calibrated to its target 
 against the adversary of its view:
 
 * `secagg`: the server behind secure aggregation, over the whole run, everybody in every round. Coins, noise
-  and sums are real; masks are counted (`SecAgg(run="accounted")`), which changes no sum.
+  and sums are real; masks are counted (`SecAgg(simulation="counted")`), which changes no sum.
 * `outsider`: whoever sees all released models, over the whole run.
 * `once`: the server that sees every message, over the whole run; each client takes part once.
 * `message`: the same server, epsilon of a single message, everybody in every round. No guarantee over the
@@ -79,7 +79,7 @@ _METHODS = {
     PLAIN: _Method(lambda clip, dim: FedAvg()),
     "GaussianNoise": _Method(lambda clip, dim: GaussianNoise(clip, 1.0)),
     "RotatedCoins": _Method(lambda clip, dim: RotatedCoins(clip)),
-    "RotatedCoins, share 1/8": _Method(lambda clip, dim: RotatedCoins(clip, share=0.125)),
+    "RotatedCoins, share 1/8": _Method(lambda clip, dim: RotatedCoins(clip, fraction=0.125)),
     "RotatedCoins, paired": _Method(lambda clip, dim: RotatedCoins(clip, paired=True)),
     "DistributedDiscreteGaussian": _Method(
         lambda clip, dim: DistributedDiscreteGaussian(clip, 0.05, 0.01, bits=16)

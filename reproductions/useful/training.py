@@ -31,7 +31,7 @@ from reproductions.cpa.data import Network, accuracy, network
 
 STACK = 250
 VAL_SAMPLES = 10_000
-MASKS = SecAgg(run="accounted", degree="auto", max_corrupt=0.02, max_dropout=0.02)
+MASKS = SecAgg(simulation="counted", degree="auto", max_colluding_fraction=0.02, max_dropped_fraction=0.02)
 """The server may collude with 2% of the clients, and every claim counts that."""
 
 

@@ -237,7 +237,7 @@ def test_a_checkpoint_of_another_algorithm_is_refused(tmp_path):
         ({"algorithm": SCAFFOLD(), "cohort": DisjointOnce(1)}, ValueError, "has none. Use"),
         ({"algorithm": SCAFFOLD(), "server_lr": 0.5}, ValueError, "plain mean update"),
         ({"algorithm": FedDyn(), "weighting": "samples"}, ValueError, "plain mean update"),
-        ({"algorithm": FedDyn(), "target": "weights"}, ValueError, "plain mean update"),
+        ({"algorithm": FedDyn(), "sends": "weights"}, ValueError, "plain mean update"),
         ({"algorithm": ErrorFeedback(), "weighting": "samples"}, ValueError, "plain mean update"),
         ({"algorithm": "FedProx"}, TypeError, "a local algorithm, such as FedProx"),
         ({"algorithm": FedProx}, TypeError, "the class FedProx itself"),

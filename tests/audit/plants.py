@@ -19,6 +19,7 @@ from lightning_fedq.mechanisms.bases.additive_noise import WholeVector
 from lightning_fedq.mechanisms.bases.claims import independent_claims
 from lightning_fedq.mechanisms.bases.one_bit import COINS
 from lightning_fedq.mechanisms.interface import AuditCase
+from lightning_fedq.rounds import RoundEngine
 from lightning_fedq.wire.coding import FixedLength
 
 # ---- the mechanisms of section 8 of the specification of useful privacy ----------------------------------
@@ -120,7 +121,7 @@ class AlphaOffByOne(fedq.LDPQ):
     """The coin of a larger epsilon than the claimed one."""
 
     def encode(self, update, context, rand):
-        return fedq.LDPQ(1.31 * self.epsilon).encode(update, context, rand)
+        return fedq.LDPQ(1.31 * self.epsilon_per_coordinate).encode(update, context, rand)
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,7 @@ class PrivateCoinsFromTheSharedStream(fedq.CorBin):
     shared_bits: int | None = 1
 
     def coupling(self, group, rand):
-        return fedq.CorBin(self.epsilon, None).coupling(group, rand)
+        return fedq.CorBin(self.epsilon_per_coordinate, None).coupling(group, rand)
 
 
 @dataclass(frozen=True)
@@ -298,7 +299,7 @@ class CoinsAFifthLouder(fedq.RotatedCoins):
     """The coin of 1.2 times the claimed epsilon."""
 
     def encode(self, update, context, rand):
-        loud = fedq.RotatedCoins(**(vars(self) | {"epsilon": 1.2 * self.epsilon}))
+        loud = fedq.RotatedCoins(**(vars(self) | {"epsilon_per_bit": 1.2 * self.epsilon_per_bit}))
         return loud.encode(update, context, rand)
 
 
@@ -307,7 +308,7 @@ class AxesAThirdLouder(fedq.RotatedAxes):
     """The choice of 1.3 times the claimed epsilon."""
 
     def encode(self, update, context, rand):
-        return fedq.RotatedAxes(1.3 * self.epsilon, self.clip_norm).encode(update, context, rand)
+        return fedq.RotatedAxes(1.3 * self.epsilon_per_message, self.clip_norm).encode(update, context, rand)
 
 
 MECHANISMS = [
@@ -529,7 +530,7 @@ def restart_streams_only(state):
     return {**state, "round": 0, "attempt": 0}
 
 
-class SkipsTheFailedRound(fedq.RoundEngine):
+class SkipsTheFailedRound(RoundEngine):
     """A round that was given up is not paid for, although its messages were sent."""
 
     def abandon(self):
@@ -538,7 +539,7 @@ class SkipsTheFailedRound(fedq.RoundEngine):
         super().abandon()
 
 
-class NanPasses(fedq.RoundEngine):
+class NanPasses(RoundEngine):
     """Nobody asks whether an update is finite."""
 
     def _encode_and_add(self, clients, updates):
@@ -546,7 +547,7 @@ class NanPasses(fedq.RoundEngine):
             super()._encode_and_add(clients, updates)
 
 
-class _ExactMean(fedq.RoundEngine):
+class _ExactMean(RoundEngine):
     """Adds up the clients' exact updates beside the messages."""
 
     def start(self):

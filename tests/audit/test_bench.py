@@ -25,7 +25,10 @@ def test_what_is_zeroed_out_is_zero():
 
 
 def test_all_labels_are_equal_where_symbols_are_no_coordinates():
-    for mechanism in (CPA(1.0, lattice="A2"), DistributedDiscreteGaussian(1.0, 1.0, 0.1)):
+    for mechanism in (
+        CPA(1.0, lattice="A2", epsilon_scope="bit"),
+        DistributedDiscreteGaussian(1.0, 1.0, 0.1),
+    ):
         bench = Bench(AuditCase(mechanism), 0, (5, 2))
         assert not bench.aligned
         played = bench.play(0, 0)

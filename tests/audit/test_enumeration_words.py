@@ -28,7 +28,7 @@ def test_counts_of_a_bit_are_the_specified_ones(kind, epsilon):
 
 def test_counts_of_a_flip_are_the_specified_ones():
     low = Fraction(coin_thresholds(1.0).low, 2**32)
-    assert set(exact_law(fedq.CPA(1.0), 4.0).values()) == {low, 1 - low}
+    assert set(exact_law(fedq.CPA(1.0, epsilon_scope="bit"), 4.0).values()) == {low, 1 - low}
 
 
 def test_counts_of_an_mvu_row_are_the_designed_ones():
@@ -52,7 +52,7 @@ def test_cells_of_gaussian_noise_have_their_exact_probabilities():
 @pytest.mark.parametrize(
     "mechanism",
     [
-        *(fedq.LDPQ(1.0), fedq.SignRR(0.5), fedq.CPA(2.0), fedq.MVU(1.0)),
+        *(fedq.LDPQ(1.0), fedq.SignRR(0.5), fedq.CPA(2.0, epsilon_scope="bit"), fedq.MVU(1.0)),
         *(fedq.CorBin(1.0), fedq.AugCorBin(1.0), fedq.PairedCoins(1.0)),
         *(
             fedq.PerCoordinateLaplace(1.0),
@@ -107,7 +107,7 @@ class LessLaplace(fedq.JoPEQ):
         return super().noise_scale * (1.0 - 1e-6)
 
     def claims(self, context):
-        return fedq.JoPEQ(self.epsilon).claims(context)
+        return fedq.JoPEQ(self.epsilon_per_coordinate).claims(context)
 
 
 def test_one_word_too_many_shows():

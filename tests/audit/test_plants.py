@@ -18,7 +18,7 @@ from lightning_fedq.audit.commands import audit as command
 from lightning_fedq.dpsgd.opacus import GridDPOptimizer
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys, Stream
 from lightning_fedq.mechanisms.interface import Mechanism
-from lightning_fedq.rounds import running_sum
+from lightning_fedq.rounds import RoundEngine, running_sum
 from tests.audit import plants
 from tests.audit.engine_plays import audit_not_finite, audit_resumption, play, server, unpaid
 from tests.audit.enumeration import enumerate_coin, enumerate_pair
@@ -211,6 +211,10 @@ def test_the_same_cases_without_the_plant_are_silent(clean):
 
 SETTINGS = {
     "epsilon": 1.0,
+    "epsilon_scope": "bit",
+    "epsilon_per_bit": 1.0,
+    "epsilon_per_coordinate": 1.0,
+    "epsilon_per_message": 1.0,
     "clip_norm": 1.0,
     "clip_value": 1.0,
     "noise_multiplier": 1.0,
@@ -302,7 +306,7 @@ def test_table(tmp_path):
 def test_a_client_that_is_not_finite_is_hidden(mechanism, bad):
     """Even by a mechanism whose own clip would let it pass: the engine asks first."""
     update = torch.cat([torch.tensor([bad]), torch.full((199,), 1e3)])
-    assert not_finite(fedq.RoundEngine, mechanism, update) == ""
+    assert not_finite(RoundEngine, mechanism, update) == ""
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered in cast:RuntimeWarning")
@@ -321,7 +325,7 @@ def test_streams_that_restart_are_refused_where_the_ledger_remembers(tmp_path):
 
 
 def test_every_stream_is_paid_for():
-    assert ledger(fedq.RoundEngine) == ""
+    assert ledger(RoundEngine) == ""
 
 
 def test_a_sample_that_is_not_finite_is_dropped_by_the_private_optimizer():

@@ -118,7 +118,7 @@ def test_every_adversary_with_a_claim_is_looked_at():
 
 
 def test_blocks_of_several_coordinates_have_a_claim_a_symbol():
-    found = found_in(fedq.CPA(epsilon=1.0, lattice="A2"), 20_000)
+    found = found_in(fedq.CPA(epsilon=1.0, lattice="A2", epsilon_scope="bit"), 20_000)
     assert found["one message"].claim == pytest.approx(1.0)
     assert not any(finding.alarm for finding in found.values())
 

@@ -62,7 +62,7 @@ def play(engine_class, mechanism, rule, factor, size=1e3):
     dim = sum(SEGMENTS)
     engine = engine_class(
         mechanism,
-        (Alone if mechanism.hands_on else RoundPlanner)(CLIENTS, 0),
+        (Alone if mechanism.reuses_noise else RoundPlanner)(CLIENTS, 0),
         SeededKeys(0),
         torch.randn(dim, generator=generator),
         SEGMENTS,

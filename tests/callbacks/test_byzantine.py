@@ -83,7 +83,7 @@ def test_updates_are_turned_around_whatever_the_stacks(stack):
     torch.testing.assert_close(engine.weights, expected, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("mechanism", [LDPQ, CPA])
+@pytest.mark.parametrize("mechanism", [LDPQ(0.5), CPA(0.5, epsilon_scope="bit")], ids=["LDPQ", "CPA"])
 @pytest.mark.parametrize("stack", [1, 4])
 @pytest.mark.parametrize(
     ("attack", "mean"),
@@ -97,10 +97,10 @@ def test_updates_are_turned_around_whatever_the_stacks(stack):
 def test_wire_attacks_have_their_mean(attack, mean, stack, mechanism):
     """Everybody sends .5; the mean is .7 * .5 + .3 * .5 * (what a liar counts for): cpa.md section 8."""
     value = 0.5
-    if attack == "ones" and mechanism is CPA:
+    if attack == "ones" and isinstance(mechanism, CPA):
         mean = -mean  # N = 2: the one Hadamard word is +1 at the lower point
     updates = torch.full((CLIENTS, DIM), value)
-    engine, _, _ = attacked_round(attack, mechanism(epsilon=0.5), updates=updates, stack=stack)
+    engine, _, _ = attacked_round(attack, mechanism, updates=updates, stack=stack)
     expected = value * (0.7 + 0.3 * mean)
     error = engine.weights.std().item() / math.sqrt(DIM)
     assert abs(engine.weights.mean().item() - expected) < 5 * error  # 16 cases: 1e-5
@@ -108,7 +108,12 @@ def test_wire_attacks_have_their_mean(attack, mean, stack, mechanism):
 
 @pytest.mark.parametrize("attack", ["ones", "flip", "inverted", "inverted_without_coin"])
 @pytest.mark.parametrize(
-    "budget", [{"epsilon_scope": "round"}, {"epsilon_scope": "total", "rounds": 3}, {"blocks_per_round": 5}]
+    "budget",
+    [
+        {"epsilon_scope": "round"},
+        {"epsilon_scope": "total", "rounds": 3},
+        {"blocks_per_round": 5, "epsilon_scope": "bit"},
+    ],
 )
 def test_wire_attacks_on_messages_of_some_blocks(attack, budget):
     """A liar without a coin still sends as many blocks as everybody else, and no more."""
@@ -126,7 +131,7 @@ def test_wire_attacks_on_messages_of_some_blocks(attack, budget):
 def test_ones_are_noise_for_words_of_either_sign_and_a_push_for_hadamard_words(words, levels, mean):
     """Every Hadamard word is +1 at point 0, so "ones" is a vote for point 0, worth 1/c of an honest one."""
     dim = 100_000
-    mechanism = CPA(epsilon=0.5, levels=levels, words=words)
+    mechanism = CPA(epsilon=0.5, levels=levels, words=words, epsilon_scope="bit")
     context = make_context(mechanism, (0,), (dim,))
     estimate = decode(mechanism, torch.ones(1, dim, dtype=torch.uint8), (0,), context).double()
     error = estimate.std() / math.sqrt(dim)
@@ -137,17 +142,21 @@ def test_levers_are_known_or_not_told():
     context = RoundContext(0, ((0,), (1,)), (50,), torch.zeros(1).double(), torch.ones(1).double())
     coth = 1 / math.tanh(0.25)
     assert max_influence(LDPQ(0.5), context) == pytest.approx(coth)
-    assert max_influence(CPA((2.0, 0.5)), context) == pytest.approx(1 + coth, rel=1e-6)  # the longest of all
-    assert max_influence(CPA(0.5, blocks_per_round=5), context) == pytest.approx(10 * (1 + coth), rel=1e-6)
+    assert max_influence(CPA((2.0, 0.5), epsilon_scope="bit"), context) == pytest.approx(
+        1 + coth, rel=1e-6
+    )  # the longest of all
+    assert max_influence(CPA(0.5, blocks_per_round=5, epsilon_scope="bit"), context) == pytest.approx(
+        10 * (1 + coth), rel=1e-6
+    )
     assert max_influence(MVU(0.5, 1, 1), context) == pytest.approx(coth, rel=1e-3)
     assert max_influence(JoPEQ(0.5), context) == pytest.approx(1.5 * math.sqrt(33))
 
 
 def test_no_liars_change_nothing():
     for attack in ("sign_flip", "inverted"):
-        engine, byzantine, updates = attacked_round(attack, LDPQ(epsilon=1.0), fraction=0.0)
+        engine, byzantine, updates = attacked_round(attack, LDPQ(epsilon_per_coordinate=1.0), fraction=0.0)
         plain = RoundEngine(
-            LDPQ(epsilon=1.0),
+            LDPQ(epsilon_per_coordinate=1.0),
             RoundPlanner(CLIENTS, 0),
             SeededKeys(0),
             torch.zeros(DIM),
@@ -187,7 +196,7 @@ def test_liars_break_the_mean_and_not_a_robust_rule():
 
 
 def test_the_lever_is_logged():
-    _, _, trainer = run(ByzantineClients(0.2, "inverted"), LDPQ(epsilon=0.5), epochs=1)
+    _, _, trainer = run(ByzantineClients(0.2, "inverted"), LDPQ(epsilon_per_coordinate=0.5), epochs=1)
     assert trainer.callback_metrics["byzantine/lever"].item() == pytest.approx(4.083, abs=1e-3)
 
 

@@ -56,7 +56,7 @@ def test_unequal_clients_cohorts_and_dropouts():
 
 
 def test_one_bit_training_learns_and_logs():
-    fed = Federated(CorBin(epsilon=5.0), num_clients=20, seed=0)
+    fed = Federated(CorBin(epsilon_per_coordinate=5.0), num_clients=20, seed=0)
     _, trainer = run(fed, data=Digits(1400), max_epochs=6)
     assert trainer.callback_metrics["val_acc"] > 0.7
     assert trainer.callback_metrics["fed/uplink_bits"] == 20 * 650
@@ -65,7 +65,7 @@ def test_one_bit_training_learns_and_logs():
 
 
 def test_a_logger_gets_every_round_once_at_its_last_step(tmp_path):
-    fed = Federated(CorBin(epsilon=5.0), num_clients=20, seed=0, clients_per_step=10)
+    fed = Federated(CorBin(epsilon_per_coordinate=5.0), num_clients=20, seed=0, clients_per_step=10)
     _, trainer = run(fed, max_epochs=2, logger=pl.loggers.CSVLogger(tmp_path), log_every_n_steps=1)
     assert trainer.logger is not None and trainer.logger.log_dir is not None
     with Path(trainer.logger.log_dir, "metrics.csv").open() as file:
@@ -249,7 +249,12 @@ def test_weighted_by_noise():
     """Four of five clients say almost nothing: the mean is the fifth client's, and the exact mean says so."""
     epsilons = (1e-3, 1e-3, 30.0, 1e-3, 1e-3)
     fed = Federated(
-        CPA(epsilons), 5, seed=0, clients_per_step=1, weighting="inverse_variance", ranges=FixedRange(0.05)
+        CPA(epsilons, epsilon_scope="bit"),
+        5,
+        seed=0,
+        clients_per_step=1,
+        weighting="inverse_variance",
+        ranges=FixedRange(0.05),
     )
     run(fed, max_epochs=1)
     assert fed.engine is not None and fed.engine.client_weights is not None
@@ -315,7 +320,7 @@ def test_server_optimizer():
 
 
 def test_secure_keys_by_default():
-    fed = Federated(CorBin(epsilon=3.0), num_clients=4)
+    fed = Federated(CorBin(epsilon_per_coordinate=3.0), num_clients=4)
     run(fed, max_epochs=1)
     assert fed.engine is not None and fed.engine.keys.mode == "secure"
 
@@ -327,7 +332,7 @@ def test_secure_keys_by_default():
         ({"local_steps": 0}, "local_steps must be >= 1 or None, got 0"),
         ({"clients_per_step": 0}, "clients_per_step must be >= 1 or 'auto', got 0"),
         ({"weighting": "size"}, "weighting must be one of uniform, samples, inverse_variance, got 'size'"),
-        ({"target": "weight"}, "target must be one of updates, weights, got 'weight'"),
+        ({"sends": "weight"}, "sends must be one of updates, weights, got 'weight'"),
     ],
 )
 def test_bad_settings(settings, message):
@@ -386,7 +391,7 @@ def test_a_client_that_stops_the_run_is_heard_where_clients_are():
 
 
 def test_no_private_run_ends_by_what_one_client_s_data_say():
-    fed = Federated(CorBin(epsilon=5.0), num_clients=4, clients_per_step=1)
+    fed = Federated(CorBin(epsilon_per_coordinate=5.0), num_clients=4, clients_per_step=1)
     with pytest.warns(UserWarning, match=r"Client \d+ set trainer.should_stop, which is ignored"):
         make_trainer(fed, StopsByALoss(), max_epochs=3).fit(Classifier(), datamodule=Digits())
     assert len(fed.records) == 3

@@ -21,7 +21,7 @@ from tests.callbacks.test_privacy import Linear, budget, cost, federated, traine
 class FailsInRoundZero(pl.Callback):
     """A user's own callback that fails once clients have sent their first messages."""
 
-    crosses_clients = True
+    is_shared_by_clients = True
 
     def __init__(self) -> None:
         self.clients = 0
@@ -102,8 +102,8 @@ def test_a_ledger_that_is_handed_on_before_anybody_has_trained_is_the_one_that_b
     ],
 )
 def test_another_mechanism_or_number_of_clients_needs_a_new_ledger(build):
-    with pytest.raises(ValueError, match=r"The ledger is of 6 clients of LDPQ\(epsilon=0.1\).*a new Ledger"):
-        build(Ledger(6, "LDPQ(epsilon=0.1)"))
+    with pytest.raises(ValueError, match=r"of 6 clients of LDPQ\(epsilon_per_coordinate=0.1\).*a new Ledger"):
+        build(Ledger(6, "LDPQ(epsilon_per_coordinate=0.1)"))
 
 
 def test_a_mechanism_that_was_changed_on_the_way_needs_a_new_ledger():
@@ -121,7 +121,9 @@ def test_a_mechanism_that_was_changed_before_anybody_paid_is_no_other_federation
     fed = federated()
     fed.mechanism = LDPQ(0.2)
     trainer(fed, epochs=1).fit(Linear())
-    assert fed.ledger.mechanism == "LDPQ(epsilon=0.2)" and fed.ledger.charges.tolist() == [1] * 6
+    assert (
+        fed.ledger.mechanism == "LDPQ(epsilon_per_coordinate=0.2)" and fed.ledger.charges.tolist() == [1] * 6
+    )
 
 
 def test_an_old_checkpoint_is_no_way_back_to_a_smaller_account(tmp_path):
@@ -219,8 +221,8 @@ LIES = {"fraction": 0.5, "attack": "ones"}
         ({}, {"secure_aggregation": SecAgg()}, r"secure_aggregation = None \(here SecAgg\("),
         (
             {"secure_aggregation": SecAgg()},
-            {"secure_aggregation": SecAgg(max_corrupt=0.3)},
-            r"secure_aggregation = SecAgg\(.*max_corrupt=0.3",
+            {"secure_aggregation": SecAgg(max_colluding_fraction=0.3)},
+            r"secure_aggregation = SecAgg\(.*max_colluding_fraction=0.3",
         ),
         ({"weighting": "samples"}, {}, r"mean = weighted or robust \(here plain\)"),
         ({"dropout_probability": 0.2}, {}, r"dropout_probability = 0.2 \(here 0.0\)"),
@@ -258,7 +260,7 @@ def test_liars_of_past_rounds_still_hide_nobody(tmp_path):
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
 def test_charges_of_masks_for_the_share_of_a_cohort_are_not_priced_by_those_of_the_run(tmp_path):
     """Earlier versions wrote down the settings alone, from which another graph follows now."""
-    drawn = {"secure_aggregation": SecAgg(max_corrupt=0.2), "cohort": 4}
+    drawn = {"secure_aggregation": SecAgg(max_colluding_fraction=0.2), "cohort": 4}
     fed, path = federated(**drawn), tmp_path / "then.ckpt"
     first = trainer(fed, epochs=1)
     first.fit(Linear())
@@ -287,10 +289,10 @@ def test_charges_of_masks_for_the_share_of_a_cohort_are_not_priced_by_those_of_t
 
 
 def test_a_journal_of_masks_for_the_share_of_a_cohort_is_refused(tmp_path):
-    then, now = federated(secure_aggregation=SecAgg(max_corrupt=0.2), cohort=4), Ledger(6, "m")
+    then, now = federated(secure_aggregation=SecAgg(max_colluding_fraction=0.2), cohort=4), Ledger(6, "m")
     trainer(then, epochs=1).fit(Linear())
     now.set_terms(then.ledger.terms)
-    terms = {**then.ledger.terms, "secure_aggregation": repr(SecAgg(max_corrupt=0.2))}
+    terms = {**then.ledger.terms, "secure_aggregation": repr(SecAgg(max_colluding_fraction=0.2))}
     Journal(tmp_path / "j", "m", 6).append(0, 0, "", None, 1, json.dumps(terms))
     with pytest.raises(ValueError, match=r"charged with secure_aggregation = .* for 1 colluders of 6"):
         now.keep(Journal(tmp_path / "j", "m", 6), False)
@@ -299,7 +301,7 @@ def test_a_journal_of_masks_for_the_share_of_a_cohort_is_refused(tmp_path):
 def test_what_does_not_change_the_price_may_change():
     fed = federated()
     trainer(fed, epochs=1).fit(Linear())
-    settings = {"local_epochs": 2, "target": "weights", "server_lr": 0.5}
+    settings = {"local_epochs": 2, "sends": "weights", "server_lr": 0.5}
     settings["server_optimizer"] = lambda parameters: torch.optim.SGD(parameters, lr=0.5)
     trainer(federated(ledger=fed.ledger, **settings), epochs=4).fit(Linear())
     assert fed.ledger.charges.tolist() == [5] * 6
@@ -314,7 +316,7 @@ def test_a_mechanism_without_a_claim_has_no_price():
 
 
 def test_rounds_of_unknown_terms_are_priced_like_the_present_ones_with_a_warning():
-    ledger = Ledger(6, "LDPQ(epsilon=0.1)")
+    ledger = Ledger(6, "LDPQ(epsilon_per_coordinate=0.1)")
     ledger.charge(range(6), 0)
     with pytest.warns(UserWarning, match="Rounds were charged without terms"):
         trainer(federated(ledger=ledger), epochs=1).fit(Linear())

@@ -81,7 +81,7 @@ def test_a_fraction_is_of_each_clients_own_batches(clients_per_step):
     seen = {}
 
     class Watch(pl.Callback):
-        crosses_clients = True
+        is_shared_by_clients = True
 
         def on_train_batch_start(self, trainer, module, batch, index):
             stack, _ = fed.fit.present_batch(index)
@@ -180,7 +180,7 @@ def test_fast_dev_run_takes_the_place_of_the_limit(num_steps, clients_per_step):
 @pytest.mark.parametrize("num_steps", [1, 5])
 def test_fast_dev_run_releases_no_sum_of_fewer_clients_than_are_claimed(num_steps):
     """Behind eight coins an outsider was said to learn little; the model held the one that had answered."""
-    fed = federated(mechanism=LDPQ(epsilon=0.5), clients_per_step=1, seed=None)
+    fed = federated(mechanism=LDPQ(epsilon_per_coordinate=0.5), clients_per_step=1, seed=None)
     torch.manual_seed(0)
     module = Classifier()
     before = weights_of(module).clone()

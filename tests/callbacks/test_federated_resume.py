@@ -22,7 +22,7 @@ pytestmark = [  # what Lightning says when a run goes on in another folder, or w
 class Interrupted(pl.Callback):
     """Raises after so many batches of all clients, or stacks."""
 
-    crosses_clients = True
+    is_shared_by_clients = True
 
     def __init__(self, at_batch: int, error: BaseException) -> None:
         self.left, self.error = at_batch, error
@@ -36,7 +36,7 @@ class Interrupted(pl.Callback):
 class Saves(pl.Callback):
     """Saves after every batch of a client, or of a stack."""
 
-    crosses_clients = True
+    is_shared_by_clients = True
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.count = folder, 0
@@ -54,7 +54,7 @@ Interrupted.knows_clients = True  # known to leave stacks alone
 
 def federation(clients_per_step, **settings):
     values = {
-        "mechanism": CorBin(epsilon=5.0),
+        "mechanism": CorBin(epsilon_per_coordinate=5.0),
         "num_clients": CLIENTS,
         "clients_per_step": clients_per_step,
         "seed": 3,
@@ -179,7 +179,7 @@ def test_a_checkpoint_of_another_federation_is_refused(tmp_path, other):
 
 def test_a_run_that_is_stopped_ends_with_a_whole_round():
     class Stop(pl.Callback):
-        crosses_clients = True
+        is_shared_by_clients = True
 
         def on_train_batch_end(self, trainer, *args):
             trainer.home.should_stop = trainer.current_epoch == 1

@@ -66,7 +66,7 @@ def test_samples_have_the_posterior_s_mean_and_the_chain_s_variance(mechanism):
     ("mechanism", "settings", "message"),
     [
         (IrwinHall(40.0, 0.01), {}, "error of IrwinHall is not exactly Gaussian"),
-        (AggregateGaussian(40.0, 0.01, target="laplace"), {}, "error of AggregateGaussian is not exactly"),
+        (AggregateGaussian(40.0, 0.01, error_law="laplace"), {}, "error of AggregateGaussian is not exactly"),
         (
             layered(0.5),
             {"diagnostics": False},

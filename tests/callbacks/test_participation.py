@@ -37,13 +37,15 @@ def test_the_whole_budget_goes_into_one_round():
     trained(federated, rounds=5)
     assert federated.calibration is not None and federated.calibration.charges == 1
     assert 3.99 < federated.calibration.epsilon <= 4.0
-    assert federated.mechanism.epsilon == pytest.approx(4.0, abs=0.01)  # what delta buys is little
+    assert federated.mechanism.epsilon_per_message == pytest.approx(
+        4.0, abs=0.01
+    )  # what delta buys is little
     assert federated.ledger.charges.tolist() == [1] * 20
     assert int(federated.ledger.limits.max()) == 1
     many = federation(cohort=4)
     trained(many, rounds=5)
     assert many.calibration is not None and many.calibration.charges > 1
-    assert many.mechanism.epsilon < 2.0
+    assert many.mechanism.epsilon_per_message < 2.0
 
 
 def test_more_rounds_than_there_are_cohorts_are_refused_with_the_cure():
@@ -162,7 +164,7 @@ def test_a_configuration_says_it_and_fedq_privacy_reads_it(tmp_path):
     from lightning_fedq.commands.privacy import report_of_config
 
     privacy = {"epsilon": 4.0, "delta": 1e-3, "adversary": "server"}
-    axes = {"epsilon": 1.0, "clip_norm": 1.0}
+    axes = {"epsilon_per_message": 1.0, "clip_norm": 1.0}
     config = written(tmp_path, 5, "RotatedAxes", axes, privacy=privacy, cohort=written_law("DisjointOnce"))
     report = report_of_config(config, None, 1e-3, False)
     assert 3.99 < report.row(Adversary.SERVER).epsilon_run <= 4.0

@@ -200,7 +200,7 @@ def test_behind_secure_aggregation_the_sum_has_a_budget_of_its_own():
 
 
 def test_masks_that_are_accounted_for_only_warn():
-    fed = federated(secure_aggregation=fedq.SecAgg(run="accounted"))
+    fed = federated(secure_aggregation=fedq.SecAgg(simulation="counted"))
     with pytest.warns(UserWarning, match="Masking is accounted for only, so this process sees every"):
         trainer(fed, budget(1e3, Adversary.SECAGG_SERVER), epochs=1).fit(Linear())
 

@@ -74,7 +74,7 @@ def privacy_of(trainer, rounds):
 def test_the_same_in_tensorboard_and_csv(tmp_path):
     board = pl.loggers.TensorBoardLogger(tmp_path, "board", version="one")
     plain = pl.loggers.CSVLogger(tmp_path, "csv", version="one")
-    folder, trainer = run(tmp_path, board, plain, mechanism=LDPQ(epsilon=0.01))
+    folder, trainer = run(tmp_path, board, plain, mechanism=LDPQ(epsilon_per_coordinate=0.01))
     scalars, columns = tensorboard(Path(board.log_dir)), table(Path(plain.log_dir))
     for name, values in expected(folder, trainer).items():
         for found in (scalars, columns):
@@ -83,14 +83,14 @@ def test_the_same_in_tensorboard_and_csv(tmp_path):
         name for name in columns if name.startswith("fed/")
     }
     hyper = yaml.safe_load((Path(plain.log_dir) / "hparams.yaml").read_text())
-    assert hyper["federation"]["mechanism"] == "LDPQ(epsilon=0.01)"
+    assert hyper["federation"]["mechanism"] == "LDPQ(epsilon_per_coordinate=0.01)"
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # MLflow's own
 def test_the_same_in_mlflow(tmp_path):
     logger = mlflow_logger(tmp_path)
     plain = pl.loggers.CSVLogger(tmp_path, "csv", version="one")
-    folder, trainer = run(tmp_path, logger, plain, mechanism=LDPQ(epsilon=0.01))
+    folder, trainer = run(tmp_path, logger, plain, mechanism=LDPQ(epsilon_per_coordinate=0.01))
     values = mlflow_values(logger)
     for name, wanted in expected(folder, trainer).items():
         assert values[name] == pytest.approx(wanted, rel=1e-6), name
@@ -98,10 +98,12 @@ def test_the_same_in_mlflow(tmp_path):
         name for name in table(Path(plain.log_dir)) if name.startswith("fed/")
     }
     parameters = logger.experiment.get_run(logger.run_id).data.params
-    assert parameters["federation/mechanism"] == "LDPQ(epsilon=0.01)"
-    run(tmp_path, logger, mechanism=LDPQ(epsilon=0.02))  # a parameter of MLflow is written once
+    assert parameters["federation/mechanism"] == "LDPQ(epsilon_per_coordinate=0.01)"
+    run(
+        tmp_path, logger, mechanism=LDPQ(epsilon_per_coordinate=0.02)
+    )  # a parameter of MLflow is written once
     again = logger.experiment.get_run(logger.run_id).data.params
-    assert again["federation/mechanism"] == "LDPQ(epsilon=0.01)"
+    assert again["federation/mechanism"] == "LDPQ(epsilon_per_coordinate=0.01)"
 
 
 def test_a_table_of_whose_updates_were_not_finite_tells_who_was_drawn(tmp_path):

@@ -43,7 +43,7 @@ class Wide(pl.LightningModule):
 
 def unequal(epsilon=UNEQUAL, plan_seed=3, **settings):
     """Ten clients, two a round; which ones follows from a public seed, the keys come from the system."""
-    fed = Federated(CPA(epsilon=epsilon), 10, cohort=2, clients_per_step=1, **settings)
+    fed = Federated(CPA(epsilon=epsilon, epsilon_scope="bit"), 10, cohort=2, clients_per_step=1, **settings)
     fed.planner = RoundPlanner(10, plan_seed, FixedSize(2))
     return fed
 
@@ -157,7 +157,7 @@ def test_a_finished_run_reports_its_most_charged_client_and_a_histogram(tmp_path
 class FailsAtTheEnd(pl.Callback):
     """When the second client of the round trains, and the first has sent."""
 
-    crosses_clients = True
+    is_shared_by_clients = True
 
     def __init__(self) -> None:
         self.clients = 0

@@ -67,7 +67,9 @@ def test_an_offline_run_holds_everything(tmp_path, monkeypatch):
     }
     assert axes["fed/*"] == "fed/round"
     config = {item.key: item.value_json for r in records if r.HasField("config") for item in r.config.update}
-    assert json.loads(config["federation"])["mechanism"] == "CorBin(epsilon=5.0, shared_bits=5)"
+    assert (
+        json.loads(config["federation"])["mechanism"] == "CorBin(epsilon_per_coordinate=5.0, shared_bits=5)"
+    )
     assert json.loads(config["data"]) == {"batch_size": 8}
     history = {}
     for record in records:
@@ -101,7 +103,14 @@ def test_a_run_with_a_target_is_found_by_it_and_drawn_against_its_price(tmp_path
     monkeypatch.setenv("WANDB_SILENT", "true")
     logger = WandbLogger(project="tests", save_dir=str(tmp_path), offline=True)
     target = PrivacyTarget(50.0, 1e-5, "server")
-    small_run(WandbRounds(), rounds=2, logger=logger, mechanism=LDPQ(epsilon=4.0), privacy=target, seed=None)
+    small_run(
+        WandbRounds(),
+        rounds=2,
+        logger=logger,
+        mechanism=LDPQ(epsilon_per_coordinate=4.0),
+        privacy=target,
+        seed=None,
+    )
     logger.experiment.finish()
     records = finished_records_of(tmp_path)
     assert {tag for r in records if r.HasField("run") for tag in r.run.tags} == {

@@ -260,8 +260,10 @@ FEATURES = {
     "BatchNorm, shared": _beside(None, module=_normed),
     "BatchNorm, shared, in stacks": _beside(None, module=_normed, federated={"clients_per_step": 3}),
     "BatchNorm, local": _beside(None, module=_normed, federated={"buffers": "local"}),
-    "local head": _beside(None, federated={"local": ["head.*"]}),
-    "local head in stacks": _beside(None, federated={"local": ["head.*"], "clients_per_step": 3}),
+    "local head": _beside(None, federated={"personal_parameters": ["head.*"]}),
+    "local head in stacks": _beside(
+        None, federated={"personal_parameters": ["head.*"], "clients_per_step": 3}
+    ),
     "measured by client": _beside(
         None, federated={"evaluate_clients": ClientEvaluation(0.25), "client_metrics": "local"}
     ),
@@ -350,7 +352,7 @@ def test_a_door_shows(tmp_path):
     """The test is able to fail: a tensor in a closure, out of every check's sight, is found."""
 
     class Door(pl.Callback):
-        crosses_clients = True
+        is_shared_by_clients = True
 
         def on_train_batch_end(self, trainer, pl_module, *args):
             bias = pl_module.head.bias.detach().clone()

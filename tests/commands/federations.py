@@ -10,7 +10,7 @@ def first_twenty(round):
 
 
 LATE = fedq.Deadline(1.0, durations=0.5, spread=0.5)
-FEW = fedq.SecAgg(max_corrupt=0.1, max_dropout=0.1)
+FEW = fedq.SecAgg(max_colluding_fraction=0.1, max_dropped_fraction=0.1)
 FEDERATIONS = {
     "cohort": {"cohort": 20},
     "cohort, once": {"cohort": fedq.DisjointOnce(15)},
@@ -26,8 +26,8 @@ FEDERATIONS = {
     "secure_aggregation, liars": {"secure_aggregation": FEW},
     "liars": {"cohort": 20},
     "buffers": {"buffers": "local"},
-    "local": {"local": ["backbone.3.*"]},
-    "target": {"target": "weights"},
+    "personal_parameters": {"personal_parameters": ["backbone.3.*"]},
+    "sends": {"sends": "weights"},
     "broadcast_bits": {"broadcast_bits": 8},
     "statistics": {"statistics": fedq.Statistics(4, 1.0)},
 }
@@ -46,7 +46,7 @@ OF_NO_WEIGHT = {
     *("check_isolation", "evaluate_clients", "constraints"),
     *("seed", "ledger"),  # nothing is private; no configuration has one
     *("weighting", "aggregator"),  # above: each client once is planned
-    "shared",  # buffers that travel anyway, in the parameters
+    "extra_buffers",  # buffers that travel anyway, in the parameters
 }
 
 

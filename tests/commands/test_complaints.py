@@ -108,7 +108,7 @@ KEYS = ["trainer.max_epochs", "trainer.max_steps", "model", "data", "seed_everyt
         ("module 'lightning_fedq.data.models' has no attribute 'MPL'", "'MLP'"),
         (
             "... class_path 'lightning_fedq.mechanisms.LDPQ':\n Option 'zzz' is not accepted",
-            "It accepts: epsilon.",
+            "It accepts: epsilon_per_coordinate.",
         ),
     ],
 )
@@ -136,7 +136,7 @@ CONFIG = {
                 "class_path": "c.Federated",
                 "init_args": {
                     "server_lr": 1.0,
-                    "mechanism": {"class_path": "CorBin", "init_args": {"epsilon": 1.0}},
+                    "mechanism": {"class_path": "CorBin", "init_args": {"epsilon_per_coordinate": 1.0}},
                 },
             },
             {"class_path": "c.Twice", "init_args": {"x": 1}},
@@ -146,20 +146,18 @@ CONFIG = {
 }
 
 
+def of_the_mechanism(config):
+    return config["trainer"]["callbacks"][0]["init_args"]["mechanism"]["init_args"]["epsilon_per_coordinate"]
+
+
 @pytest.mark.parametrize(
     ("name", "where"),
     [
         ("trainer.max_epochs", lambda c: c["trainer"]["max_epochs"]),
         ("model.lr", lambda c: c["model"]["init_args"]["lr"]),
         ("Federated.server_lr", lambda c: c["trainer"]["callbacks"][0]["init_args"]["server_lr"]),
-        (
-            "CorBin.epsilon",
-            lambda c: c["trainer"]["callbacks"][0]["init_args"]["mechanism"]["init_args"]["epsilon"],
-        ),
-        (
-            "Federated.mechanism.epsilon",
-            lambda c: c["trainer"]["callbacks"][0]["init_args"]["mechanism"]["init_args"]["epsilon"],
-        ),
+        ("CorBin.epsilon_per_coordinate", of_the_mechanism),
+        ("Federated.mechanism.epsilon_per_coordinate", of_the_mechanism),
         ("trainer.callbacks.2.x", lambda c: c["trainer"]["callbacks"][2]["init_args"]["x"]),
     ],
 )
@@ -174,7 +172,7 @@ def test_a_short_name_finds_its_setting(name, where):
     [
         ("Federated.server_lt", "no setting 'server_lt'.* Did you mean 'server_lr'"),
         ("PrivacyTarget.epsilon", "an argument of Federated: Federated.privacy.epsilon"),
-        ("SecAgg.run", "an argument of Federated: Federated.secure_aggregation.run"),
+        ("SecAgg.simulation", "an argument of Federated: Federated.secure_aggregation.simulation"),
         ("Federatd.server_lr", "There is no Federatd.* Did you mean 'Federated'"),
         ("Twice.x", "Twice occurs 2 times"),
         ("trainer.callbacks.3.x", "no setting '3'.* It has: 0, 1, 2."),

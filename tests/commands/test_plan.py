@@ -12,7 +12,9 @@ from lightning_fedq.commands import plan as command
 from lightning_fedq.commands.configs import find
 from lightning_fedq.commands.plan import candidates, sizes_for
 from lightning_fedq.data.models import MLP, Classifier
-from lightning_fedq.privacy.planning import Problem, plan
+from lightning_fedq.dpsgd.opacus import Account
+from lightning_fedq.mechanisms import GaussianNoise
+from lightning_fedq.privacy.planning import Option, Problem, plan, recommended
 from lightning_fedq.privacy.target import PrivacyTarget, planned_charges
 from tests.commands import federations
 from tests.commands.federations import FEDERATIONS, OF_NO_WEIGHT, federation
@@ -74,12 +76,46 @@ def test_where_r_is_poor_fewer_parameters_are_planned(capsys, monkeypatch):
 
     poor = said(1000, 7850, 1)
     fewer, ratio = re.search(
-        r"With ([\d,]+) trained parameters, R would be (\S+) \(costs points", poor
+        r"with ([\d,]+) of them, GaussianNoise has R (\S+) \(costs points", poor
     ).groups()
     assert "docs/guides/useful_epsilon.md" in poor
     assert f"signal ratio R {ratio}, " in said(1000, fewer.replace(",", ""), 1)
-    assert "trained parameters" not in said(1000, 650, 8)
-    assert "This target needs more clients" in said(30, 500, 1)
+    assert "Ways out" not in said(1000, 650, 8)
+
+
+def test_where_no_row_is_good_none_is_advised_and_three_ways_out_have_numbers(capsys, monkeypatch):
+    """It said "Take RotatedCoins" where every row says "do not"."""
+    only(monkeypatch, "GaussianNoise", "RotatedCoins, share 1/8", "LDPQ")
+    monkeypatch.setenv("COLUMNS", "200")
+    size = ["--epsilon", "8", "--clients", "40", "--params", "10000", "--rounds", "30"]
+    assert main(size) == 0
+    printed = capsys.readouterr().out
+    assert (
+        "Take none of these: GaussianNoise has the smallest R, 30" in printed
+        and "Take RotatedCoins" not in printed
+    )
+    noise = float(re.search(r"noise_multiplier ([\d.]+) for epsilon 8 per row", printed).group(1))
+    [clients] = re.findall(r"from about ([\d,]+) with GaussianNoise", printed)
+    params, ratio = re.search(
+        r"with ([\d,]+) of them, GaussianNoise has R (\S+) \(costs points", printed
+    ).groups()
+    account = Account(noise, 0.1)  # one pass a round over 1,000 rows in batches of 100
+    for _ in range(300):
+        account.charge()
+    assert 7.0 < account.epsilon(1e-5) < 8.1
+    for changed in (("--clients", clients), ("--params", params)):
+        rest = list(size)
+        rest[rest.index(changed[0]) + 1] = changed[1].replace(",", "")
+        assert main(rest) == 0
+        again = capsys.readouterr().out
+        assert "Take none" not in again and (changed[0] != "--params" or ratio in again)
+
+
+def test_what_is_advised_has_the_verdict_of_the_best_row():
+    poor, worse = (
+        Option(n, GaussianNoise(1.0, 1.0), bits=b, ratio=r) for n, b, r in (("a", 17, 3.5), ("b", 1, 4.5))
+    )
+    assert recommended((poor, worse)) is poor
 
 
 def test_the_clip_and_the_server_s_optimiser_of_a_configuration_are_named(capsys, monkeypatch):
@@ -113,19 +149,32 @@ def test_a_configuration_says_the_sizes_and_gets_settings_to_paste(capsys, monke
         "adversary": "secagg_server",
         "over": "run",
     }
-    kept = {"run": "masked", "degree": "auto", "max_corrupt": 0.02, "max_dropout": 0.02}
+    kept = {
+        "simulation": "masked",
+        "degree": "auto",
+        "max_colluding_fraction": 0.02,
+        "max_dropped_fraction": 0.02,
+    }
     assert settings["secure_aggregation"] == kept
 
 
 def test_who_is_not_trusted_is_in_the_table_and_in_what_is_pasted(capsys, monkeypatch):
     only(monkeypatch, "RotatedCoins")
-    asked = ["digits_private", "--epsilon", "4", "--max_corrupt", "0.05", "--dropout_probability", "0.01"]
+    asked = [
+        "digits_private",
+        "--epsilon",
+        "4",
+        "--max_colluding_fraction",
+        "0.05",
+        "--dropout_probability",
+        "0.01",
+    ]
     assert main(asked) == 0
     printed = capsys.readouterr().out
     said = " ".join(printed.split())
     assert "5.00% of the clients may collude" in said and "1.00% of the clients drop out" in said
     settings = yaml.safe_load(printed[printed.index("mechanism:\n") :])
-    assert settings["secure_aggregation"]["max_corrupt"] == 0.05
+    assert settings["secure_aggregation"]["max_colluding_fraction"] == 0.05
     assert settings["dropout_probability"] == 0.01
 
 
@@ -277,9 +326,9 @@ def test_cohorts_that_take_turns_pay_for_their_turns_alone(tmp_path, capsys, mon
 
 @pytest.mark.parametrize("who", ["server", "outsider"])
 def test_masks_are_planned_for_nobody_who_sees_none(who, capsys):
-    for more in (["--max-corrupt", "0.1"], *([["--active"]] if who == "server" else [])):
+    for more in (["--max-colluding-fraction", "0.1"], *([["--active"]] if who == "server" else [])):
         assert main([*SMALL, "--adversary", who, *more]) == 2
-        assert "--active and --max-corrupt do not apply" in capsys.readouterr().err
+        assert "--active and --max-colluding-fraction do not apply" in capsys.readouterr().err
 
 
 def test_clients_whom_a_rule_names_pay_for_all_rounds_in_which_they_are_named(tmp_path, capsys, monkeypatch):

@@ -53,7 +53,7 @@ def plain(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("secagg", "words"),
-    [(SecAgg(), "ran"), (SecAgg(active=True), "ran"), (SecAgg(run="accounted"), "counted")],
+    [(SecAgg(), "ran"), (SecAgg(active=True), "ran"), (SecAgg(simulation="counted"), "counted")],
 )
 def test_folder_and_checkpoint_say_what_ran(tmp_path, secagg, words):
     report = report_of_checkpoint(fit(tmp_path, secagg), None, 1e-5, secagg=False)
@@ -64,7 +64,7 @@ def test_folder_and_checkpoint_say_what_ran(tmp_path, secagg, words):
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["masks"] == words and summary["aborted_rounds"] == 0
     server, behind = (next(x for x in saved["rows"] if x["name"] == a.name) for a in SERVERS)
-    masked = secagg.run == "masked"
+    masked = secagg.simulation == "masked"
     assert behind["group"] == (
         "as it was run" if masked else "behind secure aggregation, which was only counted"
     )
@@ -90,7 +90,7 @@ def test_the_folder_of_a_run_is_read(plain, tmp_path, capsys):
     assert main([str(run)]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "What was protected, and from whom" in shown  # older Rich draws a box around headings
-    assert "epsilon=1.0 (epsilon is the mechanism's, of one coordinate, and no result of this run)" in shown
+    assert "epsilon_per_coordinate=1.0" in shown
     empty = tmp_path / "empty"
     empty.mkdir()
     for arguments, message in [
@@ -127,9 +127,9 @@ def test_a_configuration_is_read(capsys):
 def test_a_configuration_with_an_active_server_counts_on_its_survivors(tmp_path):
     text = (CONFIGS / "digits_secagg.yaml").read_text()
     rows = []
-    for run in ("{run: masked}", "{run: masked, active: true}"):
+    for run in ("{simulation: masked}", "{simulation: masked, active: true}"):
         path = tmp_path / "config.yaml"
-        path.write_text(changed(text, ("{run: masked}", run), ("0.05", "0.0")))
+        path.write_text(changed(text, ("{simulation: masked}", run), ("0.05", "0.0")))
         report = report_of_config(str(path), 1, 1e-5, secagg=False, params=100)
         rows.append(report.row(Adversary.SECAGG_SERVER))
     assert rows[1].epsilon_run > 1.1 * rows[0].epsilon_run
@@ -139,7 +139,7 @@ def test_a_configuration_with_an_active_server_counts_on_its_survivors(tmp_path)
 
 def test_the_question_may_be_asked_for_other_settings():
     """The specification's 3.54 of 2,000 clients, 1,000 parameters and one round, section 6.3."""
-    changes = {"AugCorBin.epsilon": 0.5, "Federated.num_clients": 2000}
+    changes = {"AugCorBin.epsilon_per_coordinate": 0.5, "Federated.num_clients": 2000}
     config = str(CONFIGS / "digits_augcorbin.yaml")
     report = report_of_config(config, 1, 1e-5, secagg=True, params=1000, changes=changes)
     assert (report.dim, report.cohort_size) == (1000, 2000)
@@ -149,8 +149,11 @@ def test_the_question_may_be_asked_for_other_settings():
 def test_settings_that_are_none_are_refused(tmp_path, capsys):
     config = str(CONFIGS / "digits_ldpq.yaml")
     for arguments, message in [
-        ([config, "--set", "LDPQ.epsilon"], "a setting is name=value such as LDPQ.epsilon=0.1"),
-        ([config, "--set", "LDPQ.epsilom=1"], "did you mean 'epsilon'"),
+        (
+            [config, "--set", "LDPQ.epsilon_per_coordinate"],
+            "a setting is name=value such as LDPQ.epsilon_per_coordinate=0.1",
+        ),
+        ([config, "--set", "LDPQ.epsilon_per_coordinat=1"], "did you mean 'epsilon_per_coordinate'"),
         ([str(tmp_path / "one.ckpt"), "--params", "7"], "a checkpoint has its own settings"),
     ]:
         (tmp_path / "one.ckpt").touch()
@@ -170,7 +173,7 @@ def test_a_checkpoint_counts_what_its_journal_has_seen_since(tmp_path):
 
 
 def test_clients_that_may_collude_weaken_the_row_behind_secure_aggregation(tmp_path):
-    path = fit(tmp_path, SecAgg(max_corrupt=0.34))
+    path = fit(tmp_path, SecAgg(max_colluding_fraction=0.34))
     epsilons = [report_of_checkpoint(path, None, 1e-5, secagg=False).row(who).epsilon_run for who in SERVERS]
     honest = report_of_checkpoint(fit(tmp_path / "h", SecAgg()), None, 1e-5, secagg=False)
     assert honest.row(Adversary.SECAGG_SERVER).epsilon_run < epsilons[1] < epsilons[0]

@@ -184,7 +184,7 @@ def test_a_target_a_round_is_no_epsilon_of_the_run(tmp_path):
 @pytest.mark.filterwarnings("ignore:Masking is accounted for only:UserWarning")
 def test_masks_that_did_not_run_meet_no_target(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    masks, target = fedq.SecAgg(run="accounted"), fedq.PrivacyTarget(400.0, 1e-5, "secagg_server")
+    masks, target = fedq.SecAgg(simulation="counted"), fedq.PrivacyTarget(400.0, 1e-5, "secagg_server")
     federated = fedq.Federated(
         fedq.GaussianNoise(1.0, 1.0), 4, clients_per_step=1, privacy=target, secure_aggregation=masks
     )

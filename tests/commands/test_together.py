@@ -1,5 +1,6 @@
 """`fedq privacy RUN RUN ...`: what all runs cost together."""
 
+import json
 import math
 import os
 import re
@@ -44,7 +45,7 @@ def cost(loss, most=3, slack=Slack(), **about):  # noqa: B008 (frozen)
 
 def test_what_stays_with_clients_costs_nothing():
     """The weight of the layer: 640 of 650 parameters."""
-    federated = Federated(LDPQ(1.0), 10, local=["*.weight"])
+    federated = Federated(LDPQ(1.0), 10, personal_parameters=["*.weight"])
     found = plan_cost(federated, make_trainer(federated, max_epochs=1), Classifier(), 1e-5)
     assert found.claims[Adversary.SERVER].compositions == 10
 
@@ -76,8 +77,11 @@ def test_kinds_that_no_grid_holds_together_add_up_in_epsilon_and_delta():
 
 def of_sums(**settings):
     """A run of RotatedCoins behind masks, and its account at delta 1e-5."""
-    settings = {"secure_aggregation": SecAgg(max_corrupt=0.02, max_dropout=0.02), **settings}
-    federated = Federated(RotatedCoins(clip_norm=1.0, epsilon=1.0), 100, **settings)
+    settings = {
+        "secure_aggregation": SecAgg(max_colluding_fraction=0.02, max_dropped_fraction=0.02),
+        **settings,
+    }
+    federated = Federated(RotatedCoins(clip_norm=1.0, epsilon_per_bit=1.0), 100, **settings)
     trainer, module = make_trainer(federated, max_epochs=3, logger=False), Classifier()
     account = Account(planned_run(federated, federated.mechanism, 650, 3, 0), 1e-5)
     return plan_cost(federated, trainer, module, 1e-5), account
@@ -144,6 +148,16 @@ def test_a_run_that_has_not_ended_counts_with_all_its_rounds(tmp_path):
     for name, rounds in (("killed", 2), ("on", 5)):
         assert main(["privacy", "runs/whole", f"runs/{name}", "--delta", "1e-4", "--out", name]) == 0
         assert of_rounds(2 + rounds) <= stated(f"{name}/privacy.md") <= of_rounds(2 + rounds) * 1.01
+
+
+def test_a_run_that_was_stopped_counts_with_all_its_rounds(tmp_path):
+    """What it released may have decided the end, and composition needs a number that was fixed before."""
+    finished(tmp_path, "whole", "stopped")
+    page, config = Path("runs/stopped/privacy.json"), Path("runs/stopped/config.yaml")
+    config.write_text(config.read_text().replace("max_epochs: 2", "max_epochs: 5"))
+    page.write_text(json.dumps({**json.loads(page.read_text()), "ended": "by a stop after round 2 of 5"}))
+    assert main(["privacy", "runs/whole", "runs/stopped", "--delta", "1e-4", "--out", "both"]) == 0
+    assert of_rounds(2 + 5) <= stated("both/privacy.md") <= of_rounds(2 + 5) * 1.01
 
 
 def test_who_goes_by_other_words_is_refused(tmp_path, capsys):

@@ -36,7 +36,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     path = configuration(tmp_path, num_clients=10)
     config = yaml.safe_load(path.read_text())
-    config["trainer"]["callbacks"][0]["init_args"].update(secure_aggregation={"run": "masked"}, seed=3)
+    config["trainer"]["callbacks"][0]["init_args"].update(secure_aggregation={"simulation": "masked"}, seed=3)
     path.write_text(yaml.safe_dump(config))
     return path
 

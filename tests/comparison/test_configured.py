@@ -31,7 +31,7 @@ def changed(path: Path, **federated: Any) -> Path:
     """The file with other arguments of `Federated`."""
     config = yaml.safe_load(path.read_text())
     of = config["trainer"]["callbacks"][0]["init_args"]
-    of.update({"secure_aggregation": {"run": "masked"}, **federated})
+    of.update({"secure_aggregation": {"simulation": "masked"}, **federated})
     of["mechanism"] = {
         "class_path": "lightning_fedq.mechanisms.GaussianNoise",
         "init_args": {"clip_norm": 0.5, "noise_multiplier": 1.0},

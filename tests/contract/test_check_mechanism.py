@@ -154,7 +154,7 @@ class NoDifference(LDPQ):
 
 @dataclass(frozen=True)
 class TinyLever(LDPQ):
-    def lever(self, client, context):
+    def influence(self, client, context):
         return 0.5
 
 
@@ -362,7 +362,7 @@ CHANGED = """# Changelog
 
 
 def test_golden_symbols_change_by_name_and_with_a_line_in_the_changelog():
-    rows, key = [LDPQ(1.0)], "LDPQ(epsilon=1.0)"
+    rows, key = [LDPQ(1.0)], "LDPQ(epsilon_per_coordinate=1.0)"
     fresh, _ = updated({}, rows, [], "")
     assert updated(fresh, rows, [], "") == (fresh, [])
     stale = {key: "0" * 16, "Gone()": "1" * 16}

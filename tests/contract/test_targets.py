@@ -28,7 +28,7 @@ WITHOUT = {
 KINDS = [
     *{type(row): row for row in ROWS}.values(),
     m.CPA(epsilon=20.0, epsilon_scope="round"),
-    m.RotatedCoins(clip_norm=8.0, epsilon=1.0, coins=3, paired=True),
+    m.RotatedCoins(clip_norm=8.0, epsilon_per_bit=1.0, bits_per_coordinate=3, paired=True),
 ]
 
 
@@ -54,11 +54,14 @@ def test_a_target_sets_the_free_parameter_and_nothing_else(mechanism):
     free = {
         "mechanism",
         "epsilon",
+        "epsilon_per_bit",
+        "epsilon_per_coordinate",
+        "epsilon_per_message",
         "noise_multiplier",
         "local_sigma",
         "delta",
         "rounds",
-        "max_dropped",
+        "max_dropped_clients",
         "granularity",
     }
     assert changed and changed <= free

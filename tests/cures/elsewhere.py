@@ -94,7 +94,7 @@ TESTED = {
     ),
     "A constraint must return finite values of shape {}": _CONSTRAINTS + "test_one_s_own_constraint",
     "is not finite before training, so clients can't send its difference": _CONSTRAINTS + "test_observers",
-    "Restore the model and `local`, or begin a new federation": _SAME
+    "Restore the model and `personal_parameters`, or begin a new federation": _SAME
     + "test_a_state_file_that_is_not_the_client_s_is_named",
     "Use a separate folder, or": _SAME + "test_a_state_file_that_is_not_the_client_s_is_named",
     "is damaged. Restore a complete copy": _SAME + "test_a_state_file_that_is_not_the_client_s_is_named",

@@ -7,11 +7,11 @@ from tests.cures.rows import row
 from tests.training.test_available import checkpoint, fit, halves, made
 
 COUNT = itertools.count()
-COINS = fedq.RotatedCoins(clip_norm=1.0, epsilon=1.0)
+COINS = fedq.RotatedCoins(clip_norm=1.0, epsilon_per_bit=1.0)
 
 
 def colluding(rule=halves, **settings):
-    return made(rule, COINS, secure_aggregation=fedq.SecAgg(**{"max_corrupt": 0.1, **settings}))
+    return made(rule, COINS, secure_aggregation=fedq.SecAgg(**{"max_colluding_fraction": 0.1, **settings}))
 
 
 row(
@@ -27,8 +27,8 @@ row(
 row(
     "assumes a draw from all clients, but the clients of",
     colluding,
-    lambda: colluding(active=True, max_dropout=0.0),
-    lambda: colluding(max_corrupt=0.0),
+    lambda: colluding(active=True, max_dropped_fraction=0.0),
+    lambda: colluding(max_colluding_fraction=0.0),
     lambda: colluding(None),
 )
 row(

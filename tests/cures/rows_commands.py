@@ -193,10 +193,10 @@ row(
     compared,
 )
 row(
-    "--active and --max-corrupt do not apply to a target against {}. Omit them, or",
-    lambda: planned("--adversary", "server", "--max-corrupt", "0.1"),
+    "--active and --max-colluding-fraction do not apply to a target against {}. Omit them, or",
+    lambda: planned("--adversary", "server", "--max-colluding-fraction", "0.1"),
     lambda: planned("--adversary", "server"),
-    lambda: planned("--adversary", "secagg_server", "--max-corrupt", "0.1"),
+    lambda: planned("--adversary", "secagg_server", "--max-colluding-fraction", "0.1"),
 )
 row(
     "{} holds another comparison ({}). Name another folder with --out.",

@@ -342,20 +342,20 @@ row(
 row(
     "have fewer than {} samples. Use {}",
     lambda: split(Digits(80, 15, drop_last=True), fed(partition=Dirichlet(0.01))),
-    lambda: split(Digits(80, 15, drop_last=True), fed(partition=Dirichlet(0.01, least=15))),
+    lambda: split(Digits(80, 15, drop_last=True), fed(partition=Dirichlet(0.01, min_partition_size=15))),
     lambda: split(Digits(80, 15, drop_last=True), fed(partition=IID())),
 )
 row(
-    "clients of at least {} samples need {}, got {}. Use fewer clients, or a smaller least.",
-    lambda: split(Digits(80), fed(partition=Dirichlet(0.1, least=30))),
-    lambda: split(Digits(80), fed(num_clients=2, partition=Dirichlet(0.1, least=30))),
-    lambda: split(Digits(80), fed(partition=Dirichlet(0.1, least=20))),
+    "clients of at least {} samples need {}, got {}. Use fewer clients, or a smaller min_partition_size.",
+    lambda: split(Digits(80), fed(partition=Dirichlet(0.1, min_partition_size=30))),
+    lambda: split(Digits(80), fed(num_clients=2, partition=Dirichlet(0.1, min_partition_size=30))),
+    lambda: split(Digits(80), fed(partition=Dirichlet(0.1, min_partition_size=20))),
 )
 row(
-    "clients of at least {} samples need {}, got {}. Use fewer clients, or a smaller least.",
-    lambda: split(Digits(80), fed(partition=QuantitySkew(1.0, least=30))),
-    lambda: split(Digits(80), fed(num_clients=2, partition=QuantitySkew(1.0, least=30))),
-    lambda: split(Digits(80), fed(partition=QuantitySkew(1.0, least=20))),
+    "clients of at least {} samples need {}, got {}. Use fewer clients, or a smaller min_partition_size.",
+    lambda: split(Digits(80), fed(partition=QuantitySkew(1.0, min_partition_size=30))),
+    lambda: split(Digits(80), fed(num_clients=2, partition=QuantitySkew(1.0, min_partition_size=30))),
+    lambda: split(Digits(80), fed(partition=QuantitySkew(1.0, min_partition_size=20))),
 )
 row(
     "There are {} sizes, but num_clients is {}. Give one for each client.",
@@ -370,7 +370,7 @@ row(
     lambda: split(Digits(80), fed(partition=Dirichlet(1.0, sizes=(0.1, 0.2, 0.3, 0.4)))),
 )
 row(
-    "least={} is for drawn sizes, but sizes are given. Leave it out.",
+    "min_partition_size={} is for drawn sizes, but sizes are given. Leave it out.",
     lambda: Dirichlet(1.0, 2, (1, 3)),
     lambda: Dirichlet(1.0, sizes=(1, 3)),
 )

@@ -113,19 +113,28 @@ row(
     lambda: fedq.RunFolder("digits", root="/runs"),
 )
 row(
-    "needs all trained parameters, but local={} keeps some with the clients. Leave one out",
-    lambda: fit(fed(local=HEAD), dpsgd()),
-    lambda: fit(fed(local=HEAD)),
+    "needs all trained parameters, but personal_parameters={} keeps some with the clients. Leave one out",
+    lambda: fit(fed(personal_parameters=HEAD), dpsgd()),
+    lambda: fit(fed(personal_parameters=HEAD)),
     lambda: fit(fed(), dpsgd()),
 )
 row(
-    "LeakageMonitor attacks gradients of the whole model, but local={} keeps parameters at the clients",
-    lambda: fit(fed(local=["backbone.2.*"]), monitor(), module=Scores()),
+    "LeakageMonitor attacks gradients of the whole model, but personal_parameters={} keeps parameters "
+    "at the clients",
+    lambda: fit(fed(personal_parameters=["backbone.2.*"]), monitor(), module=Scores()),
     lambda: fit(fed(), monitor(), module=Scores()),
-    lambda: fit(fed(local=["backbone.2.*"]), module=Scores()),
+    lambda: fit(fed(personal_parameters=["backbone.2.*"]), module=Scores()),
 )
-row("so clients send nothing", lambda: fit(fed(local=["backbone.*"])), lambda: fit(fed(local=HEAD)))
-row("{} contains an empty pattern. Use", lambda: fed(local=[""]), lambda: fit(fed(local=["backbone.b*"])))
+row(
+    "so clients send nothing",
+    lambda: fit(fed(personal_parameters=["backbone.*"])),
+    lambda: fit(fed(personal_parameters=HEAD)),
+)
+row(
+    "{} contains an empty pattern. Use",
+    lambda: fed(personal_parameters=[""]),
+    lambda: fit(fed(personal_parameters=["backbone.b*"])),
+)
 row(
     "held_out has no data of clients {}. Give every client a data set",
     lambda: fit(measured([part(), part(), None, part()])),
@@ -193,7 +202,7 @@ row(
     "The samples are of {} users, but num_clients is {}. Use num_clients={}{}.",
     lambda: by(fedq.Natural("user"), users=8),
     lambda: by(fedq.Natural("user"), users=8, num_clients=8),
-    lambda: by(fedq.Natural("user", merge=True), users=8),
+    lambda: by(fedq.Natural("user", merge_users=True), users=8),
 )
 row(
     "FeatureShards sorts by numbers, got {}. Use Natural for names.",

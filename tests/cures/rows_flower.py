@@ -87,8 +87,8 @@ row(
     lambda: check_deployable(fed(algorithm=FedProx(0.1))),
 )
 row(
-    "Secure aggregation must run masked between real machines. Use SecAgg() without run='accounted'",
-    lambda: check_deployable(fed(LDPQ(1.0), secure_aggregation=SecAgg(run="accounted"))),
+    "Secure aggregation must run masked between real machines. Use SecAgg() without simulation='counted'",
+    lambda: check_deployable(fed(LDPQ(1.0), secure_aggregation=SecAgg(simulation="counted"))),
     lambda: check_deployable(fed(LDPQ(1.0), secure_aggregation=SecAgg())),
 )
 row(

@@ -73,7 +73,7 @@ def bounded(lr=0.1, budget=0.5, rounds=1, **probe):
     """A fit under a budget of leakage."""
     fit(
         fed(NearOptimalUtility(1.0, leakage_budget=budget, noise_std=0.1, measured_leakage=0.1)),
-        LeakageBudget(**{"probe": 4, "attempts": 60, "every_n_rounds": 1, **probe}),
+        LeakageBudget(**{"probe_size": 4, "attempts": 60, "every_n_rounds": 1, **probe}),
         module=module_with(sgd(lr=lr)),
         max_epochs=rounds,
     )
@@ -107,6 +107,6 @@ row(
     "No noise brings the leakage among {} candidates below {}. Use a",
     lambda: bounded(budget=0.2, rounds=2),
     lambda: bounded(budget=0.5, rounds=2),
-    lambda: bounded(budget=0.2, rounds=2, probe=16),
+    lambda: bounded(budget=0.2, rounds=2, probe_size=16),
     lambda: bounded(budget=0.2, rounds=2, attempts=2000),
 )

@@ -154,7 +154,11 @@ row(
     lambda: CPA(1.0, epsilon_scope="round", blocks_per_round=1, threshold=True),
     lambda: fit(fed(CPA(1.0, epsilon_scope="bit"))),
 )
-row("has {} entries for", lambda: fit(fed(CPA((1.0, 2.0)))), lambda: fit(fed(CPA((1.0, 2.0, 1.0, 2.0)))))
+row(
+    "has {} entries for",
+    lambda: fit(fed(CPA((1.0, 2.0), epsilon_scope="bit"))),
+    lambda: fit(fed(CPA((1.0, 2.0, 1.0, 2.0), epsilon_scope="bit"))),
+)
 row("local_sigma must be at most {} times granularity, got", lambda: ddg(1e-9), lambda: fit(fed(ddg(0.01))))
 row("bits of DRIVE must be 1, got {}. Use EDEN", lambda: DRIVE(bits=2), lambda: fit(fed(EDEN(bits=2))))
 row(
@@ -168,9 +172,9 @@ row(
     lambda: fit(fed(handed(granularity=0.01), **TURNS)),
 )
 row(
-    'target="laplace" can\'t meet a budget: {}. Give noise_multiplier, or take target="gaussian".',
-    lambda: AggregateGaussian(1.0, epsilon=1.0, delta=1e-5, rounds=2, target="laplace"),
-    lambda: fit(fed(AggregateGaussian(1.0, noise_multiplier=1.0, target="laplace"))),
+    'error_law="laplace" can\'t meet a budget: {}. Give noise_multiplier, or take error_law="gaussian".',
+    lambda: AggregateGaussian(1.0, epsilon=1.0, delta=1e-5, rounds=2, error_law="laplace"),
+    lambda: fit(fed(AggregateGaussian(1.0, noise_multiplier=1.0, error_law="laplace"))),
     lambda: fit(fed(AggregateGaussian(1.0, epsilon=1.0, delta=1e-5, rounds=2))),
 )
 row(
@@ -212,9 +216,9 @@ row(
     lambda: fit(fed(CorrelatedQuantization())),
 )
 row(
-    "epsilon of RotatedCoins is not set. Set it, or train with",
+    "epsilon_per_bit of RotatedCoins is not set. Set it, or train with",
     lambda: fit(fed(RotatedCoins(1.0))),
-    lambda: fit(fed(RotatedCoins(1.0, epsilon=1.0))),
+    lambda: fit(fed(RotatedCoins(1.0, epsilon_per_bit=1.0))),
     lambda: fit(fed(RotatedCoins(1.0), seed=None, privacy=TARGET)),
 )
 row(

@@ -103,7 +103,11 @@ class Mine(Loss):
         return LaplaceLoss(1.0).curve(epsilons)
 
 
-row("{} stage(s) of {} and then {}", lambda: CPA(1.0, stages=41), lambda: received(CPA(1.0, stages=2)))
+row(
+    "{} stage(s) of {} and then {}",
+    lambda: CPA(1.0, stages=41, epsilon_scope="bit"),
+    lambda: received(CPA(1.0, stages=2, epsilon_scope="bit")),
+)
 row(
     "a symbol of client {} is {}, too large for the sum of {} clients. Raise noise_multiplier, got {}.",
     lambda: received(LayeredGaussian(1.0, 1e-12)),
@@ -117,11 +121,15 @@ row(
     lambda: decode(TopK(), torch.full((1, 2), 99), (0,), make_context(TopK(), (0,), (64,))),
     lambda: dropped(TopK()),
 )
-row("messages must contain bits, 0 or", lambda: received(CPA(1.0), wrong=True), lambda: dropped(CPA(1.0)))
+row(
+    "messages must contain bits, 0 or",
+    lambda: received(CPA(1.0, epsilon_scope="bit"), wrong=True),
+    lambda: dropped(CPA(1.0, epsilon_scope="bit")),
+)
 row(
     "epsilon has {} entries, none for client {}. Add them.",
-    lambda: received(CPA((1.0, 2.0, 1.0)), clients=(0, 1, 3)),
-    lambda: received(CPA((1.0, 2.0, 1.0, 2.0)), clients=(0, 1, 3)),
+    lambda: received(CPA((1.0, 2.0, 1.0), epsilon_scope="bit"), clients=(0, 1, 3)),
+    lambda: received(CPA((1.0, 2.0, 1.0, 2.0), epsilon_scope="bit"), clients=(0, 1, 3)),
 )
 row("with {} bits, noise of {} clip_norm is below {}", lambda: hands_on(9), lambda: hands_on(20))
 row("of {} have no known", lambda: masked(Unbounded(1.0)), lambda: masked(Bounded(1.0)), error=TypeError)

@@ -158,10 +158,11 @@ row(
     lambda: fit(fed(fedq.LDPQ(1.0), secure_aggregation=fedq.SecAgg())),
 )
 row(
-    "{} of {} clients must survive, which {} dropouts do not leave. Lower max_dropout or the threshold",
-    lambda: fedq.SecAgg(threshold=9, max_dropout=0.5).rules(10, 10),
-    lambda: fedq.SecAgg(threshold=9, max_dropout=0.1).rules(10, 10),
-    lambda: fedq.SecAgg(threshold=6, max_dropout=0.4).rules(10, 10),
+    "{} of {} clients must survive, which {} dropouts do not leave. "
+    "Lower max_dropped_fraction or the threshold",
+    lambda: fedq.SecAgg(threshold=9, max_dropped_fraction=0.5).rules(10, 10),
+    lambda: fedq.SecAgg(threshold=9, max_dropped_fraction=0.1).rules(10, 10),
+    lambda: fedq.SecAgg(threshold=6, max_dropped_fraction=0.4).rules(10, 10),
 )
 row(
     "could see more than the sum of a cohort of {}. The probability is above {} a round, at degree {} and",
@@ -241,4 +242,4 @@ def exact():
 
 
 def sparse(degree, threshold, corrupt):
-    return fedq.SecAgg(threshold, degree, max_corrupt=corrupt, max_dropout=0.2)
+    return fedq.SecAgg(threshold, degree, max_colluding_fraction=corrupt, max_dropped_fraction=0.2)

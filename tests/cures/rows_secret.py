@@ -130,8 +130,9 @@ condition(
     {"buffers": "frozen"},
 )
 condition(
-    "S5, clients without memory: local={} stay with every client. Leave local out",
-    {"local": ["layer.bias"]},
+    "S5, clients without memory: personal_parameters={} stay with every client. "
+    "Leave personal_parameters out",
+    {"personal_parameters": ["layer.bias"]},
     {},
 )
 condition(
@@ -163,8 +164,8 @@ row(
 )
 # ---- clients that draw for themselves; where cohorts are known, there are none ------------------------
 ADDER = {"make": own, "mechanism": fedq.BandedGaussian(1.0, 2.0, band=1)}
-MASKED = ADDER | {"secure_aggregation": fedq.SecAgg(run="accounted")}
-WEIGHTS = ADDER | {"target": "weights"}
+MASKED = ADDER | {"secure_aggregation": fedq.SecAgg(simulation="counted")}
+WEIGHTS = ADDER | {"sends": "weights"}
 FIXED = {"mechanism": NOISE, "cohort": fedq.FixedSize(4, secret=True)}
 KNOWN = {"mechanism": NOISE, "cohort": 4}
 row(
@@ -175,9 +176,9 @@ row(
     lambda: fits(**MASKED | KNOWN),
 )
 row(
-    "with target={}, whose sum is a model only if no client is missing. Use target='updates'",
+    "with sends={}, whose sum is a model only if no client is missing. Use sends='updates'",
     lambda: fits(**WEIGHTS),
-    lambda: fits(**WEIGHTS | {"target": "updates"}),
+    lambda: fits(**WEIGHTS | {"sends": "updates"}),
     lambda: fits(**WEIGHTS | FIXED),
     lambda: fits(**WEIGHTS | KNOWN),
 )

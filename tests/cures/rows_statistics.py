@@ -55,8 +55,8 @@ row(
     "is biased, but statistics need an unbiased mechanism. Leave",
     lambda: survey(mechanism=fedq.TopK()),
     lambda: plain(mechanism=fedq.TopK()),
-    lambda: survey(mechanism=fedq.RotatedCoins(clip_norm=1.0, epsilon=1.0)),
-    lambda: survey(mechanism=fedq.CorBin(epsilon=1.0)),
+    lambda: survey(mechanism=fedq.RotatedCoins(clip_norm=1.0, epsilon_per_bit=1.0)),
+    lambda: survey(mechanism=fedq.CorBin(epsilon_per_coordinate=1.0)),
 )
 row("Statistics need the hook {}.{}: client_statistics", lambda: survey(Classifier()), survey)
 row("Statistics need the hook {}.{}: client_statistics", lambda: survey(Surveys(on_statistics=None)), survey)

@@ -208,9 +208,9 @@ row(
     lambda: fit(fed(), module=with_norm()),
 )
 row(
-    "Langevin moves the model by the mean update itself. Use target='updates', server_lr=1.0, no",
+    "Langevin moves the model by the mean update itself. Use sends='updates', server_lr=1.0, no",
     lambda: chain(server_lr=0.5),
-    lambda: chain(server_lr=1.0, target="updates"),
+    lambda: chain(server_lr=1.0, sends="updates"),
 )
 row(
     "Round {} was aborted, clipped or had a NaN, so it is no Langevin step. Raise clip_norm, or lower",
@@ -224,8 +224,8 @@ row(
 )
 row(
     "LeakageBudget needs {} samples of each client, but clients {} have fewer. Use fewer",
-    lambda: fit(fed(leaky(), 40), fedq.LeakageBudget(probe=4, attempts=20), module=Scores()),
-    lambda: fit(fed(leaky(), 4), fedq.LeakageBudget(probe=4, attempts=20), module=Scores()),
+    lambda: fit(fed(leaky(), 40), fedq.LeakageBudget(probe_size=4, attempts=20), module=Scores()),
+    lambda: fit(fed(leaky(), 4), fedq.LeakageBudget(probe_size=4, attempts=20), module=Scores()),
 )
 row(
     "PrivacyBudget has nothing to account for. Add Federated or DPSGD to the callbacks.",

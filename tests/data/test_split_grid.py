@@ -39,7 +39,7 @@ def rules(classes, each, clients):
     shards = [number for number in (1, 2, 5) if clients * number <= classes * each]
     found += [kind(shards_per_client=number) for kind in (LabelShards, FeatureShards) for number in shards]
     if classes >= clients:
-        found.append(Natural(0, merge=True))
+        found.append(Natural(0, merge_users=True))
     return [IID(), *found]
 
 
@@ -126,12 +126,15 @@ def test_counts_of_a_class_have_the_mean_and_variance_of_the_law(each, clients, 
 
 
 def test_empty_clients_where_they_are_asked_for_are_those_of_the_law():
-    """`least=0`: shares of 0.01 leave most of 100 clients with nothing, as the multinomial law would."""
+    """`min_partition_size=0`: shares of 0.01 leave most of 100 clients with nothing, as the law would."""
     labels = labels_of(10, 144)
     for alpha in (0.01, 0.1, 1.0):
         generator = torch.Generator().manual_seed(2)
         empty = [
-            sum(not len(part) for part in Dirichlet(alpha, least=0).split(labels, 1440, 100, generator))
+            sum(
+                not len(part)
+                for part in Dirichlet(alpha, min_partition_size=0).split(labels, 1440, 100, generator)
+            )
             for _ in range(50)
         ]
         # a client holds nothing of a class with chance E (1 - p)^n, p of Beta(alpha, 99 alpha)
@@ -149,9 +152,9 @@ def test_empty_clients_where_they_are_asked_for_are_those_of_the_law():
 @pytest.mark.parametrize("alpha", ALPHAS)
 def test_everybody_has_the_least(alpha, least):
     labels = labels_of(10, 144)
-    assert sizes(split(Dirichlet(alpha, least=least), labels, 479)).min() >= least
+    assert sizes(split(Dirichlet(alpha, min_partition_size=least), labels, 479)).min() >= least
     if least:
-        assert sizes(split(QuantitySkew(alpha, least=least), labels, 479)).min() >= least
+        assert sizes(split(QuantitySkew(alpha, min_partition_size=least), labels, 479)).min() >= least
 
 
 def test_the_cure_of_clients_that_hold_too_little_works():
@@ -160,14 +163,18 @@ def test_the_cure_of_clients_that_hold_too_little_works():
     loader = DataLoader(data, batch_size=3, drop_last=True)
     generator = torch.Generator().manual_seed(0)
     for rule in (Dirichlet(0.1), QuantitySkew(0.1)):
-        with pytest.raises(ValueError, match=rf"Use {type(rule).__name__}\(alpha=0.1, least=3\)"):
+        with pytest.raises(
+            ValueError, match=rf"Use {type(rule).__name__}\(alpha=0.1, min_partition_size=3\)"
+        ):
             partition_dataset(loader, rule, 479, generator)
-        cured = partition_dataset(loader, type(rule)(0.1, least=3), 479, generator)
+        cured = partition_dataset(loader, type(rule)(0.1, min_partition_size=3), 479, generator)
         assert min(map(len, cured)) >= 3
     loader = DataLoader(data, batch_size=4, drop_last=True)
     with pytest.raises(ValueError, match=r"Use num_clients <= 360"):
         partition_dataset(loader, Dirichlet(100.0), 479, generator)
-    assert min(map(len, partition_dataset(loader, Dirichlet(100.0, least=4), 360, generator))) >= 4
+    assert (
+        min(map(len, partition_dataset(loader, Dirichlet(100.0, min_partition_size=4), 360, generator))) >= 4
+    )
 
 
 def test_a_skewed_client_keeps_its_class():
@@ -179,4 +186,4 @@ def test_a_skewed_client_keeps_its_class():
 
 def test_refusals_of_a_smallest_size():
     with pytest.raises(ValueError, match="least must be >= 0, got -1"):
-        Dirichlet(1.0, least=-1)
+        Dirichlet(1.0, min_partition_size=-1)

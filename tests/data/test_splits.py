@@ -72,21 +72,25 @@ def test_whole_users_are_dealt_out():
     users = torch.repeat_interleave(torch.arange(40), torch.tensor(sizes))
     users = users[torch.randperm(len(users), generator=torch.Generator().manual_seed(1))]
     data = TensorDataset(torch.zeros(len(users), 1), users)
-    parts = deal(data, Natural(1, merge=True), 6)
+    parts = deal(data, Natural(1, merge_users=True), 6)
     homes = [{int(users[index]) for index in part} for part in parts]
     assert sum(map(len, homes)) == 40, "a user is in one place"
     assert max(map(len, parts)) - min(map(len, parts)) <= 2
-    assert deal(data, Natural(1, merge=True), 6) == parts != deal(data, Natural(1, merge=True), 6, seed=1)
+    assert (
+        deal(data, Natural(1, merge_users=True), 6)
+        == parts
+        != deal(data, Natural(1, merge_users=True), 6, seed=1)
+    )
 
 
 def test_another_number_of_users():
     with pytest.raises(
-        ValueError, match=r"of 4 users, but num_clients is 3. Use num_clients=4, or .*merge=True"
+        ValueError, match=r"of 4 users, but num_clients is 3. Use num_clients=4, or .*merge_users=True"
     ):
         deal(TABLE, Natural(2), 3)
     for merge in (False, True):
         with pytest.raises(ValueError, match=r"of 4 users, but num_clients is 5. Use num_clients=4\.$"):
-            deal(TABLE, Natural(2, merge=merge), 5)
+            deal(TABLE, Natural(2, merge_users=merge), 5)
 
 
 def test_values_that_are_not_there():
@@ -119,7 +123,7 @@ def test_of_several_loaders_it_is_refused():
     loader = DataLoader(TABLE, batch_size=2)
     data = FederatedDataModule.from_loader([loader, loader], partition=Natural(2))
     fed = Federated(FedAvg(), 4, seed=0)
-    with pytest.raises(ValueError, match=r"Natural\(by=2, merge=False\) could number the users"):
+    with pytest.raises(ValueError, match=r"Natural\(by=2, merge_users=False\) could number the users"):
         make_trainer(fed, max_epochs=1).fit(Module(), datamodule=data)
 
 
@@ -129,7 +133,9 @@ def test_of_several_loaders_it_is_refused():
 @pytest.mark.parametrize("alpha", [0.1, 1.0, 100.0])
 def test_everybody_has_something_and_all_is_dealt_out(alpha):
     for seed in range(20):
-        parts = QuantitySkew(alpha, least=3).split(None, 500, 20, torch.Generator().manual_seed(seed))
+        parts = QuantitySkew(alpha, min_partition_size=3).split(
+            None, 500, 20, torch.Generator().manual_seed(seed)
+        )
         assert len(parts) == 20 and min(map(len, parts)) >= 3
         assert torch.equal(torch.cat(parts).sort().values, torch.arange(500))
 
@@ -150,7 +156,7 @@ def test_shares_have_the_dirichlet_variance():
 
 def test_amounts_that_can_not_be():
     with pytest.raises(ValueError, match="least must be >= 1, got 0"):
-        QuantitySkew(1.0, least=0)
+        QuantitySkew(1.0, min_partition_size=0)
     with pytest.raises(ValueError, match="alpha must be > 0"):
         QuantitySkew(0.0)
 
@@ -184,10 +190,10 @@ def test_several_ranges_each():
 
 def test_words_are_the_same_in_another_process():
     """A checkpoint compares them."""
-    assert repr(Natural(read_column)) == "Natural(by=read_column, merge=False)"
+    assert repr(Natural(read_column)) == "Natural(by=read_column, merge_users=False)"
     assert repr(FeatureShards(USERS)) == "FeatureShards(by=<12 values>, shards_per_client=1)"
     assert repr(FeatureShards()) == "FeatureShards(by=None, shards_per_client=1)"
-    assert repr(Natural("user")) == "Natural(by='user', merge=False)"
+    assert repr(Natural("user")) == "Natural(by='user', merge_users=False)"
 
 
 @pytest.mark.parametrize("rule", [Natural(2), QuantitySkew(0.5), FeatureShards()], ids=repr)

@@ -25,7 +25,7 @@ from tests.flower.machines import example
 from tests.flower.soak_sites import Soak
 
 ROUNDS, SITES, VICTIM, LATE = 4, 4, 2, 900.0
-MECHANISM = "RotatedCoins(epsilon=0.01, clip_norm=2.0, max_dropped=1)"
+MECHANISM = "RotatedCoins(epsilon_per_bit=0.01, clip_norm=2.0, max_dropped_clients=1)"
 HOLD = """
 import time
 from pathlib import Path
@@ -55,7 +55,7 @@ class Trials(Soak):
         self.folder, self.seed = folder, folder / "seed"
         self.seed.write_text("None")
         more = (
-            ("CorBin(epsilon=4.0, shared_bits=5)", MECHANISM),
+            ("CorBin(epsilon_per_coordinate=4.0, shared_bits=5)", MECHANISM),
             ("import CorBin", "import RotatedCoins"),
             ("SEED = None", f"SEED = eval(open({str(self.seed)!r}).read())"),
             ("\ndef data(", HOLD.format(folder=str(folder), victim=VICTIM)),

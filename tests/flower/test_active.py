@@ -18,7 +18,7 @@ from tests.flower.loop import CLIENTS, federated
 pytestmark = pytest.mark.filterwarnings(
     "ignore:client|confirm|unmask|train|register|masked|shares|node:UserWarning"
 )
-COIN = CorBin(epsilon=4.0, shared_bits=5)
+COIN = CorBin(epsilon_per_coordinate=4.0, shared_bits=5)
 
 
 def identities():

@@ -14,7 +14,7 @@ from tests.flower.test_registration import Clock
 from tests.flower.test_too_few import charged
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
-COIN = CorBin(epsilon=4.0)
+COIN = CorBin(epsilon_per_coordinate=4.0)
 
 
 def make():
@@ -96,8 +96,8 @@ def test_rounds_in_vain_come_to_an_end(clock, tmp_path):
     failing.clear()
     _, server = deployment(make(), 5, tmp_path).run(grid)
     assert [record.num_received for record in server.records] == [4, 0, 0, 0, 4]
-    with pytest.raises(ValueError, match="most_aborted must be >= 1"):
-        server_app(module, make(), most_aborted=0)
+    with pytest.raises(ValueError, match="max_aborted_rounds must be >= 1"):
+        server_app(module, make(), max_aborted_rounds=0)
 
 
 def test_one_who_fails_is_asked_whether_it_is_ready_and_is_there_again(clock, tmp_path):

@@ -19,7 +19,7 @@ from tests.flower.halves import Halves
 from tests.flower.loop import CLIENTS, LoopGrid, Net, OwnDigits, deployment, federated, module, own_digits
 
 pytestmark = pytest.mark.filterwarnings("ignore:client|confirm|unmask|train|register|masked|node:UserWarning")
-COIN = CorBin(epsilon=4.0, shared_bits=5)
+COIN = CorBin(epsilon_per_coordinate=4.0, shared_bits=5)
 
 
 def lying(change):

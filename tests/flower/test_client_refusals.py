@@ -57,13 +57,13 @@ class Complex(Classifier):
 class Claims(pl.Callback):
     """A user's own record-level mechanism."""
 
-    protects_samples = knows_clients = of_each_client = True
+    protects_samples = knows_clients = is_per_client = True
 
 
 class OwnBatches(pl.Callback):
     """A user's own rule that draws batches."""
 
-    knows_clients = of_each_client = True
+    knows_clients = is_per_client = True
     protects_samples = False
 
     def setup(self, trainer, pl_module, stage):
@@ -115,7 +115,11 @@ REFUSALS = {
         checks.check_batch_rule, "both choose the local batches", callbacks=(OwnBatches, dpsgd), ranks=False
     ),
     "a rule and personalised parameters": Refusal(
-        checks.check_batch_rule, "needs all trained parameters", {"local": ["*bias"]}, (dpsgd,), ranks=False
+        checks.check_batch_rule,
+        "needs all trained parameters",
+        {"personal_parameters": ["*bias"]},
+        (dpsgd,),
+        ranks=False,
     ),
     "a rule and stacks": Refusal(
         checks.check_single_clients,

@@ -22,7 +22,7 @@ def make(**options):
 
 @pytest.mark.filterwarnings("ignore")
 def test_variances_of_one_s_own_stay_positive(tmp_path):
-    told = {"shared": ["*.var", "*.middle"], "constraints": {"*.var": "positive"}}
+    told = {"extra_buffers": ["*.var", "*.middle"], "constraints": {"*.var": "positive"}}
     apps = [client_app(net, own_digits, make(**told)) for _ in range(CLIENTS)]
     grid = LoopGrid(apps, [tmp_path / str(client) for client in range(CLIENTS)])
     trainer, server = deployment(make(**told), 2, tmp_path, module=net).run(grid)

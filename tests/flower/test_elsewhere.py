@@ -8,7 +8,11 @@ from lightning_fedq.secagg import SecAgg
 from tests import elsewhere
 from tests.flower import loop
 
-CASES = [(CorBin(epsilon=4.0), None), (CorBin(epsilon=4.0), SecAgg()), (GaussianNoise(2.0, 0.02), None)]
+CASES = [
+    (CorBin(epsilon_per_coordinate=4.0), None),
+    (CorBin(epsilon_per_coordinate=4.0), SecAgg()),
+    (GaussianNoise(2.0, 0.02), None),
+]
 
 
 def place():

@@ -35,7 +35,7 @@ def failing_above(monkeypatch):
 def test_a_training_that_fails_is_no_oracle(secagg, tmp_path, monkeypatch):
     """A server that bisects a client's data by weights for which the training fails, at a cost of nothing."""
     failing_above(monkeypatch)
-    settings = federated(LDPQ(epsilon=0.5), seed=None, secure_aggregation=secagg)
+    settings = federated(LDPQ(epsilon_per_coordinate=0.5), seed=None, secure_aggregation=secagg)
     played = Halves(settings, tmp_path, budgets={2: budget_for(2)})
     weights = [0.5, 0.75, 0.5]  # below and above
 
@@ -57,7 +57,7 @@ def test_a_training_that_fails_is_no_oracle(secagg, tmp_path, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:train|round 1:UserWarning")
-@pytest.mark.parametrize("mechanism, seed", [(FedAvg(), None), (LDPQ(epsilon=0.5), 5)])
+@pytest.mark.parametrize("mechanism, seed", [(FedAvg(), None), (LDPQ(epsilon_per_coordinate=0.5), 5)])
 def test_where_nothing_is_claimed_the_server_is_told(mechanism, seed, tmp_path, monkeypatch):
     monkeypatch.setattr(Still, "update", lambda *args: [][0])
     played = Halves(federated(mechanism, seed=seed), tmp_path)
@@ -93,7 +93,7 @@ def test_data_that_cannot_be_counted_stay_with_the_client(error: Any, tmp_path: 
 
 def test_words_of_any_other_error_stay_with_the_client(tmp_path):
     """Flower tells the server the words of what a `ClientApp` raises."""
-    played = Halves(federated(LDPQ(epsilon=0.5), seed=None), tmp_path)
+    played = Halves(federated(LDPQ(epsilon_per_coordinate=0.5), seed=None), tmp_path)
     client = played.client(0)
     client.register = lambda fields: {}["HIV positive"]
     asked = {"federation": b"", "server": b"", "nonce": b""}
@@ -107,7 +107,9 @@ def test_words_of_any_other_error_stay_with_the_client(tmp_path):
 @pytest.mark.parametrize("kind", ["register", "train", "shares", "masked", "confirm", "unmask"])
 def test_fields_of_another_kind_are_refused_by_name(kind: str, tmp_path: Path) -> None:
     """A third of such refusals said "KeyError" alone; an integer in place of weights took a gigabyte."""
-    settings = federated(CorBin(epsilon=4.0), seed=None, secure_aggregation=SecAgg(active=True))
+    settings = federated(
+        CorBin(epsilon_per_coordinate=4.0), seed=None, secure_aggregation=SecAgg(active=True)
+    )
     asked = {}
     own = [Ed25519PrivateKey.generate() for _ in range(4)]
     directory = {number: key.public_key() for number, key in enumerate(own)}
@@ -141,7 +143,7 @@ def test_fields_of_another_kind_are_refused_by_name(kind: str, tmp_path: Path) -
 def test_nobody_trains_for_nothing(lie, tmp_path, monkeypatch):
     """How long a training takes is seen by the server; asked again, or with a task that can't be answered,
     a client trained all the same, and paid nothing for it."""
-    played, trained = Halves(federated(LDPQ(epsilon=0.5), seed=None), tmp_path), list[int]()
+    played, trained = Halves(federated(LDPQ(epsilon_per_coordinate=0.5), seed=None), tmp_path), list[int]()
     played.round()
     _, asked = played.questions()
 

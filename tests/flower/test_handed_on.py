@@ -63,7 +63,7 @@ def test_noise_of_real_clients_cancels_behind_masks(tmp_path):
 
 
 def test_a_silent_client_hands_nothing_on(tmp_path):
-    tolerant = replace(LOUD, max_dropped=1)
+    tolerant = replace(LOUD, max_dropped_clients=1)
     make = lambda: federated(tolerant, seed=None, **TURNS)  # noqa: E731
     seen = []
 

@@ -179,7 +179,7 @@ class FailsOnItsData(Net):
 @pytest.mark.parametrize("seed", [5, None])
 @pytest.mark.parametrize("kind", [FailsLater, FailsAlways])
 def test_what_fails_by_code_alone_is_met_at_registration(kind, seed, tmp_path):
-    make = lambda: federated(LDPQ(epsilon=4.0), seed=seed)  # noqa: E731
+    make = lambda: federated(LDPQ(epsilon_per_coordinate=4.0), seed=seed)  # noqa: E731
     grid = LoopGrid(*clients(make, tmp_path, module=made(kind)))
     told = r"A second-round message fails here, whatever the data are\. The client's log"
     own = "has no attribute 'scale'" if kind is FailsLater else "no such layer"
@@ -196,7 +196,7 @@ class FarBelow(OwnDigits):
 
 @pytest.mark.filterwarnings("ignore:a trial of a second-round message:UserWarning")
 def test_what_fails_by_data_is_told_to_the_site_alone(tmp_path):
-    make = lambda: federated(LDPQ(epsilon=4.0), seed=None)  # noqa: E731
+    make = lambda: federated(LDPQ(epsilon_per_coordinate=4.0), seed=None)  # noqa: E731
     apps, homes = clients(make, tmp_path, module=made(FailsOnItsData))
     apps[2] = client_app(made(FailsOnItsData), lambda context: FarBelow(2), make())
     replies = []

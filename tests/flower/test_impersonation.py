@@ -19,7 +19,7 @@ from lightning_fedq.secagg import Client, SecAgg, model_digest
 from tests.flower.halves import Fields, Halves, Still
 from tests.flower.loop import federated
 
-COIN = CorBin(epsilon=4.0, shared_bits=5)
+COIN = CorBin(epsilon_per_coordinate=4.0, shared_bits=5)
 THIEF = 4
 
 

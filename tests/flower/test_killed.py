@@ -36,7 +36,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::UserWarning", "ignore:.*fork:DeprecationWarning"),
 ]
-COIN = fedq.CorBin(epsilon=4.0, shared_bits=5)
+COIN = fedq.CorBin(epsilon_per_coordinate=4.0, shared_bits=5)
 ROUNDS = 3
 
 
@@ -289,7 +289,7 @@ def test_a_seeded_server_that_is_killed_ends_with_the_weights_of_the_simulation(
 
 
 KEPT = {
-    "a local layer": (module, {"local": ["backbone.3.*"]}),
+    "a local layer": (module, {"personal_parameters": ["backbone.3.*"]}),
     "local buffers": (Scaled, {"buffers": "local"}),
     "FedDyn": (module, {"algorithm": fedq.FedDyn(0.1)}),
     "SCAFFOLD": (lambda: ByCourse("plain"), {"algorithm": fedq.SCAFFOLD(), **STEPS}),

@@ -30,16 +30,16 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:round .* client|the message of client|node |register|train|unmask. :UserWarning"
 )
 slow = pytest.mark.slow
-COIN = CorBin(epsilon=4.0, shared_bits=5)
+COIN = CorBin(epsilon_per_coordinate=4.0, shared_bits=5)
 
 
 @pytest.mark.parametrize(
     "mechanism, options",
     [
         (COIN, {}),
-        pytest.param(LDPQ(epsilon=4.0), {"target": "weights", "server_lr": 0.5}, marks=slow),
+        pytest.param(LDPQ(epsilon_per_coordinate=4.0), {"sends": "weights", "server_lr": 0.5}, marks=slow),
         pytest.param(AggregateGaussian(clip_norm=8.0, noise_multiplier=0.05), {}, marks=slow),
-        pytest.param(CPA(epsilon=2.0), {"cohort": 3}, marks=slow),
+        pytest.param(CPA(epsilon=2.0, epsilon_scope="bit"), {"cohort": 3}, marks=slow),
         pytest.param(
             BandedGaussian(clip_norm=2.0, noise_multiplier=0.02, band=2), {"cohort": Cyclic(2)}, marks=slow
         ),
@@ -113,7 +113,7 @@ TARGET = PrivacyTarget(epsilon=30.0, delta=1e-3, adversary="server")
 
 
 def with_target(**options):
-    return federated(CorBin(epsilon=1.0, shared_bits=5), privacy=TARGET, **options)
+    return federated(CorBin(epsilon_per_coordinate=1.0, shared_bits=5), privacy=TARGET, **options)
 
 
 @pytest.mark.filterwarnings("ignore:the keys come from a seed:UserWarning")
@@ -122,7 +122,7 @@ def test_both_sides_set_the_mechanism_to_a_privacy_target(tmp_path):
     expected = simulate(with_target(), 2)
     grid = LoopGrid(*clients(with_target, tmp_path, trainer={**TRAINER, "max_epochs": 2}))
     _, server = deployment(with_target(), 2, tmp_path).run(grid)
-    assert server.mechanism == expected.mechanism != CorBin(epsilon=1.0, shared_bits=5)
+    assert server.mechanism == expected.mechanism != CorBin(epsilon_per_coordinate=1.0, shared_bits=5)
     assert server.calibration.epsilon == expected.calibration.epsilon <= TARGET.epsilon
     assert torch.equal(server.engine.weights, expected.engine.weights)
     assert server.engine.ledger.limits.tolist() == expected.engine.ledger.limits.tolist()
@@ -176,7 +176,7 @@ def test_answers_that_are_repeated_or_foreign_are_refused(tmp_path):
 
 
 def test_a_client_with_other_settings_is_refused_on_both_sides(tmp_path):
-    theirs = lambda: federated(CorBin(epsilon=3.0, shared_bits=5))  # noqa: E731
+    theirs = lambda: federated(CorBin(epsilon_per_coordinate=3.0, shared_bits=5))  # noqa: E731
     grid = LoopGrid(*clients(theirs, tmp_path))
     words = re.escape(f"mechanism is {CorBin(3.0, 5)} here and {COIN} there")
     with (
@@ -201,9 +201,10 @@ def test_a_cohort_that_cannot_be_met(tmp_path):
 
 
 CARRIED = {"mechanism", "num_clients", "cohort", "local_epochs", "local_steps"}
-CARRIED |= {"target", "ranges", "server_lr", "server_optimizer", "weighting", "aggregator", "buffers"}
-CARRIED |= {"deadline", "algorithm", "secure_aggregation", "seed", "ledger", "labels", "privacy", "local"}
-CARRIED |= {"shared", "constraints", "broadcast_bits", "evaluate_clients", "client_metrics", "statistics"}
+CARRIED |= {"sends", "ranges", "server_lr", "server_optimizer", "weighting", "aggregator", "buffers"}
+CARRIED |= {"deadline", "algorithm", "secure_aggregation", "seed", "ledger", "labels", "privacy"}
+CARRIED |= {"personal_parameters", "extra_buffers"}
+CARRIED |= {"constraints", "broadcast_bits", "evaluate_clients", "client_metrics", "statistics"}
 REFUSED = {"dropout_probability"}
 OF_SIMULATIONS = {"partition", "clients_per_step", "diagnostics", "check_isolation"}
 

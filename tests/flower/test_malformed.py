@@ -20,7 +20,7 @@ from tests.flower.loop import LoopGrid, clients, deployment, federated
 pytestmark = pytest.mark.filterwarnings(
     "ignore:the message of|client|node|unmask|round .* client:UserWarning"
 )
-COIN = CorBin(epsilon=4.0, shared_bits=5)
+COIN = CorBin(epsilon_per_coordinate=4.0, shared_bits=5)
 JUNK = [None, "text", 7, 1 << 40, -1, 0.5, [1, 2], b"", b"junk"]
 
 
@@ -201,7 +201,9 @@ def test_a_client_that_says_it_holds_more_samples_than_there_are(samples, tmp_pa
     assert [len(held) for held in server.client_indices] == [50, 50, samples, 50]
 
 
-@pytest.mark.parametrize("mechanism", [JoPEQ(epsilon=1.0), LDPQ(epsilon=1.0), CorBin(1.0, 5)])
+@pytest.mark.parametrize(
+    "mechanism", [JoPEQ(epsilon_per_coordinate=1.0), LDPQ(epsilon_per_coordinate=1.0), CorBin(1.0, 5)]
+)
 def test_masked_symbols_that_no_client_can_have(mechanism, tmp_path, monkeypatch):
     """Masks hide whatever a client sends, and JoPEQ's decoder ended the server's process."""
     honest = Client.masked_input

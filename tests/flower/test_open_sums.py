@@ -40,7 +40,10 @@ def carried_through(mechanism, num_silent):
 
 @pytest.mark.parametrize(
     "mechanism",
-    [RotatedCoins(1.0, 0.5, max_dropped=1), DistributedDiscreteGaussian(1.0, 0.5, 0.1, max_dropped=1)],
+    [
+        RotatedCoins(1.0, 0.5, max_dropped_clients=1),
+        DistributedDiscreteGaussian(1.0, 0.5, 0.1, max_dropped_clients=1),
+    ],
     ids=lambda mechanism: type(mechanism).__name__,
 )
 def test_a_sum_with_too_little_noise_is_not_opened(mechanism):

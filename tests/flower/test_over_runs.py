@@ -29,7 +29,9 @@ class Recording(LoopGrid):
 
 
 def make():
-    return federated(CorBin(epsilon=4.0, shared_bits=5), seed=None, secure_aggregation=SecAgg())
+    return federated(
+        CorBin(epsilon_per_coordinate=4.0, shared_bits=5), seed=None, secure_aggregation=SecAgg()
+    )
 
 
 def first_run(folder):

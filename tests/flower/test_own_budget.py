@@ -22,7 +22,7 @@ from tests.flower.halves import DIM, Halves, Still
 from tests.flower.loop import CLIENTS, LoopGrid, clients, deployment, federated, module, own_digits
 
 pytestmark = pytest.mark.filterwarnings("ignore:node |train|round .* client:UserWarning")
-COIN, DELTA = LDPQ(epsilon=0.5), 1e-5
+COIN, DELTA = LDPQ(epsilon_per_coordinate=0.5), 1e-5
 
 
 def budget_for(messages, dim=DIM):

@@ -18,11 +18,11 @@ def machines(tmp_path_factory):
 @pytest.mark.parametrize(
     "name, mechanism, secagg",
     [
-        ("corbin", "CorBin(epsilon=4.0, shared_bits=5)", False),
-        ("ldpq", "LDPQ(epsilon=4.0)", False),
+        ("corbin", "CorBin(epsilon_per_coordinate=4.0, shared_bits=5)", False),
+        ("ldpq", "LDPQ(epsilon_per_coordinate=4.0)", False),
         ("gaussian", "AggregateGaussian(clip_norm=8.0, noise_multiplier=0.05)", False),
-        ("cpa", "CPA(epsilon=2.0)", False),
-        ("sums", "CorBin(epsilon=4.0, shared_bits=5)", True),
+        ("cpa", "CPA(epsilon=2.0, epsilon_scope='bit')", False),
+        ("sums", "CorBin(epsilon_per_coordinate=4.0, shared_bits=5)", True),
     ],
 )
 def test_a_deployment_ends_with_the_weights_of_the_simulation(machines, name, mechanism, secagg):
@@ -60,7 +60,7 @@ def against_a_lying_server(package):
 
 
 def test_against_a_lying_server_it_ends_with_the_same_weights(machines):
-    mechanism = "CorBin(epsilon=4.0, shared_bits=5)"
+    mechanism = "CorBin(epsilon_per_coordinate=4.0, shared_bits=5)"
     found = example.deploy(machines, mechanism, "signed", True, change=against_a_lying_server)
     assert found["answers"] == [4, 4]
     assert found["same weights"]

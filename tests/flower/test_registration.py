@@ -41,7 +41,7 @@ def clock(monkeypatch):
 
 
 def settings(seed=None):
-    return federated(CorBin(epsilon=4.0, shared_bits=5), seed=seed)
+    return federated(CorBin(epsilon_per_coordinate=4.0, shared_bits=5), seed=seed)
 
 
 def roster_of(grid, folder, warned, seed=None):
@@ -282,7 +282,7 @@ def test_an_old_home_with_new_settings_is_named(tmp_path):
     deployment(make(), 1, tmp_path).run(grid)
     asked = len(grid.log)
     with pytest.raises(
-        ValueError, match=r"other settings \(mechanism is CorBin\(epsilon=3.0.*new folders: server_app\(home="
+        ValueError, match=r"other settings \(mechanism is CorBin\(.*=3.0.*new folders: server_app\(home="
     ):
         deployment(make(3.0), 2, tmp_path).run(grid)
     assert len(grid.log) == asked
@@ -294,7 +294,7 @@ def test_an_old_home_with_new_settings_is_named(tmp_path):
 
 def test_who_has_not_answered_has_dropped_out(tmp_path):
     """`num_dropped` was 0 with three answers of four."""
-    make = lambda: federated(CorBin(epsilon=4.0), seed=None)  # noqa: E731
+    make = lambda: federated(CorBin(epsilon_per_coordinate=4.0), seed=None)  # noqa: E731
     lost = lambda kind, client, reply: None if (kind, client) == ("train", 1) else reply  # noqa: E731
     _, server = deployment(make(), 1, tmp_path).run(LoopGrid(*clients(make, tmp_path), lost))
     assert [(record.num_received, record.num_dropped) for record in server.records] == [(3, 1)]

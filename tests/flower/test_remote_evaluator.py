@@ -38,7 +38,7 @@ def own_lines(folder, client):
 
 
 OPTIONS = {
-    "every client's own model, some train": {"local": ["backbone.3.*"], "cohort": 2},
+    "every client's own model, some train": {"personal_parameters": ["backbone.3.*"], "cohort": 2},
     "a mean by samples, few bits down": {"weighting": "samples", "broadcast_bits": 6},
     "behind masks": {"mechanism": CorBin(4.0, 5), "secure_aggregation": SecAgg()},
 }

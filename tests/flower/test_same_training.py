@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:node |register|round .* client|the message of client|the keys come:UserWarning"
 )
 
-COIN = CorBin(epsilon=4.0, shared_bits=5)
+COIN = CorBin(epsilon_per_coordinate=4.0, shared_bits=5)
 
 
 class Shrinks(pl.Callback):
@@ -183,7 +183,7 @@ ROUNDS = 3  # two of four clients each: one comes back at the latest in the thir
 SOME = {"cohort": 2}
 STEPS = {"local_steps": 3}
 KEEPS = {
-    "local biases, some": (module, {"local": ["*.bias"], **SOME}, dict),
+    "local biases, some": (module, {"personal_parameters": ["*.bias"], **SOME}, dict),
     "local buffers": (Scaled, {"buffers": "local"}, dict),
     "a mean of all batches, some": (averaging, {**STEPS, **SOME}, lambda: {"accumulate_grad_batches": 2}),
     "a mean of all batches, cut": (averaging, STEPS, lambda: {"max_steps": 8}),
@@ -196,7 +196,7 @@ KEEPS = {
     "a cycle": (lambda: ByCourse("cycle"), STEPS, lambda: {"max_epochs": ROUNDS}),
     "all together": (
         Scaled,
-        {"algorithm": FedProx(0.1), "buffers": "local", "local": ["*.bias"], "local_epochs": 2},
+        {"algorithm": FedProx(0.1), "buffers": "local", "personal_parameters": ["*.bias"], "local_epochs": 2},
         lambda: {
             "gradient_clip_val": 0.3,
             "accumulate_grad_batches": 2,
@@ -273,7 +273,7 @@ def test_every_integer_buffer_is_the_simulation_s_or_excluded_by_name(steps, mos
 
 
 def test_a_lost_answer_is_forgotten_and_everybody_goes_on(tmp_path):
-    new = lambda: federated(COIN, local=["backbone.3.*"])  # noqa: E731
+    new = lambda: federated(COIN, personal_parameters=["backbone.3.*"])  # noqa: E731
 
     def lose(kind, client, reply):
         return None if (kind, client, grid.rounds(client)) == ("train", 1, 1) else reply
@@ -294,7 +294,7 @@ class Counting(LoopGrid):
 
 
 def test_a_server_that_comes_back_goes_on_with_what_clients_keep(tmp_path):
-    new = lambda: federated(COIN, local=["backbone.3.*"], algorithm=None)  # noqa: E731
+    new = lambda: federated(COIN, personal_parameters=["backbone.3.*"], algorithm=None)  # noqa: E731
     expected = simulate(new(), 2)
     grid = LoopGrid(*clients(new, tmp_path))
     deployment(new(), 1, tmp_path).run(grid)
@@ -374,9 +374,10 @@ def test_max_steps_needs_to_know_the_steps_of_a_round(tmp_path):
 
 
 def test_what_clients_keep_needs_a_folder(tmp_path):
-    new = lambda: federated(COIN, local=["backbone.3.*"])  # noqa: E731
+    new = lambda: federated(COIN, personal_parameters=["backbone.3.*"])  # noqa: E731
     with pytest.warns(
-        UserWarning, match=r"Local tensors \(local=, .* need a client folder.*give client_app\(home="
+        UserWarning,
+        match=r"Local tensors \(personal_parameters=, .* need a client folder.*give client_app\(home=",
     ):
         _, server = deployment(new(), 1, tmp_path).run(LoopGrid(*clients(new, tmp_path, home=False)))
     assert server.records[0].num_received == 0

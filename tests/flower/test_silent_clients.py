@@ -81,7 +81,7 @@ def test_what_is_kept_whoever_is_silent():
         return Account(run, DELTA).claims()[Adversary.OUTSIDER].loss
 
     for kept in (
-        fedq.RotatedCoins(1.0, 0.5, max_dropped=1),
+        fedq.RotatedCoins(1.0, 0.5, max_dropped_clients=1),
         fedq.LayeredGaussian(1.0, 1.0),
         fedq.DistributedDiscreteGaussian(1.0, 0.5, 0.1),
     ):

@@ -128,7 +128,7 @@ class Soak:
         self.symbols = {}
         self.out = set()
         self.settings = federated(
-            LDPQ(epsilon=1.0), seed=None, num_clients=CLIENTS, secure_aggregation=secagg
+            LDPQ(epsilon_per_coordinate=1.0), seed=None, num_clients=CLIENTS, secure_aggregation=secagg
         )
         self.halves = Halves(self.settings, folder)
         self.line = FaultyLine(self, self.halves.line)

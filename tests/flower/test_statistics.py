@@ -54,7 +54,7 @@ def test_a_client_whose_hook_fails_counts_as_zeros(target, tmp_path, monkeypatch
     )
     modules = [lambda: surveys(tmp_path / "registered")] + [surveys] * (CLIENTS - 1)
     with pytest.warns(UserWarning, match=r"HIV positive\. Training failed, so a zero update"):
-        server = run(tmp_path, modules, lambda: make(target=target))
+        server = run(tmp_path, modules, lambda: make(sends=target))
     assert [record.num_received for record in server.records] == [CLIENTS, CLIENTS]
     expected = torch.full((3,), 0.2 * (CLIENTS - 1) / CLIENTS).double()
     torch.testing.assert_close(server.engine.statistic, expected, atol=1e-3, rtol=0.0)

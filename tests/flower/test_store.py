@@ -80,7 +80,7 @@ def test_a_checkpoint_that_is_lost_or_damaged_is_named_with_its_cure(tmp_path):
     """A lost one began a new count beside the old one; of a cut one torch said "EOFError", or less."""
 
     def make():
-        return federated(LDPQ(epsilon=1.0), seed=None)
+        return federated(LDPQ(epsilon_per_coordinate=1.0), seed=None)
 
     apps, homes = clients(make, tmp_path)
     deployment(make(), 1, tmp_path).run(LoopGrid(apps, homes))

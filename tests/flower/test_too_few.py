@@ -16,7 +16,7 @@ from tests.flower.loop import CLIENTS, LoopGrid, clients, deployment, federated
 from tests.flower.test_registration import Clock
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
-COIN, ROUNDS = CorBin(epsilon=4.0), 3
+COIN, ROUNDS = CorBin(epsilon_per_coordinate=4.0), 3
 
 
 class Leaving:
@@ -74,7 +74,7 @@ def charged(home):
     "mechanism, options, gone, needed",
     [
         (COIN, {"secure_aggregation": SecAgg()}, (2, 3), 3),
-        pytest.param(RotatedCoins(4.0, 0.5, max_dropped=1), {}, (2, 3), 3, marks=pytest.mark.slow),
+        pytest.param(RotatedCoins(4.0, 0.5, max_dropped_clients=1), {}, (2, 3), 3, marks=pytest.mark.slow),
         (LDPQ(4.0), {"aggregator": RobustAggregation("krum")}, (1, 2, 3), 3),
         (COIN, {}, (0, 1, 2, 3), 1),
     ],

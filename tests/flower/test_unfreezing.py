@@ -13,7 +13,7 @@ from tests.flower.loop import CLIENTS, LoopGrid, deployment, federated, own_digi
 pytestmark = pytest.mark.filterwarnings(
     "ignore:node |register|round .* client|the message of client|the keys come:UserWarning"
 )
-COIN = CorBin(epsilon=4.0, shared_bits=5)
+COIN = CorBin(epsilon_per_coordinate=4.0, shared_bits=5)
 
 
 class TwoLayers(Classifier):

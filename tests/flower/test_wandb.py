@@ -19,7 +19,7 @@ PICTURE = {"width", "height", "size"}
 
 
 def make():
-    return federated(CorBin(epsilon=4.0, shared_bits=5))
+    return federated(CorBin(epsilon_per_coordinate=4.0, shared_bits=5))
 
 
 def recorded(folder, run):

@@ -26,7 +26,7 @@ from tests.flower.loop import (
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:node |register|round .* client|train. Training:UserWarning")
-COIN = CorBin(epsilon=4.0, shared_bits=5)
+COIN = CorBin(epsilon_per_coordinate=4.0, shared_bits=5)
 
 
 class Counts(Net):
@@ -222,8 +222,8 @@ def test_settings_are_compared_with_those_of_each_server(tmp_path):
     """A process that has agreed with one server agrees with no other by that, nor does a refusal stay."""
     grid = LoopGrid(*clients(lambda: federated(COIN, seed=None), tmp_path))
     assert asked(tmp_path, rounds=1, seed=None).run(grid)[1].records[-1].num_received == CLIENTS
-    with pytest.raises(RuntimeError, match=r"mechanism is CorBin\(epsilon=4.0.*there"):
-        asked(tmp_path, CorBin(epsilon=3.0), seed=None, name="other").run(grid)
+    with pytest.raises(RuntimeError, match=r"mechanism is CorBin\(epsilon_per_coordinate=4.0.*there"):
+        asked(tmp_path, CorBin(epsilon_per_coordinate=3.0), seed=None, name="other").run(grid)
     records = asked(tmp_path, rounds=2, seed=None).run(grid)[1].records
     assert [record.num_received for record in records] == [CLIENTS] * 2
 
@@ -240,11 +240,13 @@ def test_a_client_s_own_settings_are_asked_for_each_message(tmp_path):
             budgets[2] = 1e-3 if budgets[2] > 1.0 else 1e6
         return reply
 
-    make = lambda: federated(LDPQ(epsilon=0.5), seed=None)  # noqa: E731
+    make = lambda: federated(LDPQ(epsilon_per_coordinate=0.5), seed=None)  # noqa: E731
     grid = LoopGrid(*clients(make, tmp_path, budget=budget), tamper)
-    records = asked(tmp_path, LDPQ(epsilon=0.5), 4, None).run(grid)[1].records
+    records = asked(tmp_path, LDPQ(epsilon_per_coordinate=0.5), 4, None).run(grid)[1].records
     assert [record.num_received for record in records] == [4, 3, 4, 3]
     for client in range(CLIENTS):  # to other folders, which hold the same
         grid.contexts[100 + client].node_config["fedq-home"] = str(tmp_path / f"moved-{client}")
         (tmp_path / f"client-{client}").rename(tmp_path / f"moved-{client}")
-    assert asked(tmp_path, LDPQ(epsilon=0.5), 5, None).run(grid)[1].records[-1].num_received == 4
+    assert (
+        asked(tmp_path, LDPQ(epsilon_per_coordinate=0.5), 5, None).run(grid)[1].records[-1].num_received == 4
+    )

@@ -25,7 +25,10 @@ def test_numbers_without_a_square_are_refused(value):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: fedq.SecAgg(max_dropout="0.1"), "max_dropout of SecAgg must be a number or None, got '0.1'"),
+        (
+            lambda: fedq.SecAgg(max_dropped_fraction="0.1"),
+            "max_dropped_fraction of SecAgg must be a number or None, got '0.1'",
+        ),
         (lambda: fedq.SecAgg(active="yes"), "active of SecAgg must be True or False, got 'yes'"),
         (
             lambda: fedq.Dirichlet("0.3"),

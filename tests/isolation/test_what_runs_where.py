@@ -189,7 +189,7 @@ def test_an_exception_is_the_fits(hook, tmp_path):
 def test_hooks_of_a_callback(kind, tmp_path):
     names, wanted = OF_A_CALLBACK[kind]
     callback = recording(pl.Callback, names, lambda self, args: args[0])()
-    callback.crosses_clients = kind == "crosses"
+    callback.is_shared_by_clients = kind == "crosses"
     run(Classifier(), callback, **saved_in(tmp_path))
     assert found() == wanted
 

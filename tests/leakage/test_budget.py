@@ -34,7 +34,7 @@ def fit(*callbacks, ckpt=None, model=None, **settings):
 class Seen(pl.Callback):
     """Writes down what every round really had."""
 
-    crosses_clients = True
+    is_shared_by_clients = True
 
     def __init__(self, federated: Federated) -> None:
         self.federated = federated
@@ -62,7 +62,7 @@ class Snapshot(Classifier):
 
 
 def test_noise_and_probability_are_applied_and_logged():
-    budget, fed = LeakageBudget(probe=16, attempts=400, every_n_rounds=2), federation()
+    budget, fed = LeakageBudget(probe_size=16, attempts=400, every_n_rounds=2), federation()
     seen = Seen(fed)
     _, trainer = fit(seen, fed, budget, max_epochs=6)
     assert len(set(seen.noise)) > 1, "it follows the rounds"
@@ -84,7 +84,7 @@ def test_noise_and_probability_are_applied_and_logged():
 
 def test_batches_are_poisson_samples_with_the_clients_own_probability():
     """40 rounds of 4 steps on 40 samples: 6,400 coins a client, 6 standard errors, false alarm below 1e-8."""
-    budget, fed = LeakageBudget(probe=16, attempts=200, every_n_rounds=100), federation()
+    budget, fed = LeakageBudget(probe_size=16, attempts=200, every_n_rounds=100), federation()
     fit(fed, budget, max_epochs=1)
     counts = {client: torch.zeros(160) for client in range(CLIENTS)}
     for round in range(40):
@@ -102,7 +102,10 @@ def test_batches_are_poisson_samples_with_the_clients_own_probability():
 @pytest.mark.filterwarnings("ignore:training left tensors in the attribute before:UserWarning")  # of Snapshot
 @pytest.mark.filterwarnings("ignore:LeakageBudget uses the best sampling probability:UserWarning")
 def test_an_empty_batch_is_no_step_and_a_client_without_any_still_answers():
-    budget, fed = LeakageBudget(probe=8, attempts=200, max_squared_distance=1e9), federation(local_steps=1)
+    budget, fed = (
+        LeakageBudget(probe_size=8, attempts=200, max_squared_distance=1e9),
+        federation(local_steps=1),
+    )
     seen = Seen(fed)
 
     def decaying(parameters):
@@ -128,7 +131,7 @@ def test_momentum_survives_an_empty_batch():
 
         fed = federation(local_steps=len(sizes), ranges=None)
         fed.mechanism = mechanism(noise_std=1e-4)
-        budget = Fixed(probe=8, attempts=200)
+        budget = Fixed(probe_size=8, attempts=200)
         budget._apply = lambda clients: None
         model = Classifier(optimizer=lambda p: torch.optim.SGD(p, lr=0.5, momentum=0.9))
         fit(fed, budget, model=model, max_epochs=1)
@@ -140,13 +143,13 @@ def test_a_tighter_budget_gets_more_noise():
     noise = []
     for tau in (0.7, 0.4):
         fed = federation(tau)
-        fit(fed, LeakageBudget(probe=16, attempts=400), max_epochs=1)
+        fit(fed, LeakageBudget(probe_size=16, attempts=400), max_epochs=1)
         noise.append(fed.engine.mechanism.noise_std)
     assert noise[0] < noise[1]
 
 
 def test_what_no_probability_can_do_is_said_and_the_training_goes_on():
-    budget, fed = LeakageBudget(probe=16, attempts=200, max_squared_distance=1e6), federation()
+    budget, fed = LeakageBudget(probe_size=16, attempts=200, max_squared_distance=1e6), federation()
     with pytest.warns(UserWarning, match=r"best sampling probability\. round 1, client \d: the batches need"):
         _, trainer = fit(fed, budget, max_epochs=2)
     assert len(fed.records) == 2
@@ -154,14 +157,14 @@ def test_what_no_probability_can_do_is_said_and_the_training_goes_on():
     with pytest.raises(ValueError, match="Lower the noise, clip to a smaller norm or allow more leakage"):
         fit(
             federation(),
-            LeakageBudget(probe=16, attempts=200, max_squared_distance=1e6, on_infeasible="raise"),
+            LeakageBudget(probe_size=16, attempts=200, max_squared_distance=1e6, on_infeasible="raise"),
         )
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
 def test_resumed_is_bit_identical_also_from_mid_round(tmp_path):
     def both():
-        return federation(cohort=3), LeakageBudget(probe=8, attempts=200, every_n_rounds=2)
+        return federation(cohort=3), LeakageBudget(probe_size=8, attempts=200, every_n_rounds=2)
 
     fed, budget = both()
     whole, _ = fit(fed, budget, Saves(tmp_path), max_epochs=4)
@@ -191,13 +194,13 @@ def test_the_gradients_are_those_of_the_training_step():
             return found
 
     fed = federation()
-    fit(fed, Watch(probe=8, attempts=200), max_epochs=1)
+    fit(fed, Watch(probe_size=8, attempts=200), max_epochs=1)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"probe": 3}, "probe must be >= 4, got 3"),
+        ({"probe_size": 3}, "probe_size must be >= 4, got 3"),
         ({"attempts": 0}, "attempts must be >= 1"),
         ({"every_n_rounds": 0}, "every_n_rounds must be >= 1"),
         ({"max_squared_distance": 0.0}, "max_squared_distance must be > 0 or None"),

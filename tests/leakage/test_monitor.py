@@ -56,7 +56,7 @@ def test_it_logs_and_the_training_is_the_same_bit_for_bit(monkeypatch):
 
 def test_every_n_rounds_and_an_unprotected_mechanism_leaks_more():
     leaks = []
-    for mechanism in (FedAvg(), LDPQ(epsilon=0.1)):
+    for mechanism in (FedAvg(), LDPQ(epsilon_per_coordinate=0.1)):
         monitor = LeakageMonitor(every_n_rounds=2, attempts=40, num_candidates=40)
         _, trainer = fit(monitor, mechanism=mechanism, max_epochs=3)
         assert [round for round, _ in monitor.results] == [0, 2]
@@ -73,7 +73,7 @@ def test_time_is_bounded(attack, monkeypatch):
     cpu_clock(monkeypatch)
     monitor = LeakageMonitor(attack=attack, attempts=10**6, num_candidates=100, seconds_per_round=0.5)
     if isinstance(attack, Matching):
-        _, trainer = fit(monitor, mechanism=CorBin(epsilon=2.0))
+        _, trainer = fit(monitor, mechanism=CorBin(epsilon_per_coordinate=2.0))
         assert all(result.estimate.attempts < 10**6 for _, result in monitor.results)
         assert 4 <= trainer.callback_metrics["leak/candidates"] <= 100
     else:

@@ -24,7 +24,7 @@ def distorted(setting, share):
 
 def test_the_same_generator_gives_the_same_study():
     setting = study()
-    one, other = (setting.run(LDPQ(epsilon=4.0), VIEW, 20, generator(3)) for _ in range(2))
+    one, other = (setting.run(LDPQ(epsilon_per_coordinate=4.0), VIEW, 20, generator(3)) for _ in range(2))
     assert one.estimate == other.estimate
     assert torch.equal(one.found, other.found)
 
@@ -43,7 +43,7 @@ def test_measured_leakage_falls_as_noise_grows_and_its_limits_with_it():
 
 def test_a_partner_knows_more_than_an_uplink():
     """200 attempts each, fixed seed; the hit rates are .705 and .86, 3.9 standard errors apart."""
-    setting, mechanism = study(), CorBin(epsilon=2.5, shared_bits=None)
+    setting, mechanism = study(), CorBin(epsilon_per_coordinate=2.5, shared_bits=None)
     one, two = (
         setting.run(mechanism, who, 200, generator(4)).estimate.hit_rate
         for who in (VIEW, Adversary.SERVER_AND_PARTNER)
@@ -56,7 +56,7 @@ def test_the_server_attacks_both_messages_of_a_pair_at_once(monkeypatch):
 
     Hit rates .90 for both messages, .77 for one, .81 for the sum, which is given the right order for free.
     """
-    setting, mechanism = study(), CorBin(epsilon=3.0, shared_bits=None)
+    setting, mechanism = study(), CorBin(epsilon_per_coordinate=3.0, shared_bits=None)
     joint = setting.run(mechanism, Adversary.SERVER, 100, generator(4)).estimate
     one = setting.run(mechanism, VIEW, 100, generator(4)).estimate
     assert joint.hit_rate > one.hit_rate

@@ -42,7 +42,7 @@ def test_a_pair_says_more_than_one_uplink():
     5,000 coordinates: the ratio's standard error is 1%, and it is .42 here; below 0.6 alarms with 1e-9.
     """
     updates = torch.full((4, 5000), 2.0)
-    mechanism = CorBin(epsilon=8.0, shared_bits=None)
+    mechanism = CorBin(epsilon_per_coordinate=8.0, shared_bits=None)
     one, pair, partner = (
         see(who, mechanism, updates)
         for who in (Adversary.EAVESDROPPER, Adversary.SERVER, Adversary.SERVER_AND_PARTNER)
@@ -60,7 +60,7 @@ def test_refusal():
 
 def test_the_server_has_each_message_of_a_pair():
     updates = torch.full((4, 5000), 2.0)
-    mechanism = CorBin(epsilon=8.0, shared_bits=None)
+    mechanism = CorBin(epsilon_per_coordinate=8.0, shared_bits=None)
     pair = see(Adversary.SERVER, mechanism, updates)
     assert pair.shares.shape == (2, 5000)
     assert torch.allclose(pair.shares.mean(0), pair.update, atol=1e-4)

@@ -16,7 +16,7 @@ from lightning_fedq.mechanisms.interface import Adversary, NonPrivate
 from lightning_fedq.mechanisms.interface.ranges import Ranges
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.losses import GaussianLoss
-from lightning_fedq.rounds import RoundPlanner
+from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from lightning_fedq.training.accounts import make_report
 from tests.flower.loop import TRAINER, Digits, LoopGrid, clients, deployment, federated, module, simulate
 from tests.one_round import encode, make_context
@@ -27,8 +27,8 @@ INSIDE = [
     fedq.LayeredGaussian(1.0, 0.2),
     fedq.AggregateGaussian(1.0, 0.2),
     fedq.DistributedDiscreteGaussian(1.0, 0.2, 0.01),
-    fedq.RotatedCoins(1.0, epsilon=2.0),
-    fedq.RotatedCoins(1.0, epsilon=2.0, share=0.5),
+    fedq.RotatedCoins(1.0, epsilon_per_bit=2.0),
+    fedq.RotatedCoins(1.0, epsilon_per_bit=2.0, fraction=0.5),
     fedq.BandedGaussian(1.0, 0.2, band=1),
     fedq.HandedOnGaussian(1.0, 0.2, 0.01, num_cohorts=2),
 ]
@@ -42,7 +42,7 @@ def at(clip, clients=10, dim=DIM):
 
 @pytest.mark.parametrize("inside", INSIDE, ids=names)
 def test_the_claim_is_the_mechanism_s_own_for_one_coordinate_more_at_every_clip(inside):
-    one = fedq.AdaptiveClip(inside, share=0.1)
+    one = fedq.AdaptiveClip(inside, fraction=0.1)
     own = inside.claims(make_context(inside, range(10), (DIM - 8, 8, 1)))
     for clip in CLIPS:
         claims = one.claims(at(clip))
@@ -70,7 +70,7 @@ def test_the_claim_is_the_mechanism_s_own_for_one_coordinate_more_at_every_clip(
 def test_noise_on_sum_and_count_is_accounted_together(z_sum, sigma_b, rounds, delta, epsilon):
     """Multipliers of the noise on sum and count; epsilon of the analytic Gaussian, for replaced updates."""
     z = (z_sum**-2 + sigma_b**-2) ** -0.5
-    one = fedq.AdaptiveClip(fedq.GaussianNoise(1.0, z), share=min(max((z / sigma_b) ** 2, 1e-15), 0.5))
+    one = fedq.AdaptiveClip(fedq.GaussianNoise(1.0, z), fraction=min(max((z / sigma_b) ** 2, 1e-15), 0.5))
     claim = next(c for c in one.claims(at(0.3)) if c.adversary is Adversary.SERVER)
     assert spent(claim.loss, delta, rounds=rounds).epsilon == pytest.approx(epsilon, abs=6e-4)
     if sigma_b > 1e6:
@@ -95,7 +95,7 @@ def test_what_the_mechanism_is_given_is_never_longer_than_its_norm(clip, length,
     )
     update = torch.randn(2, DIM, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     update *= length * clip / update.norm(dim=1, keepdim=True)
-    encode(fedq.AdaptiveClip(inner, share=f), update, at(clip, 2))
+    encode(fedq.AdaptiveClip(inner, fraction=f), update, at(clip, 2))
     (rows,) = seen
     norms = rows.double().norm(dim=1)
     assert (norms <= 3.0 * (1 + 1e-6)).all()
@@ -112,7 +112,7 @@ def engine_of(mechanism, norms, seed=3, secure=None, **options):
     """A round's engine, and one that runs rounds with updates of these norms."""
     count = len(norms)
     planner = options.pop("planner", None) or RoundPlanner(count, seed)
-    engine = fedq.RoundEngine(
+    engine = RoundEngine(
         mechanism, planner, SeededKeys(seed), torch.zeros(DIM), (DIM - 8, 8), None, **options
     )
 
@@ -237,7 +237,7 @@ def test_a_robust_rule_does_not_go_with_it():
 
 
 def test_a_checkpoint_s_text_reads_back():
-    one = fedq.AdaptiveClip(fedq.RotatedCoins(0.5, epsilon=1.0, share=0.5), quantile=0.3)
+    one = fedq.AdaptiveClip(fedq.RotatedCoins(0.5, epsilon_per_bit=1.0, fraction=0.5), quantile=0.3)
     assert parse_mechanism(repr(one)) == one
 
 
@@ -270,7 +270,7 @@ def test_the_figures_beside_flower():
     clients, rounds, z0 = 100, 30, 4.0
     count_std, noise = theirs.compute_adaptive_noise_params(z0, clients, None)
     share = (z0 / (2.0 * count_std)) ** 2
-    one = fedq.AdaptiveClip(fedq.GaussianNoise(1.0, z0 / 2.0), share=share)
+    one = fedq.AdaptiveClip(fedq.GaussianNoise(1.0, z0 / 2.0), fraction=share)
     context = make_context(one, (0, 1, 2))
     [claim] = [c for c in one.claims(context) if c.adversary is Adversary.SERVER]
     std = 1.0 * one._scale(context) * math.sqrt(one.mechanism.noise.variance)

@@ -309,7 +309,7 @@ def test_what_a_plan_counts_is_what_stays_of_the_noise_in_a_model():
 
 
 def test_it_runs_behind_masks():
-    federated = federation(secure_aggregation=SecAgg(run="masked"), privacy=None)
+    federated = federation(secure_aggregation=SecAgg(simulation="masked"), privacy=None)
     trained(federated, rounds=6)
     assert len(federated.records) == 6 and not any(record.aborted for record in federated.records)
 

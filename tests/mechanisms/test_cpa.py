@@ -79,7 +79,13 @@ def test_scalar_error_is_the_closed_form(levels, epsilon, case):
     words, dither = ("balanced", "iid")[case // 2], ("subtractive", "plain")[case % 2]
     expected = VECTORS[levels, epsilon][case]
     assert exact_mse(levels, epsilon, words, dither) == pytest.approx(expected, abs=1e-8)
-    mechanism = CPA(epsilon, levels=levels, dither=dither, words="iid" if words == "iid" else "hadamard")
+    mechanism = CPA(
+        epsilon,
+        levels=levels,
+        dither=dither,
+        words="iid" if words == "iid" else "hadamard",
+        epsilon_scope="bit",
+    )
     dim = 20_000
     updates = torch.tensor(INPUTS)[:, None].repeat(1, dim)
     ctx = context(5, dim, radius=(levels - 1) / levels)
@@ -94,7 +100,7 @@ def test_scalar_error_is_the_closed_form(levels, epsilon, case):
 @pytest.mark.parametrize("kwargs", [k for k in EVERY if "lattice" in k and "blocks_per_round" not in k])
 def test_lattice_error_is_the_closed_form(kwargs):
     """Zero input: MSE = sum of stages kappa E_q / c^2 - E |points|^2 + L g det^(2/L) scale^2, per block."""
-    mechanism, epsilon, dim = CPA(epsilon=1.0, **kwargs), 1.0, 32_000
+    mechanism, epsilon, dim = CPA(epsilon=1.0, epsilon_scope="bit", **kwargs), 1.0, 32_000
     design, size = mechanism._design, lattice(kwargs["lattice"]).dim
     error = decoded(mechanism, torch.zeros(1, dim), context(1, dim)).double().reshape(-1, size)
     c = math.tanh(epsilon / 2)
@@ -110,7 +116,7 @@ def test_lattice_error_is_the_closed_form(kwargs):
 
 
 def test_a_block_out_of_range_decodes_to_its_clipped_value():
-    mechanism, dim = CPA(epsilon=4.0, lattice="A2", codebook_radius=2.0), 40_000
+    mechanism, dim = CPA(epsilon=4.0, lattice="A2", codebook_radius=2.0, epsilon_scope="bit"), 40_000
     updates = torch.tensor([3.0, 4.0]).repeat(1, dim // 2)
     ctx = context(1, dim)
     keys = SeededKeys(3)
@@ -126,21 +132,26 @@ def test_end_to_end_vector_of_the_specification(monkeypatch):
     updates = torch.tensor([[0.9, -0.3, 0.2, -0.8], [0.1, 0.6, -0.7, 0.3], [-0.4, -0.9, 0.8, 0.2]])
     ctx = context(3, 4, radius=0.75, round=5)
     keys, clients = SeededKeys(0), (0, 1, 2)
-    exact = CPA(epsilon=math.inf, levels=4, dither="none")
+    exact = CPA(epsilon=math.inf, levels=4, dither="none", epsilon_scope="bit")
     message = exact.encode(updates, ctx, ClientRandomness(keys, clients, 5))
     assert message.symbols.tolist() == [[0, 0, 1, 1], [1, 0, 1, 1], [1, 1, 0, 0]]
     assert (message.num_bits, message.num_clipped) == (12, 4)
     public = PublicRandomness(keys, 5)
     mean = exact.decode(message.symbols, clients, ctx, public) / 3
     torch.testing.assert_close(mean, torch.tensor([-0.5, 0.0, 0.25, 0.0]))
-    private = CPA(epsilon=0.5, levels=4, dither="none").decode(message.symbols, clients, ctx, public) / 3
+    private = (
+        CPA(epsilon=0.5, levels=4, dither="none", epsilon_scope="bit").decode(
+            message.symbols, clients, ctx, public
+        )
+        / 3
+    )
     torch.testing.assert_close(private, torch.tensor([-2.041494, 0, 1.020747, 0]), atol=1e-6, rtol=0)
     # The histogram without a threshold is the same decoder.
     with monkeypatch.context() as patch:
         patch.setattr(
             "lightning_fedq.functional.blocks.block_messages.threshold_frequencies", lambda values: values
         )
-        histogram = CPA(epsilon=math.inf, levels=4, dither="none", threshold=True)
+        histogram = CPA(epsilon=math.inf, levels=4, dither="none", threshold=True, epsilon_scope="bit")
         torch.testing.assert_close(histogram.decode(message.symbols, clients, ctx, public) / 3, mean)
 
 
@@ -150,7 +161,7 @@ def test_end_to_end_vector_of_the_specification(monkeypatch):
 @pytest.mark.parametrize("kwargs", [*EVERY, {"dither": "none", "levels": 4}])
 def test_the_bits_are_those_of_the_formula(kwargs):
     """Dithered nearest points, digits, the words' signs there and the coins, one block after the other."""
-    mechanism, ctx = CPA(epsilon=1.0, **kwargs), context(3, 1003, radius=0.3)
+    mechanism, ctx = CPA(epsilon=1.0, epsilon_scope="bit", **kwargs), context(3, 1003, radius=0.3)
     updates = 0.2 * torch.randn(3, 1003, generator=torch.Generator().manual_seed(0))
     keys, clients = SeededKeys(1), (2, 0, 1)
     rand = ClientRandomness(keys, clients, 0)
@@ -256,7 +267,7 @@ def test_the_best_variance_is_the_specification_s():
 
 
 def test_the_choice_of_blocks_is_public_fresh_and_each_client_s_own():
-    mechanism, ctx, keys = CPA(2.0, blocks_per_round=10), context(4, 1000), SeededKeys(2)
+    mechanism, ctx, keys = CPA(2.0, blocks_per_round=10, epsilon_scope="bit"), context(4, 1000), SeededKeys(2)
     client = mechanism.chosen_blocks(range(4), ctx, ClientRandomness(keys, range(4), 0))
     server = mechanism.chosen_blocks(range(4), ctx, PublicRandomness(keys, 0))
     assert np.array_equal(client, server) and len({tuple(row) for row in client.tolist()}) == 4
@@ -264,7 +275,7 @@ def test_the_choice_of_blocks_is_public_fresh_and_each_client_s_own():
     again = mechanism.chosen_blocks(range(4), ctx, PublicRandomness(keys, 0, attempt=1))
     assert not np.array_equal(client, later) and not np.array_equal(client, again)
     # The rest of the model hears nothing: without coin and dither exactly 10 coordinates move.
-    exact = CPA(math.inf, blocks_per_round=10, dither="none")
+    exact = CPA(math.inf, blocks_per_round=10, dither="none", epsilon_scope="bit")
     estimate = decoded(exact, torch.ones(1, 1000), context(1, 1000))
     assert (estimate != 0).sum() == 10 and estimate.sum() == pytest.approx(1000)
 
@@ -272,7 +283,10 @@ def test_the_choice_of_blocks_is_public_fresh_and_each_client_s_own():
 def test_all_blocks_asked_for_are_all_blocks():
     ctx, updates = context(2, 50), 0.1 * torch.ones(2, 50)
     rand = ClientRandomness(SeededKeys(0), range(2), 0)
-    plain, asked = (CPA(1.0, blocks_per_round=m).encode(updates, ctx, rand).symbols for m in (None, 80))
+    plain, asked = (
+        CPA(1.0, blocks_per_round=m, epsilon_scope="bit").encode(updates, ctx, rand).symbols
+        for m in (None, 80)
+    )
     assert torch.equal(plain, asked)
 
 
@@ -282,17 +296,17 @@ def test_all_blocks_asked_for_are_all_blocks():
 def test_coins_are_private_and_words_are_public():
     """Two clients with one shared seed and one input send different bits; without a coin they do not."""
     ctx, updates = context(2, 4000), torch.full((2, 4000), 0.1)
-    mechanism = CPA(epsilon=1.0, dither="none")
+    mechanism = CPA(epsilon=1.0, dither="none", epsilon_scope="bit")
     one = mechanism.encode(updates, ctx, ClientRandomness(SeededKeys(0), (0, 1), 0)).symbols
     assert 0.3 < (one[0] != one[1]).float().mean() < 0.5  # 2 p (1 - p) = .393, 11 standard errors
-    plain = CPA(epsilon=math.inf, dither="none").encode(
+    plain = CPA(epsilon=math.inf, dither="none", epsilon_scope="bit").encode(
         updates, ctx, ClientRandomness(SeededKeys(0), (0, 1), 0)
     )
     assert (plain.symbols == plain.symbols[0, 0]).all()
 
 
 def test_flips_happen_with_the_claimed_probability():
-    mechanism, dim = CPA(epsilon=1.0, dither="none"), 400_000
+    mechanism, dim = CPA(epsilon=1.0, dither="none", epsilon_scope="bit"), 400_000
     ctx = context(1, dim)
     bits = mechanism.encode(torch.ones(dim), ctx, ClientRandomness(SeededKeys(5), [0], 0)).symbols
     low = mechanism.coin(0, ctx).low / 2**32
@@ -302,7 +316,7 @@ def test_flips_happen_with_the_claimed_probability():
 
 
 def test_rounds_clients_and_stages_use_different_words():
-    mechanism = CPA(epsilon=math.inf, levels=4, dither="none", stages=2, nesting=4)
+    mechanism = CPA(epsilon=math.inf, levels=4, dither="none", stages=2, nesting=4, epsilon_scope="bit")
     updates = torch.full((2, 300), 0.1)
 
     def bits(round):
@@ -318,7 +332,7 @@ def test_rounds_clients_and_stages_use_different_words():
 
 
 def test_every_client_can_have_its_own_epsilon():
-    mechanism, dim = CPA(epsilon=(0.5, 2.0)), 30_000
+    mechanism, dim = CPA(epsilon=(0.5, 2.0), epsilon_scope="bit"), 30_000
     ctx = context(2, dim)
     assert mechanism.coin(1, ctx).low < mechanism.coin(0, ctx).low
     error = decoded(mechanism, torch.full((2, dim), 0.3), ctx).double() / 2 - 0.3
@@ -330,7 +344,7 @@ def test_every_client_can_have_its_own_epsilon():
 
 
 def test_the_range_decays():
-    mechanism, dim = CPA(epsilon=50.0, dither="plain", decay_rounds=5.0), 200
+    mechanism, dim = CPA(epsilon=50.0, dither="plain", decay_rounds=5.0, epsilon_scope="bit"), 200
     for round, radius in ((0, 1.0), (5, 0.5), (15, 0.25)):
         ctx = context(1, dim, round=round)
         keys = SeededKeys(0)
@@ -345,7 +359,7 @@ def test_a_threshold_lowers_the_error_and_is_said_to_be_biased():
     updates = 0.1 * torch.randn(50, dim, generator=generator)
     ctx, errors = context(50, dim), {}
     for threshold in (False, True):
-        mechanism = CPA(epsilon=1.0, levels=8, threshold=threshold)
+        mechanism = CPA(epsilon=1.0, levels=8, threshold=threshold, epsilon_scope="bit")
         error = decoded(mechanism, updates, ctx) / 50 - updates.mean(0)
         errors[threshold] = error.square().mean().item()
         assert mechanism.joint is threshold
@@ -357,7 +371,9 @@ def test_a_threshold_lowers_the_error_and_is_said_to_be_biased():
 def test_published_decoders_have_their_bias(decoder, factor):
     """N = 3 levels, one extra +1, no dither, epsilon = 1: exactly 4/3, and 4/3 tanh(epsilon / 2)."""
     dim = 100_000
-    mechanism = CPA(epsilon=1.0, levels=3, words="near_balanced", dither="none", decoder=decoder)
+    mechanism = CPA(
+        epsilon=1.0, levels=3, words="near_balanced", dither="none", decoder=decoder, epsilon_scope="bit"
+    )
     estimate = decoded(mechanism, torch.ones(1, dim), context(1, dim)).double()
     assert abs(estimate.mean() - factor) < 4.9 * estimate.std() / math.sqrt(dim)  # false alarm 1e-6
 
@@ -365,7 +381,7 @@ def test_published_decoders_have_their_bias(decoder, factor):
 def test_sizes():
     ctx = context(1, 1001)
     for kwargs, bits in (({}, 1001), ({"lattice": "A2"}, 501), ({"lattice": "A2", "stages": 2}, 1002)):
-        mechanism = CPA(epsilon=1.0, **kwargs)
+        mechanism = CPA(epsilon=1.0, epsilon_scope="bit", **kwargs)
         message = mechanism.encode(torch.zeros(1001), ctx, ClientRandomness(SeededKeys(0), [0], 0))
         assert message.symbols.shape == (bits,) and message.num_bits == bits
         assert all(claim.compositions == bits for claim in mechanism.claims(ctx))
@@ -375,7 +391,10 @@ def test_sizes():
 
 def test_no_tensor_of_clients_by_codewords_by_parameters():
     """200 clients, 151 points, 20,000 parameters: clients x points x blocks would be 302 MB of bits."""
-    mechanism, ctx = CPA(epsilon=1.0, lattice="A2", codebook_radius=6.5), context(200, 20_000)
+    mechanism, ctx = (
+        CPA(epsilon=1.0, lattice="A2", codebook_radius=6.5, epsilon_scope="bit"),
+        context(200, 20_000),
+    )
     updates = torch.zeros(200, 20_000)
     rand = ClientRandomness(SeededKeys(0), range(200), 0)
     mechanism.encode(updates[:2], ctx, ClientRandomness(SeededKeys(0), range(2), 0))
@@ -391,7 +410,7 @@ def test_no_tensor_of_clients_by_codewords_by_parameters():
 
 
 def test_claims_are_per_bit_and_compose_all_bits_of_a_message():
-    mechanism, ctx = CPA(epsilon=0.5, stages=2), context(3, 7850)
+    mechanism, ctx = CPA(epsilon=0.5, stages=2, epsilon_scope="bit"), context(3, 7850)
     claims = mechanism.claims(ctx)
     assert [claim.adversary for claim in claims] == list(Adversary)
     for claim in claims:
@@ -399,14 +418,14 @@ def test_claims_are_per_bit_and_compose_all_bits_of_a_message():
         (high, low), (low_too, high_too) = claim.loss.pairs[0]
         assert (high, low) == (high_too, low_too)
         assert 0.5 - 1e-6 < math.log(high / low) <= 0.5
-    naked = CPA(epsilon=math.inf).claims(ctx)
+    naked = CPA(epsilon=math.inf, epsilon_scope="bit").claims(ctx)
     assert [claim.adversary for claim in naked] == list(Adversary)
     assert all(isinstance(claim.loss, NonPrivate) for claim in naked)
 
 
 def test_one_coordinate_is_in_all_bits_of_its_block():
     """A2 with two stages sends dim bits, and each coordinate is in two of them."""
-    mechanism, ctx = CPA(epsilon=0.5, lattice="A2", stages=2), context(3, 100)
+    mechanism, ctx = CPA(epsilon=0.5, lattice="A2", stages=2, epsilon_scope="bit"), context(3, 100)
     assert all(
         c.compositions == 100 and (c.unit_losses, c.unit) == (2, Unit.BLOCK) for c in mechanism.claims(ctx)
     )
@@ -428,13 +447,13 @@ def test_one_coordinate_is_in_all_bits_of_its_block():
     ],
 )
 def test_anonymity_is_a_reported_number(kwargs, size):
-    assert CPA(epsilon=1.0, **kwargs).anonymity_set_size == size
+    assert CPA(epsilon=1.0, epsilon_scope="bit", **kwargs).anonymity_set_size == size
     if "levels" in kwargs and kwargs["levels"] == 8:
         assert anonymity(8, 1) == size
     if "lattice" in kwargs:
         return
     # counted: without dither inputs of one point agree in every block, and those of two differ in some
-    mechanism, blocks = CPA(epsilon=math.inf, dither="none", **kwargs), 2_000
+    mechanism, blocks = CPA(epsilon=math.inf, epsilon_scope="bit", dither="none", **kwargs), 2_000
     context = make_context(mechanism, (0,), (blocks,), radius=1.0)
     points = math.prod(of for _, of in mechanism.anonymity_by_stage)
     inside = torch.linspace(-1.0, 1.0, 4 * points + 1)[:, None].expand(-1, blocks)
@@ -448,17 +467,25 @@ def test_anonymity_is_a_reported_number(kwargs, size):
 def test_lever_of_one_liar():
     """N = 2: a free bit is worth 1/c of an honest extreme, 4.08 at epsilon .5, and half a step of dither."""
     ctx = context(1, 10)
-    assert CPA(epsilon=0.5, dither="plain").lever(0, ctx) == pytest.approx(1 / math.tanh(0.25), rel=1e-6)
-    assert CPA(epsilon=0.5).lever(0, ctx) == pytest.approx(1 + 1 / math.tanh(0.25), rel=1e-6)
-    some = CPA(epsilon=0.5, blocks_per_round=2)
-    assert some.lever(0, ctx) == pytest.approx(5 * (1 + 1 / math.tanh(0.25)), rel=1e-6)
+    assert CPA(epsilon=0.5, dither="plain", epsilon_scope="bit").influence(0, ctx) == pytest.approx(
+        1 / math.tanh(0.25), rel=1e-6
+    )
+    assert CPA(epsilon=0.5, epsilon_scope="bit").influence(0, ctx) == pytest.approx(
+        1 + 1 / math.tanh(0.25), rel=1e-6
+    )
+    some = CPA(epsilon=0.5, blocks_per_round=2, epsilon_scope="bit")
+    assert some.influence(0, ctx) == pytest.approx(5 * (1 + 1 / math.tanh(0.25)), rel=1e-6)
 
 
 # ---- bad input -----------------------------------------------------------------------------------
 
 
 def test_messages_are_checked():
-    mechanism, ctx, public = CPA(epsilon=1.0), context(2, 10), PublicRandomness(SeededKeys(0), 0)
+    mechanism, ctx, public = (
+        CPA(epsilon=1.0, epsilon_scope="bit"),
+        context(2, 10),
+        PublicRandomness(SeededKeys(0), 0),
+    )
     with pytest.raises(ValueError, match=r"shape \(2, 10\), got \(2, 9\)"):
         mechanism.decode(torch.zeros(2, 9, dtype=torch.uint8), (0, 1), ctx, public)
     for wrong in (torch.full((2, 10), 3), torch.full((2, 10), -1), torch.full((2, 10), 0.5)):

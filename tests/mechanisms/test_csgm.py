@@ -29,7 +29,7 @@ def levels_of(mechanism, value):
     symbols = encode(mechanism, torch.full((1, DRAWS), value), context).symbols.numpy().ravel()
     symbols = symbols[symbols > 0]
     found, counts = np.unique(symbols, return_counts=True)
-    top = 2**mechanism.bits - (1 if mechanism.levels == "odd" else 0)
+    top = 2**mechanism.bits - (1 if mechanism.rounding == "odd" else 0)
     places = np.linspace(-1.0, 1.0, top)[found - 1]
     if len(places) == 1:
         return {float(places[0]): 1.0}
@@ -69,7 +69,7 @@ SETTINGS = [("odd", 2), ("odd", 3), ("even", 1), ("even", 2)]
 def test_the_claims_hold_for_every_selection_probability(levels, bits, gamma):
     """Zero against the values that are sent without a coin, and one that is not, at much and little noise."""
     for z in (0.3, 1.0, 3.0):
-        mechanism = CSGM(1.0, z, gamma, bits, levels=levels)
+        mechanism = CSGM(1.0, z, gamma, bits, rounding=levels)
         claims = {c.adversary: c for c in mechanism.claims(make_context(mechanism, range(3), (1,)))}
         zero = levels_of(mechanism, 0.0)
         for value in (1.0, -1.0, 0.7, 1.0 / 3.0):
@@ -84,7 +84,7 @@ def test_the_claims_hold_for_every_selection_probability(levels, bits, gamma):
 @pytest.mark.parametrize("gamma", [0.1, 0.5, 0.9])
 def test_without_a_level_zero_a_hidden_selection_counts(gamma):
     """One coordinate, z = 4, delta 1e-5. The farthest levels alone are 1.27, whatever gamma is."""
-    mechanism = CSGM(1.0, 4.0, gamma, 2, levels="even")
+    mechanism = CSGM(1.0, 4.0, gamma, 2, rounding="even")
     (claim,) = (
         c
         for c in mechanism.claims(make_context(mechanism, range(3), (1,)))
@@ -121,7 +121,7 @@ def test_the_claim_is_sharp_at_the_largest_value():
     assert claim.loss.curve(EPSILONS) == pytest.approx(exact, abs=1e-6)
 
 
-@pytest.mark.parametrize("settings", [{}, {"levels": "even", "bits": 1}, {"levels": "even", "bits": 2}])
+@pytest.mark.parametrize("settings", [{}, {"rounding": "even", "bits": 1}, {"rounding": "even", "bits": 2}])
 def test_the_audit_raises_no_alarm_where_everybody_is_selected(settings):
     findings = audit(CSGM(1.0, 1.0, **settings), 100_000)
     assert findings
@@ -131,6 +131,6 @@ def test_the_audit_raises_no_alarm_where_everybody_is_selected(settings):
 def test_one_bit_has_no_zero():
     with pytest.raises(ValueError, match=re.escape("bits must be in [2, 16]")):
         CSGM(1.0, 1.0, 0.5, 1)
-    assert CSGM(1.0, 1.0, 0.5, 1, levels="even").bits == 1
-    with pytest.raises(ValueError, match="levels of CSGM must be one of odd, even, got 'three'"):
-        CSGM(1.0, 1.0, levels="three")
+    assert CSGM(1.0, 1.0, 0.5, 1, rounding="even").bits == 1
+    with pytest.raises(ValueError, match="rounding of CSGM must be one of odd, even, got 'three'"):
+        CSGM(1.0, 1.0, rounding="three")

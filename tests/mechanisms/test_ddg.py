@@ -48,7 +48,7 @@ def test_a_sum_beyond_half_the_modulus_wraps_around():
 
 
 def test_who_sees_what():
-    mechanism = DistributedDiscreteGaussian(1.0, 0.5, 0.05, max_dropped=2)
+    mechanism = DistributedDiscreteGaussian(1.0, 0.5, 0.05, max_dropped_clients=2)
     context = make_context(mechanism, range(10), (64,))
     claims = {c.adversary: c for c in mechanism.claims(context)}
     norm = 2 * mechanism.bound(context)
@@ -69,14 +69,14 @@ def test_who_sees_what():
     assert spent(claims[Adversary.OUTSIDER].loss, 1e-5).epsilon > 0
 
 
-@pytest.mark.parametrize(("clients", "max_dropped"), [(2, 1), (2, 0), (3, 3), (1, 0)])
-def test_whoever_is_in_a_sum_has_its_own_noise_in_it(clients, max_dropped):
+@pytest.mark.parametrize(("clients", "max_dropped_clients"), [(2, 1), (2, 0), (3, 3), (1, 0)])
+def test_whoever_is_in_a_sum_has_its_own_noise_in_it(clients, max_dropped_clients):
     """With nobody else left, a client is hidden as well as in a message of its own."""
-    mechanism = DistributedDiscreteGaussian(1.0, 0.5, 0.05, max_dropped=max_dropped)
+    mechanism = DistributedDiscreteGaussian(1.0, 0.5, 0.05, max_dropped_clients=max_dropped_clients)
     claims = {c.adversary: c.loss for c in mechanism.claims(make_context(mechanism, range(clients), (8,)))}
     own = claims[Adversary.SERVER].rho
     assert claims[Adversary.CLIENT].rho == own
-    assert (claims[Adversary.OUTSIDER].rho == own) == (clients - max_dropped <= 1)
+    assert (claims[Adversary.OUTSIDER].rho == own) == (clients - max_dropped_clients <= 1)
 
 
 def test_a_modulus_without_room_is_refused():

@@ -87,7 +87,7 @@ def claimed(engine, size, charges):
 
 @pytest.mark.parametrize("chance", [0.0, 0.3])
 def test_releases_tell_what_is_claimed_and_no_more(chance):
-    mechanism = small(max_dropped=3)
+    mechanism = small(max_dropped_clients=3)
     engine = engine_of(mechanism, turns(dropout_probability=chance), 1 << 15)
     there = min(len(engine.planner.plan(r, mechanism).survivors) for r in range(9))
     victim = engine.planner.cohort(0)[0]
@@ -103,7 +103,7 @@ def test_releases_tell_what_is_claimed_and_no_more(chance):
 
 
 def test_a_predecessor_that_was_silent_is_not_taken_back():
-    mechanism = small(max_dropped=3)
+    mechanism = small(max_dropped_clients=3)
     engine = engine_of(mechanism, turns(dropout_probability=0.3), 16)
     for round in range(8):
         before = engine.planner.plan(round - 1, mechanism).survivors if round else ()
@@ -121,7 +121,7 @@ def test_a_predecessor_that_was_silent_is_not_taken_back():
 
 def test_what_dropouts_leave_in_a_model():
     """Share by share: a fifth of each stays, or all of it where its successor is silent."""
-    mechanism, rounds, dim = small(max_dropped=19), 30, 1 << 11
+    mechanism, rounds, dim = small(max_dropped_clients=19), 30, 1 << 11
     engine = engine_of(mechanism, turns(60, 20, dropout_probability=0.2), dim)
     model = sum(in_steps(engine, play(engine)) for _ in range(rounds))
     plans = [engine.planner.plan(round, mechanism) for round in range(rounds + 1)]
@@ -175,7 +175,7 @@ def banded():
 
 
 def handed_on(**settings):
-    return small(max_dropped=3), turns(**settings)
+    return small(max_dropped_clients=3), turns(**settings)
 
 
 # of 20,000 numbers two that are independent correlate by 1/141 at one std, and six are allowed
@@ -250,7 +250,11 @@ def test_a_block_ends_after_65536_rounds():
 
 
 def federation(**settings):
-    given = {"mechanism": small(5, bits=24), "privacy": None, "secure_aggregation": SecAgg(run="masked")}
+    given = {
+        "mechanism": small(5, bits=24),
+        "privacy": None,
+        "secure_aggregation": SecAgg(simulation="masked"),
+    }
     return in_turn(**{**given, **settings})
 
 
@@ -268,7 +272,7 @@ def test_a_target_towards_the_server_sets_the_noise_for_the_turns_of_a_client(tm
 
 @pytest.mark.filterwarnings("ignore:the keys come from a seed", "ignore:round .* was aborted")
 def test_masks_and_dropouts_leave_the_weights_of_the_plain_sum():
-    settings = {"seed": 1, "dropout_probability": 0.15, "mechanism": small(5, max_dropped=1)}
+    settings = {"seed": 1, "dropout_probability": 0.15, "mechanism": small(5, max_dropped_clients=1)}
     masked, plain = federation(**settings), federation(**settings, secure_aggregation=None)
     torch.manual_seed(0)
     one = trained(masked, rounds=6)

@@ -400,8 +400,8 @@ def test_fresh_noise_hides_the_lattice():
 # ---- claims ----------------------------------------------------------------------------------------------
 
 
-def claims_of(mechanism, num_corrupt=0, size=100):
-    context = replace(make_context(mechanism, range(size), (7850,)), num_corrupt=num_corrupt)
+def claims_of(mechanism, num_colluding=0, size=100):
+    context = replace(make_context(mechanism, range(size), (7850,)), num_colluding=num_colluding)
     return {claim.adversary: claim for claim in mechanism.claims(context)}
 
 
@@ -421,7 +421,7 @@ def test_a_charge_is_that_of_the_theorem(cohorts, factor):
         assert claim.loss.limit == pytest.approx(factor * square / unknown, rel=2e-5)
         assert claim.loss.rho == pytest.approx(square / (0.72 * unknown), rel=2e-5)
         assert claim.slack.distance == 0.0 and 0.0 < claim.slack.log_ratio < 1e-9
-    dropped = claims_of(replace(mechanism, max_dropped=10), 2)[Adversary.SECAGG_SERVER]
+    dropped = claims_of(replace(mechanism, max_dropped_clients=10), 2)[Adversary.SECAGG_SERVER]
     assert dropped.loss.limit == pytest.approx(factor * square / 86, rel=2e-5)
 
 
@@ -518,7 +518,7 @@ def test_what_a_share_is_named_by():
             for stream in rand.values():
                 seen.add(_share(producer, successor, since, stream)(2).tobytes())
     assert len(seen) == 3 * 2 * 3
-    assert mechanism.hands_on
+    assert mechanism.reuses_noise
     draws = discrete_gaussian(4.0, 8, _share(0, 1, (0, 0), rand[0]))
     assert np.array_equal(draws, discrete_gaussian(4.0, 8, _share(0, 1, (0, 0), rand[0])))
 

@@ -42,7 +42,7 @@ def test_law_and_stated_bias(epsilon, levels, x):
 
 def test_constants_of_the_specification():
     """Section 9: at epsilon = .5 and rate 1 (3 levels) the level is .523, not .5."""
-    mechanism = JoPEQ(epsilon=0.5, levels=3)
+    mechanism = JoPEQ(epsilon_per_coordinate=0.5, levels=3)
     assert mechanism.attained_epsilon == pytest.approx(0.523, abs=5e-4)
     assert mechanism.step == pytest.approx(2 * 1.5 * math.sqrt(33) / 3)
     total = 2 * mechanism.noise_scale**2 + mechanism.step**2 / 12
@@ -50,7 +50,7 @@ def test_constants_of_the_specification():
 
 
 def test_claims_state_the_attained_level():
-    mechanism = JoPEQ(epsilon=0.5, levels=3)
+    mechanism = JoPEQ(epsilon_per_coordinate=0.5, levels=3)
     claims = mechanism.claims(make_context(mechanism, (0, 1), (9,)))
     assert [claim.adversary for claim in claims] == list(Adversary)
     for claim in claims:
@@ -63,7 +63,7 @@ def test_claims_state_the_attained_level():
 
 def test_bits_on_the_wire():
     for levels, bits in ((2, 1), (3, 2), (5, 3)):
-        mechanism = JoPEQ(epsilon=1.0, levels=levels)
+        mechanism = JoPEQ(epsilon_per_coordinate=1.0, levels=levels)
         assert (
             encode(mechanism, torch.zeros(1, 50), make_context(mechanism, (0,), (50,))).num_bits == 50 * bits
         )

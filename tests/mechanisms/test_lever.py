@@ -1,4 +1,4 @@
-"""`Mechanism.lever`: no message that a server accepts decodes beyond it, and some message comes near."""
+"""`Mechanism.influence`: no message that a server accepts decodes beyond it, and some message comes near."""
 
 import math
 
@@ -12,7 +12,7 @@ from lightning_fedq.wire.coding import FixedLength
 from tests.contract.test_mechanisms import ROWS
 
 CLIENT = 4
-BOUNDED = [m for m in ROWS if (m.lever(CLIENT, make_context(m, (4, 9))) or math.inf) < math.inf]
+BOUNDED = [m for m in ROWS if (m.influence(CLIENT, make_context(m, (4, 9))) or math.inf) < math.inf]
 
 
 def messages(mechanism, context, public):
@@ -39,16 +39,16 @@ def test_no_message_goes_beyond_and_one_comes_near(mechanism):
     longest = mechanism.longest_update(64)
     radius = longest if mechanism.range_rule else 1.0
     context = make_context(mechanism, (4, 9), (40, 24), radius=radius)
-    public, lever = PublicRandomness(SeededKeys(0), 0), mechanism.lever(CLIENT, context)
+    public, influence = PublicRandomness(SeededKeys(0), 0), mechanism.influence(CLIENT, context)
     blocks = mechanism.block_dim if isinstance(mechanism, CPA) else 1 if longest is None else 64
     unit = mechanism._design.limit if isinstance(mechanism, CPA) else longest or 1.0
     found, noise = [], 0.0
-    if mechanism.noise_of_adder:  # the server's own, whoever sends
+    if mechanism.has_central_noise:  # the server's own, whoever sends
         noise = mechanism.decode(torch.zeros(1, 64, dtype=torch.int32), (CLIENT,), context, public)
     for row in messages(mechanism, context, public):
         if mechanism.can_send(row, CLIENT, context, public):
             decoded = (mechanism.decode(row[None], (CLIENT,), context, public) - noise).double()
             found.append(float(decoded.reshape(-1, blocks).norm(dim=1).max()) / unit)
-    assert max(found) <= lever * (1.0 + 1e-6)
+    assert max(found) <= influence * (1.0 + 1e-6)
     # codewords of nested lattices differ in length, and only some are drawn
-    assert max(found) >= (0.1 if isinstance(mechanism, CPA) else 0.4) * lever
+    assert max(found) >= (0.1 if isinstance(mechanism, CPA) else 0.4) * influence

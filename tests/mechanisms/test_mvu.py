@@ -55,7 +55,7 @@ def test_the_worst_variance_is_the_worst():
 
 @pytest.mark.parametrize("x", [-1.0, 0.15, 0.9])
 def test_unbiased_with_its_variance(x):
-    mechanism, dim = MVU(epsilon=2.0), 60_000
+    mechanism, dim = MVU(epsilon_per_coordinate=2.0), 60_000
     context = make_context(mechanism, (0,), (dim,), radius=0.5, center=0.3)
     estimate = decode(
         mechanism, encode(mechanism, torch.full((1, dim), 0.5 * x + 0.3), context).symbols, (0,), context
@@ -70,7 +70,7 @@ def test_unbiased_with_its_variance(x):
 
 
 def test_claims_hold_all_pairs_of_rows():
-    mechanism = MVU(epsilon=2.0, input_bits=2, output_bits=2)
+    mechanism = MVU(epsilon_per_coordinate=2.0, input_bits=2, output_bits=2)
     claims = mechanism.claims(make_context(mechanism, (0, 1), (5,)))
     assert [claim.adversary for claim in claims] == list(Adversary)
     for claim in claims:

@@ -134,7 +134,7 @@ def subsets(count):
 
 
 def claimed(mechanism, num_clients, known):
-    context = replace(make_plan_context(mechanism, num_clients, 1), num_corrupt=known)
+    context = replace(make_plan_context(mechanism, num_clients, 1), num_colluding=known)
     who = Adversary.SECAGG_SERVER if known else Adversary.OUTSIDER
     return next(claim.loss for claim in mechanism.claims(context) if claim.adversary is who)
 

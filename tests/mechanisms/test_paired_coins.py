@@ -30,7 +30,7 @@ def bits_of(mechanism, values, num_draws, clients=None):
 @pytest.mark.parametrize("values", [(0.3, -0.2), (0.0, 0.0), (-0.9, 0.8), (1.0, 0.1)])
 def test_the_law_of_both_bits(values):
     """Four joint chances from 400,000 coordinates; 5 standard errors each, 16 in all: alarms once in 1e5."""
-    mechanism, one = PairedCoins(epsilon=1.0), torch.ones(1, dtype=torch.float64)
+    mechanism, one = PairedCoins(epsilon_per_coordinate=1.0), torch.ones(1, dtype=torch.float64)
     bits, _ = bits_of(mechanism, values, 400_000)
     law = np.zeros((2, 2))
     for secret in (False, True):
@@ -51,7 +51,7 @@ def test_the_law_of_both_bits(values):
 @pytest.mark.parametrize("values", [(0.3, -0.2), (0.0, 0.0), (0.6, 0.4)])
 def test_the_error_of_a_pair_is_the_closed_form_and_below_ldp_fl(values):
     """200,000 squared errors; 5 standard errors: alarms with probability 6e-7 a case."""
-    mechanism = PairedCoins(epsilon=1.0)
+    mechanism = PairedCoins(epsilon_per_coordinate=1.0)
     bits, context = bits_of(mechanism, values, 200_000)
     squares = (decode(mechanism, bits, (0, 1), context).double() - sum(values)) ** 2
     expected = pair_mse(*values, 1.0, mechanism.coin)
@@ -107,7 +107,7 @@ VIEWS = {
 )
 def test_no_view_shows_more_than_its_claim(who, epsilon):
     """Exact laws of one coordinate of four clients: pairs of the victim's inputs, corners of the others."""
-    mechanism, groups = PairedCoins(epsilon=epsilon), ((0, 1), (2, 3))
+    mechanism, groups = PairedCoins(epsilon_per_coordinate=epsilon), ((0, 1), (2, 3))
     context = make_context(mechanism, (0, 1, 2, 3), (1,))
     claim = next(claim for claim in mechanism.claims(context) if claim.adversary is who)
     secrets_told, bits_told = VIEWS[who]
@@ -133,7 +133,7 @@ def test_no_view_shows_more_than_its_claim(who, epsilon):
 def test_who_knows_the_secret_is_claimed_as_it_is(epsilon):
     """Secret and bit together, for inputs anywhere. The level alone, for either secret, was 37% more in delta
     at epsilon 0."""
-    mechanism = PairedCoins(epsilon=epsilon)
+    mechanism = PairedCoins(epsilon_per_coordinate=epsilon)
     context = make_context(mechanism, range(2), (1,))
     claims = {claim.adversary: claim.loss for claim in mechanism.claims(context)}
     places = np.linspace(-0.5, 1.3, 37) * mechanism.partner_epsilon
@@ -150,7 +150,7 @@ def test_who_knows_the_secret_is_claimed_as_it_is(epsilon):
 
 
 def test_the_server_s_claim_is_finite_where_corbin_s_is_not():
-    mechanism = PairedCoins(epsilon=1.0)
+    mechanism = PairedCoins(epsilon_per_coordinate=1.0)
     context = make_context(mechanism, range(6), (4,))
     claims = {claim.adversary: claim for claim in mechanism.claims(context)}
     for who, level in ((Adversary.SERVER, 1.0), (Adversary.SERVER_AND_PARTNER, 1.518670)):
@@ -160,7 +160,7 @@ def test_the_server_s_claim_is_finite_where_corbin_s_is_not():
 
 
 def test_a_survivor_without_its_partner_decodes_unbiased():
-    mechanism, num_draws = PairedCoins(epsilon=2.0), 200_000
+    mechanism, num_draws = PairedCoins(epsilon_per_coordinate=2.0), 200_000
     bits, context = bits_of(mechanism, (0.4, -0.7, 0.1), num_draws)
     estimate = decode(mechanism, bits[[0, 2]], (0, 2), context).double()
     assert abs(estimate.mean().item() - 0.5) <= 5 * estimate.std().item() / math.sqrt(num_draws)
@@ -169,12 +169,12 @@ def test_a_survivor_without_its_partner_decodes_unbiased():
 @pytest.mark.parametrize("epsilon", [math.inf, 0.0, -1.0, 2.0**-29])
 def test_an_epsilon_that_cannot_be_tossed_is_refused(epsilon):
     with pytest.raises(ValueError, match="epsilon"):
-        PairedCoins(epsilon=epsilon)
+        PairedCoins(epsilon_per_coordinate=epsilon)
 
 
 def test_dropouts_leave_only_the_coins_that_answer():
     """Every other client counts as a coin already, so a broken pair's survivor must not count once more."""
-    mechanism = PairedCoins(epsilon=1.0)
+    mechanism = PairedCoins(epsilon_per_coordinate=1.0)
     claims = {claim.adversary: claim for claim in mechanism.claims(make_context(mechanism, range(40), (1,)))}
     loss = claims[Adversary.OUTSIDER].loss
     after = loss.after_dropouts((2,) * 20, 0.3, 1e-9)

@@ -42,19 +42,25 @@ def test_no_parameter_takes_a_value_of_another_kind(kind, name, value):
     ("make", "words"),
     [
         (
-            lambda: fedq.LDPQ(epsilon="4"),
-            r"epsilon of LDPQ must be a number, got '4' \(str\); write it without quotes",
+            lambda: fedq.LDPQ(epsilon_per_coordinate="4"),
+            r"epsilon_per_coordinate of LDPQ must be a number, got '4' \(str\); write it without quotes",
         ),
         (
             lambda: fedq.CorBin(1.0, shared_bits=5.5),
             r"shared_bits of CorBin must be an integer or None, got 5.5 \(float\)$",
         ),
         (lambda: fedq.CorBin(1.0, shared_bits=5.0), r"got 5.0 \(float\); 5 will do"),
-        (lambda: fedq.CPA(epsilon=(1.0, "2")), r"must be a number or a tuple of numbers, got \(1.0, '2'\)"),
-        (lambda: fedq.CPA(epsilon=[1.0]), r"a number or a tuple of numbers, got \[1.0\] \(list\); a tuple"),
+        (
+            lambda: fedq.CPA(epsilon=(1.0, "2"), epsilon_scope="bit"),
+            r"must be a number or a tuple of numbers, got \(1.0, '2'\)",
+        ),
+        (
+            lambda: fedq.CPA(epsilon=[1.0], epsilon_scope="bit"),
+            r"a number or a tuple of numbers, got \[1.0\] \(list\); a tuple",
+        ),
         (
             lambda: fedq.LDPQ(torch.tensor(1.0)),
-            r"epsilon of LDPQ must be a number, got tensor\(1.\) \(Tensor\); its .item",
+            r"epsilon_per_coordinate of LDPQ must be a number, got tensor\(1.\) \(Tensor\); its .item",
         ),
         (
             lambda: fedq.RotatedCoins(1.0, 1.0, paired=1),
@@ -79,10 +85,14 @@ def test_numbers_of_numpy_become_pythons():
     made = (
         fedq.LDPQ(np.linspace(0.5, 1.0, 2)[1]),
         fedq.CorBin(np.float32(0.5), np.int64(3)),
-        fedq.CPA((np.float64(2.0), 1.0)),
+        fedq.CPA((np.float64(2.0), 1.0), epsilon_scope="bit"),
     )
-    assert repr(made) == repr((fedq.LDPQ(1.0), fedq.CorBin(0.5, 3), fedq.CPA((2.0, 1.0))))
-    assert repr(fedq.LDPQ(1)) == "LDPQ(epsilon=1)", "what was recorded so before stays as it was"
+    assert repr(made) == repr(
+        (fedq.LDPQ(1.0), fedq.CorBin(0.5, 3), fedq.CPA((2.0, 1.0), epsilon_scope="bit"))
+    )
+    assert repr(fedq.LDPQ(1)) == "LDPQ(epsilon_per_coordinate=1)", (
+        "what was recorded so before stays as it was"
+    )
 
 
 @dataclass(frozen=True)
@@ -107,7 +117,7 @@ def test_mechanisms_of_other_packages_are_checked_too():
         _Own(None, 1.0)
     with pytest.raises(ValueError, match="mode of _Own must be one of a, b, got 3"):
         _Own(1.0, 1.0, mode=3)
-    with pytest.raises(TypeError, match="epsilon of _Unreadable must be a number, got '1'"):
+    with pytest.raises(TypeError, match="epsilon_per_coordinate of _Unreadable must be a number, got '1'"):
         _Unreadable("1")
     assert isinstance(_Unreadable(1.0, more=object()), Mechanism)
 

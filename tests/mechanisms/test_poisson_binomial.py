@@ -56,7 +56,7 @@ def test_unbiased_with_the_variance_of_its_coins():
         context = make_context(mechanism, range(8), (64,), round=round)
         symbols = encode(mechanism, update.expand(8, -1), context).symbols
         decoded.append(decode(mechanism, symbols, range(8), context).double() / 8)
-    found, reach = torch.stack(decoded), mechanism.kappa / math.sqrt(64)
+    found, reach = torch.stack(decoded), mechanism.clip_stds / math.sqrt(64)
     bound = reach**2 / (4 * 8 * 4 * 0.2**2)
     assert (found.mean(0) - update).abs().max().item() <= 4.5 * math.sqrt(bound / 200)
     assert 0.9 * bound <= found.var(0).mean().item() <= 1.02 * bound

@@ -12,7 +12,7 @@ REFUSED = r"""
 AdaptiveClip(GaussianNoise(1.0, 1.0), quantile=0.0) | quantile must be in
 AdaptiveClip(GaussianNoise(1.0, 1.0), quantile=1.0) | quantile must be in
 AdaptiveClip(GaussianNoise(1.0, 1.0), rate=2.0) | rate must be in (0, 1]
-AdaptiveClip(GaussianNoise(1.0, 1.0), share=0.6) | share in (0, 0.5]
+AdaptiveClip(GaussianNoise(1.0, 1.0), fraction=0.6) | fraction in (0, 0.5]
 AdaptiveClip(GaussianNoise(1.0, 1.0), floor=2.0) | must be between floor and ceiling
 AdaptiveClip(GaussianNoise(1.0, 1.0), ceiling=0.5) | must be between floor and ceiling
 AdaptiveClip(GaussianNoise(1.0, 1.0), floor=1e-09, ceiling=1000000000.0) | whose ratio must be at most 1e+12
@@ -20,55 +20,55 @@ BandedGaussian(1.0, 1.0, 0) | band must be in [1, 1024], got 0
 BandedGaussian(0.0, 1.0, 1) | clip_norm
 BandedGaussian(1.0, 100000.0, 1) | Loosen the budget for less noise
 BandedGaussian(1.0, 1e-06, 1) | use FedAvg without noise
-RandomK(1.5) | share must be in (0, 1]
+RandomK(1.5) | fraction must be in (0, 1]
 NearOptimalUtility(clip_norm=-1.0, leakage_budget=0.3, noise_std=0.1, measured_leakage=0.25) | clip_norm must
 QSGD(0) | levels must be in [1, 32767]
 EDEN(5) | bits must be in [1, 4]
-CPA(epsilon=0.0) | epsilon must be > 0
-CPA(epsilon=(1.0, -1.0)) | epsilon must be > 0
-CPA(epsilon=()) | a number, or a tuple with one number per client
-CPA(epsilon=1.0, lattice='E7') | lattice of CPA must be one of
-CPA(epsilon=1.0, stages=0) | stages must be >= 1
-CPA(epsilon=1.0, levels=1) | at least 2 levels
-CPA(epsilon=1.0, levels=1000000000) | at most 65536 levels a stage
-CPA(epsilon=1.0, codebook_radius=1.0) | Z takes levels
-CPA(epsilon=1.0, lattice='A2', levels=3) | A2 takes codebook_radius
-CPA(epsilon=1.0, stages=2, nesting=1) | at least 2 levels
-CPA(epsilon=1.0, lattice='A2', stages=2, nesting=1) | ratio must be >= 2
-CPA(epsilon=1.0, lattice='A2', codebook_radius=0.1) | needs a radius >=
-CPA(epsilon=1.0, words='hash') | words of CPA must be one of
-CPA(epsilon=1.0, dither='some') | dither of CPA must be one of
-CPA(epsilon=1.0, decoder='best') | decoder of CPA must be one of
-CPA(epsilon=1.0, decay_rounds=0.0) | decay_rounds must be > 0
-CPA(epsilon=1.0, threshold=True, decoder='paper') | needs decoder='unbiased'
+CPA(epsilon=0.0, epsilon_scope="bit") | epsilon must be > 0
+CPA(epsilon=(1.0, -1.0), epsilon_scope="bit") | epsilon must be > 0
+CPA(epsilon=(), epsilon_scope="bit") | a number, or a tuple with one number per client
+CPA(epsilon=1.0, lattice='E7', epsilon_scope="bit") | lattice of CPA must be one of
+CPA(epsilon=1.0, stages=0, epsilon_scope="bit") | stages must be >= 1
+CPA(epsilon=1.0, levels=1, epsilon_scope="bit") | at least 2 levels
+CPA(epsilon=1.0, levels=1000000000, epsilon_scope="bit") | at most 65536 levels a stage
+CPA(epsilon=1.0, codebook_radius=1.0, epsilon_scope="bit") | Z takes levels
+CPA(epsilon=1.0, lattice='A2', levels=3, epsilon_scope="bit") | A2 takes codebook_radius
+CPA(epsilon=1.0, stages=2, nesting=1, epsilon_scope="bit") | at least 2 levels
+CPA(epsilon=1.0, lattice='A2', stages=2, nesting=1, epsilon_scope="bit") | ratio must be >= 2
+CPA(epsilon=1.0, lattice='A2', codebook_radius=0.1, epsilon_scope="bit") | needs a radius >=
+CPA(epsilon=1.0, words='hash', epsilon_scope="bit") | words of CPA must be one of
+CPA(epsilon=1.0, dither='some', epsilon_scope="bit") | dither of CPA must be one of
+CPA(epsilon=1.0, decoder='best', epsilon_scope="bit") | decoder of CPA must be one of
+CPA(epsilon=1.0, decay_rounds=0.0, epsilon_scope="bit") | decay_rounds must be > 0
+CPA(epsilon=1.0, threshold=True, decoder='paper', epsilon_scope="bit") | needs decoder='unbiased'
 CPA(epsilon=1.0, epsilon_scope='model') | epsilon_scope of CPA must be one of bit, round, total
 CPA(epsilon=1.0, epsilon_scope='total') | set rounds and epsilon_scope='total' together
 CPA(epsilon=1.0, epsilon_scope='round', rounds=3) | set rounds and epsilon_scope='total' together
 CPA(epsilon=1.0, epsilon_scope='total', rounds=0) | rounds must be >= 1
-CPA(epsilon=1.0, blocks_per_round=0) | blocks_per_round must be >= 1
-CPA(epsilon=1.0, blocks_per_round=3, decoder='paper') | a message of some blocks needs decoder='unbiased'
+CPA(epsilon=1.0, blocks_per_round=0, epsilon_scope="bit") | blocks_per_round must be >= 1
+CPA(epsilon=1.0, blocks_per_round=3, decoder='paper', epsilon_scope='bit') | a message of some blocks needs
 CPA(epsilon=1.0, epsilon_scope='round', threshold=True) | a message of some blocks needs decoder='unbiased'
 DistributedDiscreteGaussian(1.0, 0.0, 0.1) | local_sigma must be > 0 and finite, got 0.0
 DistributedDiscreteGaussian(1.0, 0.1, 0.1, bits=40) | bits must be in [2, 31], got 40
-DistributedDiscreteGaussian(1.0, 0.1, 0.1, max_dropped=-1) | max_dropped must be >= 0, got -1
-JoPEQ(epsilon=0.0) | epsilon must be > 0 and finite
-JoPEQ(epsilon=1.0, levels=1) | levels must be in [2, 65536]
-MVU(epsilon=1.0, input_bits=0) | must be in [1, 4]
-MVU(epsilon=0.0) | epsilon must be > 0
-RotatedAxes(epsilon=0.0, clip_norm=1.0) | epsilon must be
-RotatedAxes(epsilon=math.inf, clip_norm=1.0) | epsilon must be
-RotatedAxes(epsilon=1.0, clip_norm=0.0) | clip_norm must be
-RotatedAxes(epsilon=1.0, clip_norm=math.inf) | clip_norm must be
+DistributedDiscreteGaussian(1.0, 0.1, 0.1, max_dropped_clients=-1) | max_dropped_clients must be >= 0, got -1
+JoPEQ(epsilon_per_coordinate=0.0) | epsilon_per_coordinate must be > 0 and finite
+JoPEQ(epsilon_per_coordinate=1.0, levels=1) | levels must be in [2, 65536]
+MVU(epsilon_per_coordinate=1.0, input_bits=0) | must be in [1, 4]
+MVU(epsilon_per_coordinate=0.0) | epsilon must be > 0
+RotatedAxes(epsilon_per_message=0.0, clip_norm=1.0) | epsilon_per_message must be
+RotatedAxes(epsilon_per_message=math.inf, clip_norm=1.0) | epsilon_per_message must be
+RotatedAxes(epsilon_per_message=1.0, clip_norm=0.0) | clip_norm must be
+RotatedAxes(epsilon_per_message=1.0, clip_norm=math.inf) | clip_norm must be
 RotatedCoins(clip_norm=0.0) | clip_norm must be > 0
-RotatedCoins(clip_norm=1.0, kappa=math.inf) | kappa must be > 0
-RotatedCoins(clip_norm=1.0, epsilon=-1.0) | epsilon must be > 0
-RotatedCoins(clip_norm=1.0, coins=0) | coins must be in [1, 255], got 0
-RotatedCoins(clip_norm=1.0, share=0.3) | share must be 1, 1/2, 1/4 or another power of 1/2, got 0.3
-RotatedCoins(clip_norm=1.0, share=2.0) | share must be 1, 1/2
-RotatedCoins(clip_norm=1.0, max_dropped=-1) | max_dropped must be >= 0
-RotatedCoins(clip_norm=1.0, wrap_chance=0.5) | wrap_chance must be in [0, 0.01], got 0.5
-SignRR(epsilon=0.0) | epsilon must be > 0
-SignRR(epsilon=1.0, aggregation='median') | aggregation of SignRR must be one of
+RotatedCoins(clip_norm=1.0, clip_stds=math.inf) | clip_stds must be > 0
+RotatedCoins(clip_norm=1.0, epsilon_per_bit=-1.0) | epsilon must be > 0
+RotatedCoins(clip_norm=1.0, bits_per_coordinate=0) | bits_per_coordinate must be in [1, 255], got 0
+RotatedCoins(clip_norm=1.0, fraction=0.3) | fraction must be 1, 1/2, 1/4 or another power of 1/2, got 0.3
+RotatedCoins(clip_norm=1.0, fraction=2.0) | fraction must be 1, 1/2
+RotatedCoins(clip_norm=1.0, max_dropped_clients=-1) | max_dropped_clients must be >= 0
+RotatedCoins(clip_norm=1.0, wrap_probability=0.5) | wrap_probability must be in [0, 0.01], got 0.5
+SignRR(epsilon_per_coordinate=0.0) | epsilon must be > 0
+SignRR(epsilon_per_coordinate=1.0, aggregation='median') | aggregation of SignRR must be one of
 SubtractiveDither(bits=1) | bits must be in [2, 16], got 1
 FixedRange(0.0) | radius must be > 0 and finite, got 0.0
 FixedRange(math.nan) | radius must be > 0 and finite, got nan
@@ -80,7 +80,7 @@ AdaptiveRange(growth=0.9) | growth must be >= 1 and shrink <= 1, got 0.9 and 0.9
 SIGM(0.0, 1.0) | clip_value must be > 0 and finite, got 0.0
 SIGM(1.0, -1.0) | noise_multiplier must be > 0 and finite, got -1.0
 SIGM(1.0, 1.0, 1.5) | sampling_probability must be in [2^-20, 1], got 1.5
-CSGM(1.0, 1.0, 0.5, 17) | bits must be in [2, 16], or 1 with levels='even'
+CSGM(1.0, 1.0, 0.5, 17) | bits must be in [2, 16], or 1 with rounding='even'
 GaussianNoise(1.0) | give noise_multiplier, or all of epsilon, delta and rounds
 GaussianNoise(1.0, epsilon=1.0, delta=1e-05) | give noise_multiplier, or all of epsilon
 GaussianNoise(1.0, 1.0, epsilon=1.0) | not both
@@ -92,17 +92,17 @@ GaussianNoise(1.0, epsilon=0.0, delta=1e-05, rounds=1) | epsilon must be > 0 and
 GaussianNoise(1.0, epsilon=1.0, delta=0.0, rounds=1) | delta must be in (0, 1), got 0.0
 LaplaceNoise(1.0, epsilon=1.0, delta=1.0, rounds=1) | delta must be in [0, 1), got 1.0
 LaplaceNoise(1.0, epsilon=1.0, delta=0.0, rounds=0) | rounds must be >= 1, got 0
-PerCoordinateGaussian(-1.0, 1e-05) | epsilon must be > 0 and finite, got -1.0
+PerCoordinateGaussian(-1.0, 1e-05) | epsilon_per_coordinate must be > 0 and finite, got -1.0
 PerCoordinateGaussian(1.0, 0.0) | delta must be in (0, 1), got 0.0
-PerCoordinateLaplace(math.nan) | epsilon must be > 0 and finite, got nan
+PerCoordinateLaplace(math.nan) | epsilon_per_coordinate must be > 0 and finite, got nan
 LayeredGaussian(0.0, 1.0) | clip_norm must be > 0 and finite, got 0.0
 LayeredGaussian(1.0, 0.0) | noise_multiplier must be > 0 and finite, got 0.0
 LayeredGaussian(1.0) | give noise_multiplier, or all of epsilon, delta and rounds
 LayeredGaussian(1.0, 1.0, layering='up') | layering of LayeredGaussian must be one of direct, shifted
 LayeredGaussian(1.0, 1.0, entropy_code='zip') | entropy_code of LayeredGaussian must be one of
-AggregateGaussian(1.0, 1.0, target='cauchy') | target of AggregateGaussian must be one of gaussian, laplace
+AggregateGaussian(1.0, 1.0, error_law='cauchy') | error_law of AggregateGaussian must be one of
 AggregateGaussian(1.0, 1.0, entropy_code='fixed') | needs a shortest step, which AggregateGaussian
-LayeredGaussian(1.0, epsilon=1.0, delta=1e-05, rounds=1, target='laplace') | can't meet a budget: l2 clip
+LayeredGaussian(1.0, epsilon=1.0, delta=1e-05, rounds=1, error_law='laplace') | can't meet a budget: l2 clip
 LDPQ(0.0) | epsilon must be > 0, got 0.0
 LDPQ(math.nan) | epsilon must be > 0, got nan
 CorBin(1.0, 33) | shared_bits must be in [0, 32] or None, got 33

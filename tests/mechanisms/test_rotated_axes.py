@@ -24,7 +24,7 @@ def messages_of(mechanism, update, num_clients, round=0):
 @pytest.mark.parametrize("update", [DENSE, SPARSE, torch.zeros(48)], ids=["dense", "one coordinate", "zero"])
 def test_the_law_of_a_message_given_the_rotation(update):
     """Chi-square over top axes and others, 6,000 messages, two cells per client class: alarms once in 1e5."""
-    mechanism, count = RotatedAxes(epsilon=2.0, clip_norm=1.0), 6000
+    mechanism, count = RotatedAxes(epsilon_per_message=2.0, clip_norm=1.0), 6000
     symbols, _ = messages_of(mechanism, update, count)
     choice, rand = mechanism.choice(48), PublicRandomness(SeededKeys(0), 0)
     words = [rand.shared_with_server(client, "rotation").words(sign_words(64)) for client in range(count)]
@@ -44,7 +44,7 @@ def test_the_law_of_a_message_given_the_rotation(update):
 
 def test_the_mean_points_along_the_update_and_the_error_is_the_formula():
     """8,000 clients of one update; two Hadamard rounds are not a Haar rotation, hence 3% in the error."""
-    mechanism, update, count = RotatedAxes(epsilon=4.0, clip_norm=3.0), DENSE, 8000
+    mechanism, update, count = RotatedAxes(epsilon_per_message=4.0, clip_norm=3.0), DENSE, 8000
     symbols, context = messages_of(mechanism, update, count)
     parts = torch.stack(
         [decode(mechanism, symbols[i : i + 1], [i], context).double() for i in range(0, count, 4)]
@@ -62,7 +62,7 @@ def test_the_mean_points_along_the_update_and_the_error_is_the_formula():
 
 def test_zero_is_decoded_to_nothing_on_average():
     """The signs of the rotation are fair, so zero has no direction; 5 standard errors, 48 coordinates."""
-    mechanism, count = RotatedAxes(epsilon=8.0, clip_norm=1.0), 8000
+    mechanism, count = RotatedAxes(epsilon_per_message=8.0, clip_norm=1.0), 8000
     symbols, context = messages_of(mechanism, torch.zeros(48), count)
     mean = decode(mechanism, symbols, range(count), context).double() / count
     scale = math.sqrt(mechanism.noise_variance(context, range(count))[0].item())
@@ -70,7 +70,7 @@ def test_zero_is_decoded_to_nothing_on_average():
 
 
 def test_the_message_is_one_axis_in_whole_bits():
-    mechanism = RotatedAxes(epsilon=8.0, clip_norm=1.0)
+    mechanism = RotatedAxes(epsilon_per_message=8.0, clip_norm=1.0)
     for dim, bits in ((1, 1), (2, 2), (48, 7), (7850, 14)):
         symbols, context = messages_of(mechanism, torch.ones(dim), 2)
         assert symbols.shape == (2, 1)
@@ -79,7 +79,7 @@ def test_the_message_is_one_axis_in_whole_bits():
 
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 4.0, 8.0])
 def test_every_view_has_the_message_s_epsilon_once(epsilon):
-    mechanism = RotatedAxes(epsilon=epsilon, clip_norm=1.0)
+    mechanism = RotatedAxes(epsilon_per_message=epsilon, clip_norm=1.0)
     claims = mechanism.claims(make_context(mechanism, range(5), (7850,)))
     assert {claim.adversary for claim in claims} == set(Adversary)
     for claim in claims:
@@ -90,7 +90,7 @@ def test_every_view_has_the_message_s_epsilon_once(epsilon):
 
 
 def test_only_the_direction_is_sent():
-    mechanism = RotatedAxes(epsilon=4.0, clip_norm=1.0)
+    mechanism = RotatedAxes(epsilon_per_message=4.0, clip_norm=1.0)
     short, _ = messages_of(mechanism, DENSE * 2.0**-20, 50)
     long, _ = messages_of(mechanism, DENSE * 2.0**20, 50)
     assert torch.equal(short, long)
@@ -103,7 +103,7 @@ def test_only_the_direction_is_sent():
     "symbols", [torch.tensor([[128]]), torch.tensor([[-1]]), torch.tensor([[1, 2]]), torch.ones(1, 1)]
 )
 def test_a_message_that_names_no_axis_is_refused(symbols):
-    mechanism = RotatedAxes(epsilon=1.0, clip_norm=1.0)
+    mechanism = RotatedAxes(epsilon_per_message=1.0, clip_norm=1.0)
     context = make_context(mechanism, (0,), (48,))
     with pytest.raises(ValueError, match=r"symbols must be integers in|messages must"):
         decode(mechanism, symbols, (0,), context)

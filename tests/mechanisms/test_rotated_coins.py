@@ -25,7 +25,7 @@ def level(t):
 
 
 def claims_of(mechanism, clients, dim=7850, corrupt=0):
-    context = replace(make_context(mechanism, tuple(range(clients)), (dim,)), num_corrupt=corrupt)
+    context = replace(make_context(mechanism, tuple(range(clients)), (dim,)), num_colluding=corrupt)
     return {claim.adversary: claim for claim in mechanism.claims(context)}
 
 
@@ -50,8 +50,8 @@ def test_epsilon_of_a_run_as_in_the_specification(clients, t, wanted):
 
 def test_the_dimension_does_not_matter():
     """The same clip, coin and range of a coordinate: 100 times the parameters at a kappa 10 times larger."""
-    small = claims_of(RotatedCoins(1.0, 0.4, kappa=1.0), 100, 1 << 10)[Adversary.OUTSIDER].loss
-    large = claims_of(RotatedCoins(1.0, 0.4, kappa=8.0), 100, 1 << 16)[Adversary.OUTSIDER].loss
+    small = claims_of(RotatedCoins(1.0, 0.4, clip_stds=1.0), 100, 1 << 10)[Adversary.OUTSIDER].loss
+    large = claims_of(RotatedCoins(1.0, 0.4, clip_stds=8.0), 100, 1 << 16)[Adversary.OUTSIDER].loss
     few, many = np.array(small.divergences), np.array(large.divergences)
     assert (few <= many * (1.0 + 1e-9)).all()  # the logarithm is concave; where it is flat they agree
     np.testing.assert_allclose(few[0], many[0], rtol=1e-3)
@@ -99,7 +99,7 @@ def test_single_messages_are_randomised_response():
         assert isinstance(claim.loss, PmfPairs) and claim.compositions == 1024
         assert claim.unit is Unit.COORDINATE
         assert 0.4 - 1e-6 < claim.loss.pure_epsilon <= 0.4
-    several = claims_of(RotatedCoins(1.0, 0.4, coins=3), 100, 1000)[Adversary.SERVER]
+    several = claims_of(RotatedCoins(1.0, 0.4, bits_per_coordinate=3), 100, 1000)[Adversary.SERVER]
     assert several.loss.pure_epsilon == pytest.approx(1.2, rel=1e-6)
 
 
@@ -113,7 +113,7 @@ def test_who_knows_coins_or_words_is_hidden_from_by_fewer():
     alone = epsilon(Adversary.OUTSIDER)
     assert epsilon(Adversary.SECAGG_SERVER) == alone
     assert epsilon(Adversary.SECAGG_SERVER, corrupt=5) == epsilon(Adversary.OUTSIDER, 45) > alone
-    assert epsilon(Adversary.OUTSIDER, max_dropped=5) == epsilon(Adversary.OUTSIDER, 45)
+    assert epsilon(Adversary.OUTSIDER, max_dropped_clients=5) == epsilon(Adversary.OUTSIDER, 45)
     assert epsilon(Adversary.CLIENT) == epsilon(Adversary.OUTSIDER, 49)
     assert epsilon(Adversary.OUTSIDER, paired=True) == alone
     assert epsilon(Adversary.CLIENT, paired=True) > 1.5 * epsilon(Adversary.CLIENT)
@@ -123,7 +123,7 @@ def test_who_knows_coins_or_words_is_hidden_from_by_fewer():
 
 def test_a_part_of_the_coordinates_shows_a_part_of_the_update():
     whole = claims_of(RotatedCoins(1.0, 0.1), 50, 8192)[Adversary.OUTSIDER].loss
-    eighth = claims_of(RotatedCoins(1.0, 0.1, share=0.125), 50, 8192)[Adversary.OUTSIDER].loss
+    eighth = claims_of(RotatedCoins(1.0, 0.1, fraction=0.125), 50, 8192)[Adversary.OUTSIDER].loss
     np.testing.assert_allclose(
         np.array(eighth.divergences[:4]) / np.array(whole.divergences[:4]), 1.21 / 8.0, rtol=1e-5
     )
@@ -133,7 +133,7 @@ def test_without_a_level_nothing_is_claimed_and_nothing_sent():
     mechanism = RotatedCoins(1.0)
     context = make_context(mechanism, (0, 1), (8,))
     assert all(isinstance(claim.loss, NonPrivate) for claim in mechanism.claims(context))
-    with pytest.raises(ValueError, match=r"epsilon of RotatedCoins is not set\. Set it, or train with"):
+    with pytest.raises(ValueError, match=r"epsilon_per_bit of RotatedCoins is not set\. Set it, or train"):
         encode(mechanism, torch.zeros(2, 8), context)
 
 
@@ -143,7 +143,7 @@ def test_probabilities_move_no_further_than_the_claim_counts(paired, size, monke
     """The thresholds of two far updates, whatever their size: their l2 distance is within the claim's."""
     import lightning_fedq.mechanisms.rotated_coins as module
 
-    mechanism = RotatedCoins(2.0 * size if size < 1e37 else 1.0, 0.4, kappa=1.5, paired=paired)
+    mechanism = RotatedCoins(2.0 * size if size < 1e37 else 1.0, 0.4, clip_stds=1.5, paired=paired)
     dim = 1000
     context = make_context(mechanism, (0, 1), (dim,))
     coin = mechanism.coin
@@ -171,7 +171,7 @@ def test_the_norm_is_clipped_for_what_float32_cannot_hold(bad, paired, monkeypat
     """1e60 is finite in float64. Such an update became NaN, and then "every coin low": 1.5 times the norm."""
     import lightning_fedq.mechanisms.rotated_coins as module
 
-    mechanism = RotatedCoins(1.0, 0.4, kappa=1.5, paired=paired)
+    mechanism = RotatedCoins(1.0, 0.4, clip_stds=1.5, paired=paired)
     context = make_context(mechanism, (0, 1), (1000,))
     seen, real = [], module.one_bit_quantize_rows
 
@@ -193,27 +193,33 @@ def test_the_norm_is_clipped_for_what_float32_cannot_hold(bad, paired, monkeypat
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"coins": 3}, {"epsilon": 3.0}, {"epsilon": 3.0, "paired": True}, {"share": 0.25}],
+    [
+        {},
+        {"bits_per_coordinate": 3},
+        {"epsilon_per_bit": 3.0},
+        {"epsilon_per_bit": 3.0, "paired": True},
+        {"fraction": 0.25},
+    ],
     ids=repr,
 )
 def test_error_of_the_mean_is_that_of_the_formula(settings):
     """40 rounds; a relative standard error of about 2 / sqrt(40 dim), and 10% of slack."""
-    mechanism = RotatedCoins(1.0, **{"epsilon": 1.0, **settings})
+    mechanism = RotatedCoins(1.0, **{"epsilon_per_bit": 1.0, **settings})
     clients, dim, errors = 8, 3000, []
     updates = updates_of(clients, dim)
     for round in range(40):
         context = make_context(mechanism, tuple(range(clients)), (dim,), round=round)
         estimate = decode(mechanism, encode(mechanism, updates, context).symbols, context.cohort, context)
         errors.append(float((estimate / clients - updates.mean(0)).square().sum()))
-    t, size = math.tanh(mechanism.epsilon / 2.0), padded_size(dim)
+    t, size = math.tanh(mechanism.epsilon_per_bit / 2.0), padded_size(dim)
     # |mean|^2 = 1/n of updates that are orthogonal, nearly
-    wanted = (4.5 / t) ** 2 / clients / mechanism.coins - 1.0 / clients
+    wanted = (4.5 / t) ** 2 / clients / mechanism.bits_per_coordinate - 1.0 / clients
     if (
         mechanism.paired
     ):  # of a pair: 2 (alpha^2 - 1) + 2 |s| - s^2, s = x1 + x2 in ranges, E|s| = 1.128 / 4.5
         pair = 2.0 * (1.0 / t**2 - 1.0) + 2.0 * math.sqrt(4.0 / math.pi) / 4.5 - 2.0 / 4.5**2
         wanted = 4.5**2 * pair * 4.0 / clients**2
-    wanted = (wanted / mechanism.share + (1.0 / mechanism.share - 1.0) / clients) * dim / size
+    wanted = (wanted / mechanism.fraction + (1.0 / mechanism.fraction - 1.0) / clients) * dim / size
     assert np.mean(errors) == pytest.approx(wanted, rel=0.1)
 
 
@@ -221,11 +227,11 @@ def test_error_of_the_mean_is_that_of_the_formula(settings):
 @pytest.mark.parametrize(
     ("settings", "dim"),
     [
-        ({"epsilon": 1.2, "paired": True}, 250),
-        ({"epsilon": 6.0, "kappa": 3.0}, 250),
-        ({"epsilon": 6.0, "kappa": 3.0, "coins": 2}, 250),
-        ({"epsilon": 6.0, "kappa": 3.0, "share": 0.5}, 300),
-        ({"epsilon": 6.0, "kappa": 3.0, "share": 0.125}, 530),
+        ({"epsilon_per_bit": 1.2, "paired": True}, 250),
+        ({"epsilon_per_bit": 6.0, "clip_stds": 3.0}, 250),
+        ({"epsilon_per_bit": 6.0, "clip_stds": 3.0, "bits_per_coordinate": 2}, 250),
+        ({"epsilon_per_bit": 6.0, "clip_stds": 3.0, "fraction": 0.5}, 300),
+        ({"epsilon_per_bit": 6.0, "clip_stds": 3.0, "fraction": 0.125}, 530),
     ],
     ids=str,
 )
@@ -294,16 +300,16 @@ def test_bits_behind_masks(clients, bits):
     mechanism = RotatedCoins(1.0, level(t))
     context = make_context(mechanism, tuple(range(clients)), (7850,))
     assert mechanism.symbol_modulus(context) == (1 << bits, 8192)
-    never = RotatedCoins(1.0, level(t), wrap_chance=0.0)
+    never = RotatedCoins(1.0, level(t), wrap_probability=0.0)
     assert never.symbol_modulus(context)[0] > clients
-    eighth = RotatedCoins(1.0, level(t), share=0.125)
+    eighth = RotatedCoins(1.0, level(t), fraction=0.125)
     assert eighth.symbol_modulus(context)[1] == 1024
 
 
 def test_sums_wrap_as_seldom_as_stated():
     """All clients alike, the worst case; 8192 coordinates, a chance of 0.01 each: 82, at most 140."""
-    mechanism = RotatedCoins(1.0, 0.45, wrap_chance=0.01)
-    exact = RotatedCoins(1.0, 0.45, wrap_chance=0.0)
+    mechanism = RotatedCoins(1.0, 0.45, wrap_probability=0.01)
+    exact = RotatedCoins(1.0, 0.45, wrap_probability=0.0)
     clients = 300
     context = make_context(mechanism, tuple(range(clients)), (8192,))
     updates = updates_of(1, 8192).expand(clients, -1)
@@ -319,7 +325,7 @@ def test_sums_wrap_as_seldom_as_stated():
 
 
 def test_a_worst_pair_fills_every_range():
-    mechanism = RotatedCoins(1.0, 20.0, kappa=1.0)
+    mechanism = RotatedCoins(1.0, 20.0, clip_stds=1.0)
     context = make_context(mechanism, (0, 1), (1024,))
     high, low = mechanism.worst_pair(0, context, PublicRandomness(SeededKeys(0), 0))
     symbols = encode(mechanism, torch.stack([high, low]).float(), context).symbols
@@ -327,7 +333,7 @@ def test_a_worst_pair_fills_every_range():
 
 
 def test_rounds_with_too_many_dropouts_are_given_up():
-    mechanism = RotatedCoins(1.0, 0.1, max_dropped=4)
+    mechanism = RotatedCoins(1.0, 0.1, max_dropped_clients=4)
     context = make_context(mechanism, tuple(range(50)), (100,))
     assert mechanism.tolerated_dropouts(context) == 4
     setting = Setting(context, 10, 1e-5, dropout_probability=0.05, secure_aggregation=True)
@@ -342,8 +348,10 @@ def test_rounds_with_too_many_dropouts_are_given_up():
 def test_the_smallest_share_is_the_kernel_of_the_rotation():
     """An order of 1,280 is 20 times a power of two: fewer than 20 coordinates are no share of it."""
     for share, sent in ((1.0, 1280), (1 / 4, 320), (1 / 64, 20), (1 / 1024, 20)):
-        mechanism = RotatedCoins(clip_norm=8.0, epsilon=1.0, share=share)
+        mechanism = RotatedCoins(clip_norm=8.0, epsilon_per_bit=1.0, fraction=share)
         context = make_context(mechanism, (0, 1, 2), (1100,))
         assert encode(mechanism, torch.full((3, 1100), 0.01), context).symbols.shape == (3, sent)
         # what is clipped and claimed is of what is sent
-        assert mechanism._norm(context) == pytest.approx(replace(mechanism, share=sent / 1280)._norm(context))
+        assert mechanism._norm(context) == pytest.approx(
+            replace(mechanism, fraction=sent / 1280)._norm(context)
+        )

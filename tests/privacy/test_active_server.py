@@ -102,10 +102,12 @@ def test_the_numbers_of_the_worst_cohort():
 
 
 def test_discrete_noise_counts_on_no_client_that_may_be_left_out():
-    plain, ready = (DistributedDiscreteGaussian(1.0, 0.2, 0.005, max_dropped=m) for m in (0, 166))
+    plain, ready = (DistributedDiscreteGaussian(1.0, 0.2, 0.005, max_dropped_clients=m) for m in (0, 166))
     refused = behind(plain, 500, 10, **liar(500))
     assert isinstance(refused.loss, NonPrivate)
-    assert "166 of 500 clients dropped" in refused.loss.reason and "max_dropped" in refused.loss.reason
+    assert (
+        "166 of 500 clients dropped" in refused.loss.reason and "max_dropped_clients" in refused.loss.reason
+    )
     fine = behind(ready, 500, 10, **liar(500)).loss
     assert isinstance(fine, ConcentratedLoss)
     assert fine.rho == behind(DistributedDiscreteGaussian(1.0, 0.2, 0.005), 334, 10).loss.rho
@@ -118,7 +120,7 @@ def test_messages_that_protect_themselves_need_no_survivors():
 
 def test_colluding_clients_and_lies_take_coins_together():
     coins = [
-        min(v.num_coins for v in behind(LDPQ(1.0), 20, max_corrupt=c, **s).loss.victims)
+        min(v.num_coins for v in behind(LDPQ(1.0), 20, max_colluding_fraction=c, **s).loss.victims)
         for c, s in ((0.0, {}), (0.2, {}), (0.2, liar(20)))
     ]
     assert coins == [19, 15, 9]
@@ -181,7 +183,13 @@ DELTA = 1e-5
 def drawn(mechanism, clients=1000, cohort=40, fraction=0.02, **settings):
     context = make_plan_context(mechanism, cohort, 50)
     return Setting(
-        context, 10, DELTA, secure_aggregation=True, max_corrupt=fraction, num_clients=clients, **settings
+        context,
+        10,
+        DELTA,
+        secure_aggregation=True,
+        max_colluding_fraction=fraction,
+        num_clients=clients,
+        **settings,
     )
 
 
@@ -196,7 +204,7 @@ def beyond(clients, colluders, cohort, counted):
     ("clients", "cohort", "fraction"), [(1000, 40, 0.02), (200, 50, 0.1), (1000, 10, 0.001)]
 )
 def test_a_quantile_of_the_draw_is_counted_and_no_more(clients, cohort, fraction):
-    counted = drawn(LDPQ(1.0), clients, cohort, fraction).num_corrupt
+    counted = drawn(LDPQ(1.0), clients, cohort, fraction).num_colluding
     colluders = max(int(fraction * clients), 1)
     assert counted >= 1
     assert beyond(clients, colluders, cohort, counted) <= CHANCE * DELTA
@@ -235,22 +243,25 @@ def test_delta_pays_for_the_rounds_whose_noise_hides_a_client(mechanism, paid):
 )
 def test_a_drawn_cohort_claims_no_more_than_one_with_as_many_colluders(mechanism):
     setting = drawn(mechanism)
-    count = setting.num_corrupt
+    count = setting.num_colluding
     claim = setting.claims(mechanism)[Adversary.SECAGG_SERVER]
-    known = replace(setting, num_clients=None, max_corrupt=count / 40)
+    known = replace(setting, num_clients=None, max_colluding_fraction=count / 40)
     assert claim.loss == known.claims(mechanism)[Adversary.SECAGG_SERVER].loss
-    nobody = replace(setting, max_corrupt=0.0)
+    nobody = replace(setting, max_colluding_fraction=0.0)
     honest = nobody.claims(mechanism)[Adversary.SECAGG_SERVER]
     assert setting.spent(claim, 1).epsilon > nobody.spent(honest, 1).epsilon
 
 
 def test_a_lying_server_may_ask_all_colluders_at_once():
-    assert drawn(LDPQ(1.0), min_survivors=30).num_corrupt == 20
+    assert drawn(LDPQ(1.0), min_survivors=30).num_colluding == 20
 
 
 def test_one_colludes_at_least_where_a_fraction_may():
-    assert drawn(LDPQ(1.0), 40, 40, 0.001).num_corrupt == 1
-    few, one = (SecAgg(degree="auto", max_corrupt=share, max_dropout=0.1) for share in (0.001, 0.01))
+    assert drawn(LDPQ(1.0), 40, 40, 0.001).num_colluding == 1
+    few, one = (
+        SecAgg(degree="auto", max_colluding_fraction=share, max_dropped_fraction=0.1)
+        for share in (0.001, 0.01)
+    )
     assert few.rules(100, 100) == one.rules(100, 100)
 
 
@@ -264,10 +275,10 @@ def test_the_report_says_how_many_count():
         delta=DELTA,
         num_clients=1000,
         secure_aggregation=True,
-        max_corrupt=0.02,
+        max_colluding_fraction=0.02,
     )
     row = next(row for row in report.rows if row.adversary == "SECAGG_SERVER")
-    counted = drawn(mechanism).num_corrupt
+    counted = drawn(mechanism).num_colluding
     words = f"20 of 1000 clients may collude: {counted} are counted in a cohort of 40"
     assert any(words in a for a in row.assumptions)
 
@@ -288,7 +299,7 @@ def test_who_colludes_may_be_the_partner_in_a_view_of_all_messages(monkeypatch, 
     """`PairedCoins(0.5)`, 20 coordinates, one round: 9.86 to the server alone, 13.8 with the partner."""
     mechanism = PairedCoins(0.5)
     context = make_plan_context(mechanism, 40, 20)
-    given = {"colluders": {"max_corrupt": 0.05}, "liars": {"num_byzantine": 2}, "nobody": {}}[who]
+    given = {"colluders": {"max_colluding_fraction": 0.05}, "liars": {"num_byzantine": 2}, "nobody": {}}[who]
     setting = Setting(context, 1, DELTA, secure_aggregation=True, **given, **settings)
     for loss in {type(claim.loss) for claim in mechanism.claims(context)}:  # as one that knows no smaller sum
         for name in ("left_out", "after_dropouts"):

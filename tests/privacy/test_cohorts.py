@@ -81,7 +81,7 @@ def test_colluders_among_those_whom_a_rule_names_are_refused_in_a_plan_too():
         100,
         ROUNDS,
         target,
-        SecAgg(max_corrupt=0.1, max_dropout=0.0),
+        SecAgg(max_colluding_fraction=0.1, max_dropped_fraction=0.0),
         law=fedq.Available(at_home, 10),
     )
     [option] = plan(problem, {"it": fedq.RotatedCoins(1.0, 1.0)})

@@ -1,19 +1,27 @@
 """The code in docs/threat_model.md runs, and docs/bench.md has the accountant's figures."""
 
-import ast
+import contextlib
+import itertools
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import lightning_fedq.privacy
-from lightning_fedq.mechanisms import LDPQ, AugCorBin
-from lightning_fedq.mechanisms.contract_suite import make_context
-from lightning_fedq.mechanisms.interface import Adversary, NonPrivate, RoundContext
-from lightning_fedq.privacy import account, report, run, secret_row
-from lightning_fedq.privacy.assumptions import kinds
-from lightning_fedq.secagg import SecAgg, terms
+from lightning_fedq import FixedSize, Poisson
+from lightning_fedq.mechanisms import LDPQ, AugCorBin, BandedGaussian
+from lightning_fedq.mechanisms.interface import Adversary, RoundContext
+from lightning_fedq.privacy import report, secret_row
+from lightning_fedq.privacy.account import Account
+from lightning_fedq.privacy.assumptions import KINDS, Assumption, kinds_of
+from lightning_fedq.privacy.document import document, from_json, to_json
+from lightning_fedq.privacy.planning import Problem
+from lightning_fedq.privacy.report import privacy_report
+from lightning_fedq.privacy.run import ASSUMED
+from lightning_fedq.privacy.target import PrivacyTarget
+from lightning_fedq.secagg import SecAgg
 from tests.contract.test_mechanisms import ROWS
 from tests.described import Setting
 
@@ -61,90 +69,98 @@ def behind(mechanism, clients, dim, rounds):
     return setting.spent(setting.claims(mechanism)[Adversary.SECAGG_SERVER], rounds).epsilon
 
 
-# ---- SECURITY.md names every assumption of a privacy report, and no others -----------------------------
+# ---- every assumption of a privacy report has a kind, and SECURITY.md says who is responsible -----------
 PAGE = (Path(lightning_fedq.privacy.__file__).parents[2] / "SECURITY.md").read_text()
+MASKS = [
+    SecAgg(),
+    SecAgg(active=True),
+    SecAgg(max_colluding_fraction=0.2),
+    SecAgg(degree=58, max_colluding_fraction=0.05, max_dropped_fraction=0.1),
+    SecAgg(max_colluding_fraction=0.45),
+    None,
+]
+SAMPLINGS = [
+    {},
+    {"dropout_probability": 0.2},
+    {"law": FixedSize(60)},
+    {"law": FixedSize(60, secret=True)},
+    {"may_be_silent": True},
+]
 
 
-def table():
-    """Words of assumptions, and who sees to them, row by row."""
-    section = PAGE.split("## What has to hold")[1].split("\n## ")[0]
-    rows = [line.split("|")[1:3] for line in section.splitlines() if line.startswith("| `")]
-    return [(set(re.findall(r"`([^`]+)`", words)), who.strip()) for words, who in rows]
+def runs():
+    """Runs of all mechanisms under many settings."""
+    for mechanism, (number, masks) in itertools.product(ROWS, enumerate(MASKS)):
+        for settings in SAMPLINGS[number % 2 :: 2]:
+            secret = "law" in settings and settings["law"].secret
+            target = PrivacyTarget(8.0, 1e-5, "outsider" if secret or masks is None else "secagg_server")
+            planned = Problem(100, 40, 3, target, masks or SecAgg(), **settings).run(mechanism)
+            for changed in ({}, {"num_byzantine": 2}, {"plain_sum": False}, {"secure_sum": ASSUMED}):
+                with contextlib.suppress(ValueError):  # masks of the run count other colluders
+                    yield replace(planned, threat=replace(planned.threat, **changed))
 
 
-def of_mechanisms():
-    claims = [claim for row in ROWS for claim in row.claims(make_context(row, tuple(range(12))))]
-    return {text for claim in claims if not isinstance(claim.loss, NonPrivate) for text in claim.assumptions}
+def of_own_draws():
+    target = PrivacyTarget(8.0, 1e-5, "outsider")
+    return privacy_report(
+        Problem(100, 40, 3, target, law=Poisson(10)).run(BandedGaussian(1.0, 1.0, band=1)), 1e-5
+    )
 
 
-def of_account():
-    """What `Account` adds: texts of its source, or their names, that are handed to what adds assumptions."""
-    tree, found = ast.parse(Path(account.__file__).read_text()), set()
-    named = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            named.setdefault(node.targets[0].id, []).append(node.value)
-    added = {
-        "_add_assumption": {1: ""},
-        "_claim_of_wider": {2: account._WIDER},
-        "_reduced": {2: "", 4: account._WIDER},
+def sentences():
+    """Assumptions of the claims of these runs, and of reports with masks and with secret cohorts."""
+    for planned in runs():
+        with contextlib.suppress(ValueError, TypeError):  # refused combinations
+            claims = Account(planned, 1e-5).claims().values()
+            yield from (sentence for claim in claims for sentence in claim.assumptions)
+    for masks in filter(None, MASKS):
+        target = PrivacyTarget(8.0, 1e-5, "secagg_server")
+        made = privacy_report(Problem(100, 40, 3, target, masks).run(LDPQ(1.0)), 1e-5)
+        yield from (sentence for row in made.rows for sentence in row.assumptions)
+    yield from of_own_draws().secret.assumptions
+    yield from secret_row.CONDITIONS
+    yield report.OWN_CODE
+
+
+def test_each_assumption_has_a_kind_from_the_table():
+    """S11 was in no row of the table, and the page said "you"."""
+    found, terms = set(), set()
+    for sentence in sentences():
+        assert isinstance(sentence, Assumption) and sentence.kinds, sentence
+        found.add(str(sentence))
+        terms |= {kind.term for kind in sentence.kinds}
+    assert len(found) > 80 and terms == {kind.term for kind in KINDS}
+
+
+def test_the_conditions_of_secret_cohorts_are_the_librarys():
+    made = of_own_draws()
+    [noise] = [sentence for sentence in made.secret.assumptions if sentence.startswith("S11")]
+    assert [kind.who for kind in kinds_of(noise)] == ["library; you: S6, S8 and S9"]
+    _, parts = document(made)
+    assert "S11: noise is the adder's alone" in str(parts)
+    [rows] = [block.rows for part in parts if part.title == "What has to hold" for block in part.blocks[:1]]
+    assert ("secrecy of the sample: its conditions S1, S2, ...", "library; you: S6, S8 and S9") in {
+        row[:2] for row in rows
     }
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in added:
-            for place, behind in added[node.func.id].items():
-                one = node.args[place]
-                for value in named.get(one.id, []) if isinstance(one, ast.Name) else [one]:
-                    found |= {f"{_text(value)}, {behind}" if behind else _text(value)}
-        if isinstance(node, ast.FunctionDef) and node.name == "_colluders":
-            found |= {
-                _text(one.value)
-                for one in ast.walk(node)
-                if isinstance(one, ast.Return) and isinstance(one.value, ast.JoinedStr)
-            }
-    return {text for text in found if text.strip(", ") and "set max_dropped" not in text}
 
 
-def _text(value):
-    parts = [part.value for part in ast.walk(value) if isinstance(part, ast.Constant)]
-    return "".join(part for part in parts if isinstance(part, str))
+def test_the_security_page_has_each_kind_and_who_is_responsible():
+    for kind in KINDS:
+        assert f"| {kind.term.rstrip(':')} | {kind.duty} |" in PAGE
+        long = {"library": "Library", "you": "You", "nobody": "Nobody", "": "Nothing"}
+        assert kind.duty.startswith(long[re.split(r"[,;: ]", kind.who)[0]]), kind
 
 
-def of_protocols():
-    kinds = [SecAgg(), SecAgg(run="accounted"), SecAgg(active=True)]
-    sparse = SecAgg(degree=58, max_corrupt=0.05, max_dropout=0.1)
-    assert isinstance(sparse, terms.SecAgg)
-    said = {kind.statement for kind in kinds} | {
-        sparse.guarantee(1000, 1000, 10).statement,
-        SecAgg(max_corrupt=0.3).guarantee(1000, 100, 10).statement,
-    }
-    return said | {run.ASSUMED.statement, "masks run"}
+def test_a_file_keeps_the_kinds_and_an_unknown_one_is_refused():
+    made = privacy_report(Problem(100, 40, 3, PrivacyTarget(8.0, 1e-5, "server")).run(LDPQ(1.0)), 1e-5)
+    read = from_json(to_json(made))
+    assert [[kinds_of(one) for one in row.assumptions] for row in read.rows] == [
+        [kinds_of(one) for one in row.assumptions] for row in made.rows
+    ]
+    forged = to_json(made).replace('"secret keys, fresh randomness"', '"trust me"')
+    with pytest.raises(ValueError, match="there is no kind of assumption 'trust me'"):
+        from_json(forged)
 
 
-SENTENCES = sorted(
-    of_mechanisms() | of_account() | of_protocols() | set(secret_row.CONDITIONS) | {report.OWN_CODE}
-)
-
-
-@pytest.mark.parametrize("sentence", SENTENCES)
-def test_each_assumption_has_its_row(sentence):
-    assert any(words in sentence for known, _ in table() for words in known), sentence
-
-
-def test_a_report_names_the_same_words_and_who_sees_to_them():
-    """`assumptions.json`, of which the short documents are drawn, beside the table of SECURITY.md."""
-    said = {frozenset(known): who for known, who in table()}
-    assert {frozenset(kind.words) for kind in kinds()} == set(said)
-    for kind in kinds():
-        who = said[frozenset(kind.words)]
-        parts = {"library": "Library", "you": "You", "nobody": "Nobody"}
-        assert (kind.who == "") == who.startswith("Nothing")
-        for short, long in parts.items():
-            if re.search(rf"\b{short}\b", kind.who.partition(";")[0]):
-                assert who.startswith(long), kind
-
-
-def test_each_row_is_of_an_assumption_and_says_who():
-    for known, who in table():
-        assert re.search(r"You|Library|Nobody|Nothing", who)
-        for words in known:
-            assert any(words in sentence for sentence in SENTENCES), words
+def test_plain_text_of_a_mechanism_of_ones_own_is_for_its_user_to_see_to():
+    assert kinds_of("our sensor draws true random bits")[0].who == "you"

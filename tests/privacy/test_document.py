@@ -41,7 +41,7 @@ STATES = ("planned", "running", "ended")
 
 
 def whole(secagg=True, mechanism=None, state="ended", masks="ran", **settings):
-    mechanism = mechanism or RotatedCoins(1.0, epsilon=0.3)
+    mechanism = mechanism or RotatedCoins(1.0, epsilon_per_bit=0.3)
     made = report(mechanism, 1000, 500, rounds=10, secure_aggregation=secagg, **settings)
     return replace(made, state=state, masks=masks if secagg else "none")
 
@@ -259,8 +259,7 @@ def test_what_has_to_hold_stands_in_the_fields_words_with_who_sees_to_it():
 
 def test_settings_are_named_for_what_they_are():
     text = page(whole())
-    assert "| settings | clip_norm=1.0, epsilon=0.3," in text
-    assert "(epsilon is the mechanism's, of one coordinate, and no result of this run) |" in text
+    assert "| settings | clip_norm=1.0, epsilon_per_bit=0.3," in text
 
 
 def test_runs_are_shown_towards_whom_all_were_asked_about():

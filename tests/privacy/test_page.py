@@ -28,6 +28,7 @@ def test_the_page_speaks_to_both_readers():
         "## Who learns how much",
         "## What has to hold",
         "## Of which run",
+        "## The guarantee in detail",
         "## Figures to check",
         "## What each row means",
         "## What has to hold, in full",

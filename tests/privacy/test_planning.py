@@ -43,7 +43,7 @@ def problem(clients, params, rounds, epsilon, who, **more):
 def test_the_setting_meets_the_target_and_little_more_would_not():
     options = plan(problem(50, 1000, 10, 4.0, Adversary.EAVESDROPPER), CANDIDATES)
     assert [option.name for option in options] == ["CorBin", "LDP-FL", "FedAvg"]
-    chosen = options[1].mechanism.epsilon
+    chosen = options[1].mechanism.epsilon_per_coordinate
     assert options[1].epsilon <= 4.0
     charges = 1 if isinstance(options[1].law, DisjointOnce) else 10
     assert randomized_response_epsilon(1.003 * chosen, 1000 * charges, 1e-5) > 4.0
@@ -62,7 +62,7 @@ def test_shared_bits_and_plain_updates_have_no_setting_against_the_server():
 
 def test_aggregation_buys_a_larger_setting():
     local, central = (
-        plan(problem(500, 1000, 1, 4.0, adversary), {"LDP-FL": LDPQ(1.0)})[0].mechanism.epsilon
+        plan(problem(500, 1000, 1, 4.0, adversary), {"LDP-FL": LDPQ(1.0)})[0].mechanism.epsilon_per_coordinate
         for adversary in (Adversary.SERVER, Adversary.SECAGG_SERVER)
     )
     assert central > 5 * local
@@ -83,7 +83,7 @@ def test_what_no_number_of_clients_brings_down_is_not_promised():
 
     "Good from 99,000 clients" used to be said.
     """
-    eighth = RotatedCoins(1.0, 1.0, share=0.125)
+    eighth = RotatedCoins(1.0, 1.0, fraction=0.125)
     few, many = (
         plan(problem(2000, 100, rounds, 8.0, Adversary.SECAGG_SERVER), {"coins": eighth})[0]
         for rounds in (5, 200)
@@ -115,7 +115,7 @@ def test_a_round_s_target_costs_nothing_over_rounds():
         over: plan(
             Problem(500, 500, rounds, PrivacyTarget(4.0, 1e-5, Adversary.OUTSIDER, over)),
             {"coins": RotatedCoins(1.0, 1.0)},
-        )[0].mechanism.epsilon
+        )[0].mechanism.epsilon_per_bit
         for over, rounds in (("round", 20), ("run", 1))
     }
     assert over["round"] == pytest.approx(over["run"], rel=1e-3)
@@ -168,7 +168,7 @@ def test_a_partner_that_may_collude_is_counted():
                     10,
                     8.0,
                     Adversary.SECAGG_SERVER,
-                    secure_aggregation=SecAgg(max_corrupt=fraction),
+                    secure_aggregation=SecAgg(max_colluding_fraction=fraction),
                 ),
                 both,
             )
@@ -181,7 +181,12 @@ def test_a_partner_that_may_collude_is_counted():
     for option in curious.values():
         context = make_plan_context(option.mechanism, 500, 1000)
         report = privacy_report(
-            option.mechanism, context, rounds=10, delta=1e-5, secure_aggregation=True, max_corrupt=0.02
+            option.mechanism,
+            context,
+            rounds=10,
+            delta=1e-5,
+            secure_aggregation=True,
+            max_colluding_fraction=0.02,
         )
         spent = report.row(Adversary.SECAGG_SERVER).epsilon_run
         assert option.epsilon == pytest.approx(spent, rel=1e-6) and 7.9 < spent <= 8.0
@@ -190,8 +195,8 @@ def test_a_partner_that_may_collude_is_counted():
 def test_dropouts_are_paid_for():
     asked, coins = (1000, 1000, 10, 8.0, Adversary.SECAGG_SERVER), {"coins": RotatedCoins(1.0, 1.0)}
     safe, losing = (plan(problem(*asked, dropout_probability=p), coins)[0] for p in (0.0, 0.1))
-    assert losing.mechanism.max_dropped > 100
-    assert losing.mechanism.epsilon < safe.mechanism.epsilon
+    assert losing.mechanism.max_dropped_clients > 100
+    assert losing.mechanism.epsilon_per_bit < safe.mechanism.epsilon_per_bit
     assert losing.error > safe.error
 
 

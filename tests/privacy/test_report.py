@@ -128,7 +128,7 @@ def test_json_is_strict_and_complete():
     loaded = json.loads(to_json(report(CorBin(1.0))))
     assert {row["name"]: row for row in loaded["rows"]}["SERVER"]["epsilon_run"] == "inf"
     assert loaded["rows"][0]["delta"] == 1e-5
-    assert loaded["mechanism"] == "CorBin(epsilon=1.0, shared_bits=5)"
+    assert loaded["mechanism"] == "CorBin(epsilon_per_coordinate=1.0, shared_bits=5)"
 
 
 @pytest.mark.parametrize("mechanism", [LDPQ(0.01), CorBin(5.0, 5), AugCorBin(5.0, 5)])
@@ -154,9 +154,9 @@ def test_behind_secure_aggregation_the_server_row_counts_on_masks_that_run():
 
 
 def test_noise_of_all_clients_is_claimed_where_rounds_with_too_few_are_aborted():
-    """The distributed discrete Gaussian counts on all but `max_dropped`; the engine enforces it."""
+    """The distributed discrete Gaussian counts on all but `max_dropped_clients`; the engine enforces it."""
     settings = {"clients": 50, "secure_aggregation": True}
-    mechanism = DistributedDiscreteGaussian(1.0, 1.0, 0.05, max_dropped=10)
+    mechanism = DistributedDiscreteGaussian(1.0, 1.0, 0.05, max_dropped_clients=10)
     sure, unsure = (report(mechanism, dropout_probability=p, **settings) for p in (0.0, 0.1))
     for who in (Adversary.SECAGG_SERVER, Adversary.OUTSIDER):
         row = unsure.row(who)

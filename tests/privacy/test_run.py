@@ -46,8 +46,8 @@ def test_nobody_changes_it(part):
     ("part", "change", "why"),
     [
         (RUN.sampling, {"dropout_probability": 1.0}, r"dropout_probability must be in \[0, 1\), got 1.0"),
-        (NOBODY, {"fraction": 1.0}, r"max_corrupt must be in \[0, 1\), got 1.0"),
-        (NOBODY, {"fraction": -0.1}, r"max_corrupt must be in \[0, 1\), got -0.1"),
+        (NOBODY, {"fraction": 1.0}, r"max_colluding_fraction must be in \[0, 1\), got 1.0"),
+        (NOBODY, {"fraction": -0.1}, r"max_colluding_fraction must be in \[0, 1\), got -0.1"),
         (RUN.threat, {"num_byzantine": -1}, "num_byzantine must be >= 0, got -1"),
         (RUN, {"rounds": -1}, "rounds must be >= 0, got -1"),
         (RUN.sampling, {"num_clients": 3}, "cohorts must have 1 to num_clients = 3 clients"),

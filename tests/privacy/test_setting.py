@@ -25,13 +25,13 @@ from tests.described import Setting, privacy_report
 from tests.privacy.test_report import context
 
 
-def behind(mechanism, clients=20, max_corrupt=0.0, dim=10, **settings):
+def behind(mechanism, clients=20, max_colluding_fraction=0.0, dim=10, **settings):
     setting = Setting(
         context(mechanism, clients, dim),
         1,
         1e-5,
         secure_aggregation=True,
-        max_corrupt=max_corrupt,
+        max_colluding_fraction=max_colluding_fraction,
         **settings,
     )
     return setting.claims(mechanism)[Adversary.SECAGG_SERVER]
@@ -73,16 +73,18 @@ def test_in_pairs_a_colluding_partner_counts(corrupt):
 @pytest.mark.parametrize("mechanism", [AugCorBin(1.0, 5, 0.4), CorBin(1.0, 3), LDPQ(1.0)])
 def test_one_colluding_client_makes_the_server_a_curious_client(mechanism):
     one = context(mechanism, 20)
-    claims = Setting(one, 1, 1e-5, secure_aggregation=True, max_corrupt=0.05 + 1e-9).claims(mechanism)
+    claims = Setting(one, 1, 1e-5, secure_aggregation=True, max_colluding_fraction=0.05 + 1e-9).claims(
+        mechanism
+    )
     server, client = claims[Adversary.SECAGG_SERVER].loss, claims[Adversary.CLIENT].loss
     assert replace(server, note="") == replace(client, note="")
 
 
 def test_only_the_row_behind_secure_aggregation_changes():
     before, after = (
-        Setting(context(AugCorBin(1.0), 20), 1, 1e-5, secure_aggregation=True, max_corrupt=c).claims(
-            AugCorBin(1.0)
-        )
+        Setting(
+            context(AugCorBin(1.0), 20), 1, 1e-5, secure_aggregation=True, max_colluding_fraction=c
+        ).claims(AugCorBin(1.0))
         for c in (0.0, 0.3)
     )
     assert {who for who in Adversary if before[who].loss != after[who].loss} == {Adversary.SECAGG_SERVER}
@@ -98,7 +100,7 @@ def test_collusion_and_dropouts_take_coins_together():
 
 
 def test_a_fixed_discrete_noise_keeps_the_victims_own():
-    loss = behind(DistributedDiscreteGaussian(1.0, 1.0, 0.05, max_dropped=15), 20, 0.5).loss
+    loss = behind(DistributedDiscreteGaussian(1.0, 1.0, 0.05, max_dropped_clients=15), 20, 0.5).loss
     alone = behind(DistributedDiscreteGaussian(1.0, 1.0, 0.05), 1).loss
     assert isinstance(loss, ConcentratedLoss) and isinstance(alone, ConcentratedLoss)
     assert loss.rho == alone.rho

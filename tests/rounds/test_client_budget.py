@@ -174,7 +174,7 @@ def test_a_mechanism_without_a_guarantee_sends_nothing(tmp_path):
 
 def test_the_partner_counts_where_the_target_says_so():
     """The secret that a pair shares protects from the server, and not from the server with the partner."""
-    pair, log = PairedCoins(epsilon=0.5), StreamLog(None, "client 0")
+    pair, log = PairedCoins(epsilon_per_coordinate=0.5), StreamLog(None, "client 0")
     context = task_of(0, mechanism=pair, clients=4).context()
     losses = {claim.adversary: claim for claim in pair.claims(context)}
     apart, together = (

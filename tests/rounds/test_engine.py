@@ -18,7 +18,7 @@ DIM, SEGMENTS = 12, (8, 4)
 def make_engine(mechanism=None, num_clients=5, ranges=None, planner=None, seed=3, **options):
     weights = torch.linspace(-0.5, 0.5, DIM)
     planner = planner or RoundPlanner(num_clients, seed)
-    return fedq.RoundEngine(
+    return RoundEngine(
         mechanism or fedq.CorBin(1.0),
         planner,
         SeededKeys(seed),
@@ -309,7 +309,7 @@ def test_senseless_engines_are_refused(options, words):
 
 def test_segments_must_cover_the_model():
     with pytest.raises(ValueError, match="segments sum to 9, expected 12 parameters"):
-        fedq.RoundEngine(
+        RoundEngine(
             fedq.FedAvg(), RoundPlanner(1, 0), SeededKeys(0), torch.zeros(12), (9,), fedq.FixedRange(1.0)
         )
 
@@ -436,7 +436,7 @@ def test_a_transform_keeps_the_shape():
 def test_the_noise_bound_of_a_weighted_mean_is_made_of_each_client_s():
     """Clients with their own epsilon: the first one's noise is nobody else's."""
     epsilons, weights = (0.5, 4.0, 0.5, 4.0, 0.5), torch.tensor([1.0, 3.0, 1.0, 3.0, 1.0])
-    engine = make_engine(fedq.CPA(epsilons), client_weights=weights)
+    engine = make_engine(fedq.CPA(epsilons, epsilon_scope="bit"), client_weights=weights)
     run_round(engine)
     ones = [1 / math.tanh(e / 2) ** 2 - 2 / 3 for e in epsilons]
     expected = sum((w / 9) ** 2 * one for w, one in zip(weights.tolist(), ones, strict=True))

@@ -21,6 +21,7 @@ from lightning_fedq.rounds import (
     RefusedMessageError,
     RepeatedMessageError,
     RoundClient,
+    RoundEngine,
     RoundPlanner,
     RoundServer,
     RoundTask,
@@ -51,7 +52,7 @@ class Alone(RoundPlanner):
 
 
 def planner_of(mechanism, clients):
-    return Alone(clients, 3) if mechanism.hands_on else RoundPlanner(clients, 3)
+    return Alone(clients, 3) if mechanism.reuses_noise else RoundPlanner(clients, 3)
 
 
 def half(kind, mechanism, keys, planner=None, ranges=None, **options):
@@ -83,7 +84,7 @@ def answers(server, clients, plan):
 
 
 def simulated(mechanism, rounds, keys=None, **options):
-    engine = half(fedq.RoundEngine, mechanism, keys or SeededKeys(3), **options)
+    engine = half(RoundEngine, mechanism, keys or SeededKeys(3), **options)
     records = []
     for _ in range(rounds):
         plan = engine.start()
@@ -103,7 +104,7 @@ def simulated(mechanism, rounds, keys=None, **options):
         fedq.CorBin(2.0, 5),
         fedq.LDPQ(1.0),
         fedq.AggregateGaussian(8.0, 0.1),
-        fedq.CPA(2.0),
+        fedq.CPA(2.0, epsilon_scope="bit"),
         fedq.LayeredGaussian(8.0, 0.1),
     ],
 )
@@ -195,7 +196,9 @@ def refused(server, message, kind, words):
 
 
 @pytest.mark.parametrize(
-    "mechanism", [fedq.CorBin(2.0, 5), fedq.LayeredGaussian(8.0, 0.1), fedq.CPA(2.0)], ids=repr
+    "mechanism",
+    [fedq.CorBin(2.0, 5), fedq.LayeredGaussian(8.0, 0.1), fedq.CPA(2.0, epsilon_scope="bit")],
+    ids=repr,
 )
 def test_messages_that_are_refused_change_nothing(mechanism):
     planner = RoundPlanner(CLIENTS, 3, fedq.FixedSize(3))
@@ -283,7 +286,7 @@ def test_random_bytes_from_a_liar_are_refused_or_count_as_some_message(mechanism
 
 def test_a_symbol_that_the_mechanism_cannot_send_is_refused():
     """Five levels take three bits, and 7 is none of them."""
-    server, _ = deployed(fedq.JoPEQ(epsilon=1.0, levels=5))
+    server, _ = deployed(fedq.JoPEQ(epsilon_per_coordinate=1.0, levels=5))
     server.start()
     context, public = server._context, PublicRandomness(server.keys, 0)
     junk = pack_frame(0, server.mechanism.code(context).pack(torch.full((DIM,), 7)), context, public)
@@ -429,7 +432,7 @@ def test_a_server_whose_keys_outlive_it_uses_no_stream_of_its_journal_again(tmp_
         (fedq.LayeredGaussian(8.0, 0.1), False),
         *(
             (mechanism, weighted)
-            for mechanism in (fedq.CPA(2.0), fedq.LDPQ(1.0), fedq.FedAvg())
+            for mechanism in (fedq.CPA(2.0, epsilon_scope="bit"), fedq.LDPQ(1.0), fedq.FedAvg())
             for weighted in (False, True)
         ),
     ],
@@ -485,8 +488,8 @@ def test_one_message_moves_the_sum_no_further_than_an_update_that_is_clipped(mec
 @pytest.mark.parametrize(
     ("mechanism", "largest", "beyond"),
     [
-        (fedq.RotatedCoins(1.0, 1.0, coins=4), 4, 7),
-        (fedq.RotatedCoins(1.0, 1.0, coins=8), 8, 15),
+        (fedq.RotatedCoins(1.0, 1.0, bits_per_coordinate=4), 4, 7),
+        (fedq.RotatedCoins(1.0, 1.0, bits_per_coordinate=8), 8, 15),
         (fedq.CSGM(1.0, 1.0), 3, 4),
         (fedq.CorrelatedQuantization(5), 4, 7),
         (fedq.SubtractiveDither(2), 1, -2),

@@ -79,13 +79,13 @@ def shipped():
 
 
 GRID = [
-    (clients, cohort, SecAgg(max_corrupt=corrupt, max_dropout=dropout, active=active))
+    (clients, cohort, SecAgg(max_colluding_fraction=corrupt, max_dropped_fraction=dropout, active=active))
     for clients, cohort in ((1000, 100), (10000, 100), (479, 100), (2000, 60), (100, 100), (3000, 300))
     for corrupt, dropout in ((0.0, 0.02), (0.02, 0.02), (0.05, 0.1), (0.15, 0.05), (0.3, 0.0))
     for active in (False, True)
 ]
 COMPLETE = [
-    (clients, cohort, SecAgg(max_corrupt=corrupt))
+    (clients, cohort, SecAgg(max_colluding_fraction=corrupt))
     for clients, cohort in ((1000, 30), (1000, 40), (1000, 100), (10000, 100), (100, 100), (1000, 20))
     for corrupt in (0.02, 0.1, 0.2, 0.25, 0.3, 0.4)
 ]
@@ -100,13 +100,15 @@ def test_what_is_printed_is_no_less_than_a_sum_over_the_draw(clients, cohort, se
     try:
         degree, threshold, _ = secagg.rules(clients, cohort)
     except ValueError as error:
-        most = int(re.search(r"max_corrupt <= (\d+) / ", str(error))[1])
-        assert most < int((secagg.max_corrupt or 0.0) * clients + 1e-9)
-        replace(secagg, max_corrupt=most / clients).rules(clients, cohort)
+        most = int(re.search(r"max_colluding_fraction <= (\d+) / ", str(error))[1])
+        assert most < int((secagg.max_colluding_fraction or 0.0) * clients + 1e-9)
+        replace(secagg, max_colluding_fraction=most / clients).rules(clients, cohort)
         return
-    corrupt = Colluders(secagg.max_corrupt or 0.0, clients, cohort, secagg.active).num_in_federation
-    assert corrupt == int((secagg.max_corrupt or 0.0) * clients + 1e-9)
-    dropped = math.floor((secagg.max_dropout or 0.0) * cohort)
+    corrupt = Colluders(
+        secagg.max_colluding_fraction or 0.0, clients, cohort, secagg.active
+    ).num_in_federation
+    assert corrupt == int((secagg.max_colluding_fraction or 0.0) * clients + 1e-9)
+    dropped = math.floor((secagg.max_dropped_fraction or 0.0) * cohort)
     least = max(
         least_chance(clients, cohort, corrupt, gone, degree, threshold, secagg.active)
         for gone in (0, dropped)
@@ -126,10 +128,10 @@ def test_what_is_printed_is_no_less_than_a_sum_over_the_draw(clients, cohort, se
 def test_no_row_counts_on_masks_that_open_unless_delta_pays(clients, cohort, secagg, rounds):
     run = run_of(clients, cohort, secagg, fedq.GaussianNoise(1.0, 1.0), rounds)
     account, threshold = Account(run, DELTA), secagg.rules(clients, cohort)[1]
-    claims, corrupt = account.claims(), int(secagg.max_corrupt * clients + 1e-9)
+    claims, corrupt = account.claims(), int(secagg.max_colluding_fraction * clients + 1e-9)
     claim = claims[Adversary.SECAGG_SERVER]
     if clients == cohort:
-        assert corrupt < threshold and account.num_corrupt == corrupt
+        assert corrupt < threshold and account.num_colluding == corrupt
         return
     # chance for a client that is there
     opened = float(tail(clients - 1, corrupt, cohort - 1, threshold)) if corrupt >= threshold else 0.0
@@ -144,7 +146,9 @@ def test_no_row_counts_on_masks_that_open_unless_delta_pays(clients, cohort, sec
 
 
 def test_where_masks_open_a_colluder_may_be_the_partner():
-    report = privacy_report(run_of(1000, 40, SecAgg(max_corrupt=0.3), fedq.PairedCoins(0.5), 1), DELTA)
+    report = privacy_report(
+        run_of(1000, 40, SecAgg(max_colluding_fraction=0.3), fedq.PairedCoins(0.5), 1), DELTA
+    )
     behind, alone, partner = (
         report.row(who).epsilon_run
         for who in (Adversary.SECAGG_SERVER, Adversary.SERVER, Adversary.SERVER_AND_PARTNER)
@@ -152,7 +156,11 @@ def test_where_masks_open_a_colluder_may_be_the_partner():
     assert behind == partner > alone
 
 
-SPARSE = [(clients, cohort, secagg) for clients, cohort, secagg in GRID if secagg.max_corrupt in (0.02, 0.05)]
+SPARSE = [
+    (clients, cohort, secagg)
+    for clients, cohort, secagg in GRID
+    if secagg.max_colluding_fraction in (0.02, 0.05)
+]
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
@@ -165,8 +173,8 @@ def test_delta_pays_for_graphs_that_open(clients, cohort, secagg, dropout):
         return  # refused, see above
     run = replace(run, sampling=replace(run.sampling, dropout_probability=dropout))
     account, (degree, threshold, _) = Account(run, 1e-11), secagg.rules(clients, cohort)
-    claims, corrupt = account.claims(), int(secagg.max_corrupt * clients + 1e-9)
-    claim, gone = claims[Adversary.SECAGG_SERVER], math.floor(secagg.max_dropout * cohort)
+    claims, corrupt = account.claims(), int(secagg.max_colluding_fraction * clients + 1e-9)
+    claim, gone = claims[Adversary.SECAGG_SERVER], math.floor(secagg.max_dropped_fraction * cohort)
     least = least_chance(clients, cohort, corrupt, gone, degree, threshold, secagg.active)
     paid = 1000 * float(min(least * (2**80 if secagg.active else 1), 1))
     if claim.loss == claims[Adversary.SERVER_AND_PARTNER].loss:
@@ -180,8 +188,8 @@ def test_delta_pays_for_graphs_that_open(clients, cohort, secagg, dropout):
     ("clients", "cohort", "byzantine"), [(1000, 100, 0), (1000, 100, 3), (100, 100, 5), (1000, 100, 60)]
 )
 def test_who_lies_may_hand_out_shares_too(clients, cohort, byzantine, active):
-    """The graph is made for `max_corrupt`, and the chance counts those who lie with them."""
-    secagg = SecAgg(max_corrupt=0.02, max_dropout=0.02, active=active)
+    """The graph is made for `max_colluding_fraction`, and the chance counts those who lie with them."""
+    secagg = SecAgg(max_colluding_fraction=0.02, max_dropped_fraction=0.02, active=active)
     run = run_of(clients, cohort, secagg, fedq.LDPQ(0.5), 10, byzantine)
     degree, threshold, _ = secagg.rules(clients, cohort)
     corrupt = int(0.02 * clients)
@@ -192,7 +200,7 @@ def test_who_lies_may_hand_out_shares_too(clients, cohort, byzantine, active):
     claim = account.claims()[Adversary.SECAGG_SERVER]
     assert account.masks_hold or claim.loss == account.claims()[Adversary.SERVER_AND_PARTNER].loss
     assert account.masks_hold == (10 * run.masks_open <= DELTA / 2)
-    assert account.num_corrupt == min(
+    assert account.num_colluding == min(
         Colluders(0.02, clients, cohort, active).max_in_cohort(CHANCE * DELTA) + byzantine, cohort
     )
 
@@ -243,7 +251,7 @@ def test_what_was_stated_of_a_share_is_now_stated_of_the_run(
     clients, cohort, corrupt, dropout, active, graph, said
 ):
     """Each was said to be below 2^-43.3 over 100 attempts; of the graphs of then only the last one was."""
-    secagg = SecAgg(max_corrupt=corrupt, max_dropout=dropout, active=active)
+    secagg = SecAgg(max_colluding_fraction=corrupt, max_dropped_fraction=dropout, active=active)
     assert secagg.rules(clients, cohort)[:2] == graph
     words = re.search(r"below 2\^-([0-9.]+)", secagg.guarantee(clients, cohort, 100).statement)
     assert (words and float(words[1])) == said
@@ -272,7 +280,7 @@ def test_configurations_print_the_chance_of_their_run(name, said):
 
 
 def test_threshold_neighbours_open_and_one_less_does_not():
-    secagg = SecAgg(max_corrupt=0.02, max_dropout=0.02)
+    secagg = SecAgg(max_colluding_fraction=0.02, max_dropped_fraction=0.02)
     layout = sum_layout(4, 0, 1, 100)
     terms = secagg.terms(b"edge", 0, 0, range(100), layout, 1000)
     assert (terms.degree, terms.threshold) == secagg.rules(1000, 100)[:2] != secagg.rules(100, 100)[:2]
@@ -297,7 +305,7 @@ def test_threshold_neighbours_open_and_one_less_does_not():
 
 
 def test_a_run_counts_its_own_colluders():
-    sums = SecAgg(max_corrupt=0.1).guarantee(1000, 100, 1)
+    sums = SecAgg(max_colluding_fraction=0.1).guarantee(1000, 100, 1)
     with pytest.raises(ValueError, match="are for cohorts of 100 of 1000 clients, got 100 of 900"):
         run_of(900, 100, sums, fedq.LDPQ(1.0))
 
@@ -305,28 +313,28 @@ def test_a_run_counts_its_own_colluders():
 @pytest.mark.parametrize(
     ("settings", "cohort"),
     [
-        ({"degree": 16, "max_corrupt": 0.1, "max_dropout": 0.02}, 100),
-        ({"max_corrupt": 0.6}, 100),
-        ({"max_corrupt": 0.6, "max_dropout": 0.1}, 60),
-        ({"max_corrupt": 0.2, "max_dropout": 0.1, "active": True}, 100),
+        ({"degree": 16, "max_colluding_fraction": 0.1, "max_dropped_fraction": 0.02}, 100),
+        ({"max_colluding_fraction": 0.6}, 100),
+        ({"max_colluding_fraction": 0.6, "max_dropped_fraction": 0.1}, 60),
+        ({"max_colluding_fraction": 0.2, "max_dropped_fraction": 0.1, "active": True}, 100),
     ],
 )
 def test_too_many_are_refused_with_the_most_that_are_safe_and_the_complete_graph(settings, cohort):
     with pytest.raises(ValueError, match="could see more than the sum") as refused:
         SecAgg(**settings).rules(1000, cohort)
-    most = int(re.search(r"keep max_corrupt <= (\d+) / 1000", str(refused.value))[1])
+    most = int(re.search(r"keep max_colluding_fraction <= (\d+) / 1000", str(refused.value))[1])
     wanted = -50.0  # 2^-130 and 2^80 rosters, if the server lies
-    safe = SecAgg(**{**settings, "max_corrupt": most / 1000})
+    safe = SecAgg(**{**settings, "max_colluding_fraction": most / 1000})
     assert safe.guarantee(1000, cohort, 1).opened_log2 <= wanted
     try:
-        more = SecAgg(**{**settings, "max_corrupt": (most + 1) / 1000}).guarantee(1000, cohort, 1)
+        more = SecAgg(**{**settings, "max_colluding_fraction": (most + 1) / 1000}).guarantee(1000, cohort, 1)
         assert more.opened_log2 > wanted
     except ValueError as error:
         assert "could see more than the sum" in str(error)
     found = re.search(
         r"\(complete graph, threshold (\d+): (0|up to 1|below 2\^-([0-9.]+))\)\. ", str(refused.value)
     )
-    corrupt, threshold = int(settings["max_corrupt"] * 1000), int(found[1])
+    corrupt, threshold = int(settings["max_colluding_fraction"] * 1000), int(found[1])
     chance = 2.0 ** -float(found[3]) if found[3] else float(found[2] != "0")
     counts = min(corrupt, cohort) if settings.get("active") else None
     assert chance >= (tail(1000, corrupt, cohort, threshold) if counts is None else counts >= threshold)

@@ -19,7 +19,7 @@ from tests.contract.test_mechanisms import ROWS
 from tests.one_round import encode, make_context, updates_for
 
 KEYS = SeededKeys(0)
-MECHANISM = fedq.LDPQ(epsilon=1.0)
+MECHANISM = fedq.LDPQ(epsilon_per_coordinate=1.0)
 
 
 def context(num_clients, dim):
@@ -52,12 +52,14 @@ def messages(clients, num_clients, dim):
 @pytest.mark.parametrize("sparse", [False, True])
 def test_masked_and_accounted_agree_to_the_bit(active, dropped, sparse):
     size, dim = (60, 50) if sparse else (9, 300)
-    options = {"degree": "auto", "max_corrupt": 0.02, "max_dropout": 0.04} if sparse else {}
+    options = (
+        {"degree": "auto", "max_colluding_fraction": 0.02, "max_dropped_fraction": 0.04} if sparse else {}
+    )
     clients = [client for client in range(size) if client not in dropped]
     symbols = messages(clients, size, dim)
     seen = []
-    for run in ("masked", "accounted"):
-        summed = aggregation(fedq.SecAgg(active=active, run=run, **options), size, dim)
+    for run in ("masked", "counted"):
+        summed = aggregation(fedq.SecAgg(active=active, simulation=run, **options), size, dim)
         for start in range(0, len(clients), 4):
             summed.add(clients[start : start + 4], symbols[start : start + 4])
         assert torch.equal(summed.finish(), symbols.sum(0, dtype=torch.int64))
@@ -81,9 +83,9 @@ def test_the_decoded_mean_is_that_of_the_plain_sum():
     assert torch.equal(MECHANISM.decode(summed.finish(), clients, context(7, 300), rand), plain)
 
 
-@pytest.mark.parametrize("run", ["masked", "accounted"])
+@pytest.mark.parametrize("run", ["masked", "counted"])
 def test_bad_input(run):
-    summed = aggregation(fedq.SecAgg(run=run))
+    summed = aggregation(fedq.SecAgg(simulation=run))
     symbols = messages([0, 1], 7, 300)
     summed.add([0], symbols[:1])
     with pytest.raises(StageError, match="client 0\\] this client is not expected, or answered already"):
@@ -102,8 +104,8 @@ def test_bad_input(run):
 @pytest.mark.parametrize("answering", [0, 1, 3])
 def test_an_aborted_round_counts_what_was_sent_until_then(active, answering):
     seen = []
-    for run in ("masked", "accounted"):
-        summed = aggregation(fedq.SecAgg(run=run, active=active))
+    for run in ("masked", "counted"):
+        summed = aggregation(fedq.SecAgg(simulation=run, active=active))
         keys_and_shares = summed.traffic.uplink_bits
         assert keys_and_shares > 7 * 8 * 64 and summed.traffic.downlink_bits > keys_and_shares
         summed.add(range(answering), messages(list(range(answering)), 7, 300))
@@ -136,7 +138,7 @@ def summed(mechanism, run, updates=None):
     rows = [row for row, client in enumerate(context.cohort) if client != silent]
     clients = [context.cohort[row] for row in rows]
     given = {"session": b"s", "weights": torch.zeros(1), "num_clients": len(context.cohort)}
-    secure = Aggregation(SecAgg(run=run), mechanism, context, rand, **given)
+    secure = Aggregation(SecAgg(simulation=run), mechanism, context, rand, **given)
     secure.add(clients, message.symbols[rows])
     total = secure.finish()
     expected = message.symbols[rows].sum(0, dtype=torch.int64)
@@ -148,7 +150,7 @@ def summed(mechanism, run, updates=None):
     assert torch.equal(mechanism.decode(total, clients, context, rand), plain)
 
 
-@pytest.mark.parametrize("run", ["masked", "accounted"])
+@pytest.mark.parametrize("run", ["masked", "counted"])
 @pytest.mark.parametrize("mechanism", [row for row in ROWS if row.homomorphic], ids=repr)
 def test_the_sum_decodes_as_the_messages_do(mechanism, run):
     summed(mechanism, run)
@@ -157,7 +159,7 @@ def test_the_sum_decodes_as_the_messages_do(mechanism, run):
 @pytest.mark.parametrize("mechanism", [row for row in ROWS if not row.homomorphic], ids=repr)
 def test_refused(mechanism):
     with pytest.raises(TypeError, match=f"{type(mechanism).__name__} is not homomorphic"):
-        summed(mechanism, "accounted")
+        summed(mechanism, "counted")
 
 
 @pytest.mark.parametrize("mechanism", [row for row in ROWS if row.homomorphic], ids=repr)
@@ -165,4 +167,4 @@ def test_the_ends_of_the_range_and_negative_zero(mechanism):
     updates = torch.full((len(CLIENTS), sum(SEGMENTS)), -0.0)
     updates[0], updates[1], updates[2] = 1e6, -1e6, 0.0
     updates[3, ::2], updates[3, 1::2] = 1e6, -1e6
-    summed(mechanism, "accounted", updates)
+    summed(mechanism, "counted", updates)

@@ -58,30 +58,34 @@ def test_complete_graph(num_clients, active, expected):
 
 
 def test_sparse_graph():
-    secagg = SecAgg(degree="auto", max_corrupt=0.1, max_dropout=0.1)
+    secagg = SecAgg(degree="auto", max_colluding_fraction=0.1, max_dropped_fraction=0.1)
     assert secagg.rules(1000, 1000) == (52, 31, 900)
     # In a small cohort six neighbours are more than the four clients that collude or are gone.
     assert secagg.rules(20, 20) == (6, 4, 18)
-    assert SecAgg(degree="auto", max_corrupt=0.3, max_dropout=0.3).rules(20, 20)[0] == 14
-    active = SecAgg(degree="auto", max_corrupt=0.1, max_dropout=0.1, active=True)
+    assert SecAgg(degree="auto", max_colluding_fraction=0.3, max_dropped_fraction=0.3).rules(20, 20)[0] == 14
+    active = SecAgg(degree="auto", max_colluding_fraction=0.1, max_dropped_fraction=0.1, active=True)
     assert active.rules(1000, 1000) == (234, 185, 900)  # a threshold of two thirds would take 548 neighbours
-    assert SecAgg(degree=100, max_corrupt=0.1, max_dropout=0.1).rules(1000, 1000) == (100, 51, 900)
+    assert SecAgg(degree=100, max_colluding_fraction=0.1, max_dropped_fraction=0.1).rules(1000, 1000) == (
+        100,
+        51,
+        900,
+    )
     # One of the two is given: the other one is searched.
-    given = {"max_corrupt": 0.1, "max_dropout": 0.1}
+    given = {"max_colluding_fraction": 0.1, "max_dropped_fraction": 0.1}
     assert SecAgg(degree=56, **given).rules(1000, 1000) == (56, 33, 900)
     assert SecAgg(degree="auto", threshold=34, **given).rules(1000, 1000)[:2] == (56, 34)
 
 
 def test_the_default_is_the_smallest_graph_that_is_safe_for_what_is_said():
     """Both fractions said: the smallest for them. Else everybody, by the name that ledgers know."""
-    said = {"max_corrupt": 0.02, "max_dropout": 0.02}
+    said = {"max_colluding_fraction": 0.02, "max_dropped_fraction": 0.02}
     assert SecAgg(**said) == SecAgg(degree="auto", **said) and SecAgg(**said).rules(1000, 1000) == (
         20,
         13,
         980,
     )
     assert SecAgg(degree=None, **said).rules(1000, 1000) == (999, 501, 501)
-    for unsaid in ({}, {"max_corrupt": 0.02}, {"max_dropout": 0.02}):
+    for unsaid in ({}, {"max_colluding_fraction": 0.02}, {"max_dropped_fraction": 0.02}):
         assert SecAgg(**unsaid) == SecAgg(degree=None, **unsaid) == replace(SecAgg(**unsaid))
         assert SecAgg(**unsaid).rules(1000, 1000)[0] == 999 and "degree=None" in repr(SecAgg(**unsaid))
 
@@ -90,43 +94,51 @@ def test_the_default_is_the_smallest_graph_that_is_safe_for_what_is_said():
     ("make", "match"),
     [
         (lambda: SecAgg(threshold=1), "threshold must be >= 2"),
-        (lambda: SecAgg(degree=3, max_corrupt=0, max_dropout=0), "degree must be even"),
-        (lambda: SecAgg(degree=0, max_corrupt=0, max_dropout=0), "degree must be even.* and >= 2, got 0"),
+        (lambda: SecAgg(degree=3, max_colluding_fraction=0, max_dropped_fraction=0), "degree must be even"),
         (
-            lambda: SecAgg(degree="all", max_corrupt=0, max_dropout=0),
+            lambda: SecAgg(degree=0, max_colluding_fraction=0, max_dropped_fraction=0),
+            "degree must be even.* and >= 2, got 0",
+        ),
+        (
+            lambda: SecAgg(degree="all", max_colluding_fraction=0, max_dropped_fraction=0),
             "must be an integer or 'auto' or None, got 'all'",
         ),
-        (lambda: SecAgg(degree=4), "a sparse graph needs max_corrupt and max_dropout"),
-        (lambda: SecAgg(degree=4, max_corrupt=0.1), "a sparse graph needs max_corrupt and max_dropout"),
-        (lambda: SecAgg(max_corrupt=1.0), r"max_corrupt must be in \[0, 1\), got 1.0"),
-        (lambda: SecAgg(max_dropout=-0.1), r"max_dropout must be in \[0, 1\), got -0.1"),
-        (lambda: SecAgg(run="really"), "run of SecAgg must be one of masked, accounted, got 'really'"),
+        (lambda: SecAgg(degree=4), "a sparse graph needs max_colluding_fraction and max_dropped_fraction"),
+        (
+            lambda: SecAgg(degree=4, max_colluding_fraction=0.1),
+            "a sparse graph needs max_colluding_fraction and max_dropped_fraction",
+        ),
+        (lambda: SecAgg(max_colluding_fraction=1.0), r"max_colluding_fraction must be in \[0, 1\), got 1.0"),
+        (lambda: SecAgg(max_dropped_fraction=-0.1), r"max_dropped_fraction must be in \[0, 1\), got -0.1"),
+        (lambda: SecAgg(simulation="really"), "simulation of SecAgg must be one of masked, counted, got"),
         (lambda: SecAgg().rules(1, 1), "cohort of 2 or more to hide in, got 1"),
         (lambda: SecAgg().rules(0, 0), "got 0"),
         (lambda: SecAgg(threshold=11).rules(10, 10), r"threshold must be in \[6, 10\].*got 11"),
         (lambda: SecAgg(threshold=5).rules(10, 10), "more than half of the 10 holders"),
         (
-            lambda: SecAgg(threshold=8, max_dropout=0.3).rules(10, 10),
+            lambda: SecAgg(threshold=8, max_dropped_fraction=0.3).rules(10, 10),
             "8 of 10 clients must survive, which 3 dropouts",
         ),
         (
-            lambda: SecAgg(max_corrupt=0.6).rules(10, 10),
-            r"6 corrupt clients of 10 could see .*threshold 6: up to 1\).* keep max_corrupt <= 5 / 10$",
+            lambda: SecAgg(max_colluding_fraction=0.6).rules(10, 10),
+            r"6 corrupt clients of 10 could see .*threshold 6: up to 1\).* max_colluding_fraction <= 5 / 10$",
         ),
         (
-            lambda: SecAgg(active=True, max_corrupt=0.4).rules(10, 10),
-            "could see .* above 1/2 .* keep max_corrupt <= 3 / 10",
+            lambda: SecAgg(active=True, max_colluding_fraction=0.4).rules(10, 10),
+            "could see .* above 1/2 .* keep max_colluding_fraction <= 3 / 10",
         ),
         (
-            lambda: SecAgg(degree=10, max_corrupt=0.1, max_dropout=0.1).rules(1000, 1000),
+            lambda: SecAgg(degree=10, max_colluding_fraction=0.1, max_dropped_fraction=0.1).rules(1000, 1000),
             r"above 2\^-50 a round, at degree 10",
         ),
         (
-            lambda: SecAgg(degree=10, max_corrupt=0.0, max_dropout=0.3).rules(1000, 1000),
+            lambda: SecAgg(degree=10, max_colluding_fraction=0.0, max_dropped_fraction=0.3).rules(1000, 1000),
             r"lose the sum.*2\^-20",
         ),
         (
-            lambda: SecAgg(degree=58, max_corrupt=0.1, max_dropout=0.1, active=True).rules(1000, 1000),
+            lambda: SecAgg(
+                degree=58, max_colluding_fraction=0.1, max_dropped_fraction=0.1, active=True
+            ).rules(1000, 1000),
             r"above 2\^-130",
         ),
         (
@@ -145,20 +157,23 @@ def test_refused(make, match):
 
 
 def test_one_bit_symbols_need_the_bits_of_the_cohort():
-    layout = SecAgg().layout(LDPQ(epsilon=1.0), context(100), RAND)
+    layout = SecAgg().layout(LDPQ(epsilon_per_coordinate=1.0), context(100), RAND)
     assert (layout.size, layout.low, layout.high, layout.blocks[0].modulus) == (4, 0, 1, 128)
-    assert SecAgg(modulus=101).layout(LDPQ(epsilon=1.0), context(100), RAND).blocks[0].modulus == 101
+    assert (
+        SecAgg(modulus=101).layout(LDPQ(epsilon_per_coordinate=1.0), context(100), RAND).blocks[0].modulus
+        == 101
+    )
     with pytest.raises(ValueError, match="modulus must be above 100 x 1 = 100"):
-        SecAgg(modulus=100).layout(LDPQ(epsilon=1.0), context(100), RAND)
+        SecAgg(modulus=100).layout(LDPQ(epsilon_per_coordinate=1.0), context(100), RAND)
 
 
 def test_stated_ranges_and_moduli():
-    layout = SecAgg().layout(Wide(epsilon=1.0), context(), RAND)
+    layout = SecAgg().layout(Wide(epsilon_per_coordinate=1.0), context(), RAND)
     assert (layout.size, [block.width for block in layout.blocks]) == (5, [8, 14])
-    layout = SecAgg().layout(Modular(epsilon=1.0), context(), RAND)
+    layout = SecAgg().layout(Modular(epsilon_per_coordinate=1.0), context(), RAND)
     assert (layout.size, layout.blocks[0].modulus) == (8, 4096)
     with pytest.raises(ValueError, match=r"Modular sums modulo 4096, got modulus=8192. Leave modulus out"):
-        SecAgg(modulus=8192).layout(Modular(epsilon=1.0), context(), RAND)
+        SecAgg(modulus=8192).layout(Modular(epsilon_per_coordinate=1.0), context(), RAND)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +183,7 @@ def test_stated_ranges_and_moduli():
             AdaptiveClip(LayeredGaussian(1.0, 1.0)),
             r"AdaptiveClip is not homomorphic.* got AdaptiveClip\(mechanism=Layered",
         ),
-        (Unbounded(epsilon=1.0), "Give the mechanism a method symbol_range"),
+        (Unbounded(epsilon_per_coordinate=1.0), "Give the mechanism a method symbol_range"),
     ],
 )
 def test_refused_mechanisms(mechanism, match):
@@ -199,7 +214,7 @@ def said(secagg, rounds, clients=1000, cohort=1000):
 
 
 def test_the_report_says_how_likely_the_run_shows_more_than_sums():
-    secagg = SecAgg(degree="auto", max_corrupt=0.1, max_dropout=0.1)
+    secagg = SecAgg(degree="auto", max_colluding_fraction=0.1, max_dropped_fraction=0.1)
     assert said(secagg, 1024).endswith("of 1024 shows more than its sum is below 2^-40")
     assert said(secagg, 25).endswith("below 2^-45.3")
     assert said(secagg, 10**6).endswith("below 2^-30")  # more rounds are more chances
@@ -207,13 +222,15 @@ def test_the_report_says_how_likely_the_run_shows_more_than_sums():
     assert lying.endswith("below 2^-52.2, if the server tries at most 2^80 rosters for each")
     assert said(SecAgg(), 25) == SecAgg().statement  # the complete graph leaves nothing to chance
     # but whom it is drawn for
-    assert said(SecAgg(max_corrupt=0.4), 25) == SecAgg().statement
-    some = said(SecAgg(max_corrupt=0.3), 25, 10000, 100)
+    assert said(SecAgg(max_colluding_fraction=0.4), 25) == SecAgg().statement
+    some = said(SecAgg(max_colluding_fraction=0.3), 25, 10000, 100)
     assert some.endswith("the chance that 51 of any of 25 collude, who open all, is below 2^-12.2")
 
 
 def test_configuration_pickles():
-    secagg = SecAgg(degree="auto", max_corrupt=0.1, max_dropout=0.1, active=True, run="accounted")
+    secagg = SecAgg(
+        degree="auto", max_colluding_fraction=0.1, max_dropped_fraction=0.1, active=True, simulation="counted"
+    )
     assert pickle.loads(pickle.dumps(secagg)) == secagg
     assert np.isfinite(secagg.rules(50, 50)).all()
 
@@ -225,8 +242,8 @@ def test_what_is_accepted_for_an_active_server_is_accepted_for_a_curious_one():
         cohort = draw.choice([6, 9, 16, 24, 24, 40, 60, 100])
         clients = cohort * draw.choice([1, 1, 2, 10])
         given = {
-            "max_corrupt": draw.choice([0.0, 0.01, 0.02, 0.05, 0.1]),
-            "max_dropout": draw.choice([0.0, 0.02, 0.05, 0.1]),
+            "max_colluding_fraction": draw.choice([0.0, 0.01, 0.02, 0.05, 0.1]),
+            "max_dropped_fraction": draw.choice([0.0, 0.02, 0.05, 0.1]),
             "degree": draw.choice(["auto", None, 4, 6, 8, 14, 20]),
             "threshold": draw.choice([None, None, 4, 6, 7, 9, 13]),
         }
@@ -242,8 +259,11 @@ def test_what_is_accepted_for_an_active_server_is_accepted_for_a_curious_one():
 
 def test_a_split_that_is_impossible_has_no_bound():
     """24 clients of which none is gone or colludes beyond one: six neighbours can't all be gone."""
-    given = {"degree": 6, "threshold": 6, "max_corrupt": 0.02, "max_dropout": 0.02}
+    given = {"degree": 6, "threshold": 6, "max_colluding_fraction": 0.02, "max_dropped_fraction": 0.02}
     for active in (False, True):
         secagg = SecAgg(active=active, **given)
         assert secagg.rules(24, 24)[:2] == (6, 6)
-        assert SecAgg(active=active, max_corrupt=0.02, max_dropout=0.02).rules(24, 24)[0] <= 6
+        assert (
+            SecAgg(active=active, max_colluding_fraction=0.02, max_dropped_fraction=0.02).rules(24, 24)[0]
+            <= 6
+        )

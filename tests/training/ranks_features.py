@@ -26,7 +26,7 @@ def _plain_sgd():
     return Model(optimizer=torch.optim.SGD)
 
 
-CORBIN = fedq.CorBin(epsilon=4.0, shared_bits=5)
+CORBIN = fedq.CorBin(epsilon_per_coordinate=4.0, shared_bits=5)
 
 
 class Data(pl.LightningDataModule):
@@ -283,7 +283,7 @@ _REFUSED_ON_RANKS = {"a metric object": "metric object that clients update"}
 TURNS = {"cohort": fedq.Cyclic(CLIENTS // 2)}
 SURVEY = {"statistics": fedq.Statistics(12, 2.0)}
 HANDED_ON = fedq.HandedOnGaussian(
-    clip_norm=8.0, local_sigma=0.01, granularity=5e-4, max_dropped=1, num_cohorts=2
+    clip_norm=8.0, local_sigma=0.01, granularity=5e-4, max_dropped_clients=1, num_cohorts=2
 )
 FEATURES = {
     "nothing": Feature(),
@@ -322,7 +322,7 @@ FEATURES = {
     "secure aggregation": Feature(
         federated={"secure_aggregation": fedq.SecAgg(), "dropout_probability": 0.2}
     ),
-    "quantised weights": Feature(federated={"target": "weights", "server_lr": 0.5}),
+    "quantised weights": Feature(federated={"sends": "weights", "server_lr": 0.5}),
     "a server optimiser": Feature(federated={"server_optimizer": lambda p: torch.optim.Adam(p, lr=0.01)}),
     "a server that draws": Feature(
         lambda: Model(nn.Dropout(0.5)), federated={"server_optimizer": lambda p: Drawing(p, lr=1.0)}
@@ -382,8 +382,10 @@ FEATURES = {
         callbacks=lambda f: [fedq.DPSGD(1.0, 1.0, delta=0.01, seed=0)],
         refused="DPSGD keeps the accounts of all clients",
     ),
-    "a layer of their own": Feature(federated={"local": ["head.*"], "cohort": 4}),
-    "a layer of their own, in stacks": Feature(federated={"local": ["head.*"], "clients_per_step": 3}),
+    "a layer of their own": Feature(federated={"personal_parameters": ["head.*"], "cohort": 4}),
+    "a layer of their own, in stacks": Feature(
+        federated={"personal_parameters": ["head.*"], "clients_per_step": 3}
+    ),
     "FedProx": Feature(federated={"algorithm": fedq.FedProx(0.1)}),
     "FedDyn": Feature(federated={"algorithm": fedq.FedDyn(0.1), "cohort": 4}),
     "ErrorFeedback": Feature(federated={"algorithm": fedq.ErrorFeedback(0.1), "cohort": 4}),
@@ -394,7 +396,7 @@ FEATURES = {
     "what clients measure": Feature(
         federated={
             "evaluate_clients": fedq.ClientEvaluation(0.3),
-            "local": ["head.*"],
+            "personal_parameters": ["head.*"],
             "client_metrics": "shared",
         }
     ),
@@ -403,11 +405,11 @@ FEATURES = {
     ),
     "the client's number": Feature(Numbered, federated={"cohort": 4}),
     "pictures in channels_last": Feature(Pictured, federated={"clients_per_step": 1}),
-    "memory of its own": Feature(Remembering, federated={"local": ["memory.*"], "cohort": 4}),
+    "memory of its own": Feature(Remembering, federated={"personal_parameters": ["memory.*"], "cohort": 4}),
     "statistics": Feature(Surveyed, federated=SURVEY),
     "statistics of drawn cohorts behind masks, twice": Feature(
         Surveyed,
-        fedq.RotatedCoins(clip_norm=8.0, epsilon=4.0),
+        fedq.RotatedCoins(clip_norm=8.0, epsilon_per_bit=4.0),
         {
             "statistics": fedq.Statistics(12, 2.0, rounds=2),
             "secure_aggregation": fedq.SecAgg(),
@@ -418,7 +420,7 @@ FEATURES = {
     "statistics to a target, of quantised weights": Feature(
         Surveyed,
         fedq.AggregateGaussian(clip_norm=8.0, noise_multiplier=0.05),
-        {**SURVEY, "privacy": fedq.PrivacyTarget(50.0, 1e-5, Adversary.OUTSIDER), "target": "weights"},
+        {**SURVEY, "privacy": fedq.PrivacyTarget(50.0, 1e-5, Adversary.OUTSIDER), "sends": "weights"},
     ),
     "statistics, and a clip that adapts": Feature(
         Surveyed, fedq.AdaptiveClip(fedq.GaussianNoise(clip_norm=4.0, noise_multiplier=0.1)), SURVEY
@@ -429,7 +431,7 @@ FEATURES = {
     ),
     "statistics, resumed": Feature(
         Surveyed,
-        federated={**SURVEY, "local": ["head.*"], "weighting": "samples"},
+        federated={**SURVEY, "personal_parameters": ["head.*"], "weighting": "samples"},
         callbacks=lambda f: [_kept(f)],
         trainer=lambda f: {"enable_checkpointing": True},
         then=lambda f: {"ckpt_path": f / "kept" / "last.ckpt"},
@@ -452,7 +454,7 @@ FEATURES = {
     "liars": Feature(
         callbacks=lambda f: [fedq.ByzantineClients(0.3, "sign_flip")], refused="Byzantine clients"
     ),
-    "CPA over rounds": Feature(mechanism=fedq.CPA(epsilon=1.0), federated={"cohort": 3}),
+    "CPA over rounds": Feature(mechanism=fedq.CPA(epsilon=1.0, epsilon_scope="bit"), federated={"cohort": 3}),
     "noise over rounds": Feature(
         mechanism=fedq.BandedGaussian(clip_norm=8.0, noise_multiplier=0.05, band=2), federated=TURNS
     ),

@@ -55,7 +55,9 @@ def main():
     torch.manual_seed(RANK)  # ranks begin with different weights, and rank 0's count
     targeted = "target" in sys.argv
     fed = fedq.Federated(
-        fedq.LDPQ(epsilon=4.0) if targeted else fedq.CorBin(epsilon=4.0, shared_bits=5),
+        fedq.LDPQ(epsilon_per_coordinate=4.0)
+        if targeted
+        else fedq.CorBin(epsilon_per_coordinate=4.0, shared_bits=5),
         11,
         clients_per_step=3,
         seed=None if "private" in sys.argv else 5,

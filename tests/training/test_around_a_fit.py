@@ -103,7 +103,7 @@ def test_the_saved_model_is_the_module(tmp_path):
 class Middle(pl.Callback):
     """Saves in the middle of a client."""
 
-    crosses_clients = True
+    is_shared_by_clients = True
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -163,7 +163,7 @@ def test_one_trainer_goes_on_after_a_look_between_fits():
 
 
 def test_one_federated_object_serves_several_fits_and_remembers_what_they_cost():
-    fed = federated(CorBin(epsilon=5.0), seed=None)
+    fed = federated(CorBin(epsilon_per_coordinate=5.0), seed=None)
     for fit, hidden in enumerate((16, 16, 24), start=1):
         make_trainer(fed, max_epochs=2).fit(Normed(hidden=hidden), train(), val())
         assert len(fed.records) == 2, "of the last fit"

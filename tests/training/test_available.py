@@ -18,7 +18,7 @@ from tests.digits_run import Classifier, Digits, make_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 CALLS = itertools.count()
-COINS = fedq.CorBin(epsilon=0.1)
+COINS = fedq.CorBin(epsilon_per_coordinate=0.1)
 
 
 def halves(round):
@@ -119,8 +119,8 @@ def test_a_rule_that_names_no_cohort_is_refused_before_anybody_is_charged(rule, 
 
 
 def test_colluders_count_as_many_as_there_are_or_it_is_refused():
-    coins = fedq.RotatedCoins(clip_norm=1.0, epsilon=1.0)
-    few = {"max_corrupt": 0.1, "max_dropout": 0.0}
+    coins = fedq.RotatedCoins(clip_norm=1.0, epsilon_per_bit=1.0)
+    few = {"max_colluding_fraction": 0.1, "max_dropped_fraction": 0.0}
     with pytest.raises(ValueError, match="may all collude"):
         made(mechanism=coins, secure_aggregation=fedq.SecAgg(**few))
     made(mechanism=coins, secure_aggregation=fedq.SecAgg())

@@ -120,7 +120,7 @@ def test_the_mean_of_a_tail_is_a_function_and_goes_on_from_a_checkpoint(tmp_path
 
 def test_a_round_that_is_stopped_enters_no_average():
     class Stop(pl.Callback):
-        crosses_clients = True
+        is_shared_by_clients = True
 
         def on_train_batch_end(self, trainer, *args):
             if trainer.current_epoch == 1:

@@ -46,7 +46,7 @@ def test_bytes_hold_the_model_that_clients_get(bits, dtype):
 
 
 def test_downlink_is_counted_and_nothing_else_changes_its_price():
-    mechanism = CorBin(epsilon=2.0, shared_bits=5)
+    mechanism = CorBin(epsilon_per_coordinate=2.0, shared_bits=5)
     (full, _, one), (short, _, other_one) = run(None, mechanism, seed=None), run(4, mechanism, seed=None)
     ranges = 64 * len(SEGMENTS)
     for record, other in zip(full.records, short.records, strict=True):
@@ -80,7 +80,7 @@ def test_clients_train_from_what_they_are_sent():
 @pytest.mark.parametrize("target", ["updates", "weights"])
 def test_side_by_side_and_alone_are_the_same(target):
     settings = {
-        "target": target,
+        "sends": target,
         "mechanism": GaussianNoise(1.0, 0.1) if target == "updates" else CorBin(4.0, 5),
     }
     together = run(5, clients_per_step=8, **settings)[1]
@@ -123,7 +123,7 @@ def test_a_resumed_run_ends_as_one(tmp_path):
 @pytest.mark.parametrize("masked", [False, True])
 def test_real_clients_end_with_the_simulations_weights(masked: bool, tmp_path: Any) -> None:
     masks = {"secure_aggregation": SecAgg()} if masked else {}
-    mechanism = GaussianNoise(1.0, 0.1) if masked else CorBin(epsilon=4.0, shared_bits=5)
+    mechanism = GaussianNoise(1.0, 0.1) if masked else CorBin(epsilon_per_coordinate=4.0, shared_bits=5)
     make = lambda: deployed(mechanism, broadcast_bits=6, **masks)  # noqa: E731
     expected, plain = simulate(make(), 2), simulate(deployed(mechanism, **masks), 2)
     server = deployment(make(), 2, tmp_path).run(LoopGrid(*clients(make, tmp_path)))[1]
@@ -136,7 +136,7 @@ def test_real_clients_end_with_the_simulations_weights(masked: bool, tmp_path: A
     "ignore:node |register|round .* client|the message of client|the keys come:UserWarning"
 )
 def test_a_client_that_expects_floats_is_told_the_difference(tmp_path: Any) -> None:
-    mechanism = CorBin(epsilon=4.0, shared_bits=5)
+    mechanism = CorBin(epsilon_per_coordinate=4.0, shared_bits=5)
     grid = LoopGrid(*clients(lambda: deployed(mechanism), tmp_path))
     with pytest.raises(RuntimeError, match=r"broadcast_bits is .* here and .* there"):
         deployment(deployed(mechanism, broadcast_bits=6), 2, tmp_path).run(grid)

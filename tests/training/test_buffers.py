@@ -75,7 +75,7 @@ def test_cumulative_statistics_and_counters():
 
 
 def test_variances_are_not_below_zero_whatever_is_decoded():
-    module = fit(federated(mechanism=LDPQ(epsilon=0.1)))
+    module = fit(federated(mechanism=LDPQ(epsilon_per_coordinate=0.1)))
     assert bool((module.backbone[1].running_var >= 0).all())
     assert not torch.equal(module.backbone[1].running_mean, torch.zeros(8))
 
@@ -228,7 +228,7 @@ class Transfer(Classifier):
 @pytest.mark.filterwarnings("ignore:Found .* module.s. in eval mode at the start of training")
 @pytest.mark.parametrize("where", ["before", "epoch", "step"])
 def test_a_frozen_backbone_in_eval_mode_stays_as_it_is(where):
-    fed = federated(mechanism=LDPQ(epsilon=1.0))
+    fed = federated(mechanism=LDPQ(epsilon_per_coordinate=1.0))
     module = fit(fed, Transfer(where))
     fresh = Transfer(where)
     for name, value in module.backbone.state_dict().items():
@@ -258,7 +258,7 @@ def test_an_unknown_way():
 
 def test_the_privacy_page_counts_buffers(tmp_path):
     folder = RunFolder("run", str(tmp_path), show=False)
-    make_trainer(federated(mechanism=LDPQ(epsilon=1.0)), folder, max_epochs=1).fit(
+    make_trainer(federated(mechanism=LDPQ(epsilon_per_coordinate=1.0)), folder, max_epochs=1).fit(
         normed(), datamodule=Digits(80, BATCH)
     )
     assert folder.summary["num_buffers"] == 16 and folder.summary["num_parameters"] == 626

@@ -95,10 +95,7 @@ def test_nothing_to_train_is_said():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"mechanism": LDPQ},
-            "mechanism must be a mechanism, such as LDPQ.epsilon=1.0., got the class LDPQ itself",
-        ),
+        ({"mechanism": LDPQ}, "such as LDPQ.epsilon_per_coordinate=1.0., got the class LDPQ itself"),
         ({"mechanism": "LDPQ"}, "got 'LDPQ'"),
         ({"num_clients": 20.0}, "num_clients must be an integer, got 20.0"),
         ({"num_clients": None}, "num_clients must be an integer, got None"),
@@ -141,11 +138,11 @@ def test_every_kind_is_asked_for_in_its_own_words(name, words):
 
 def test_every_argument_has_one_place_and_a_kind():
     """Numpy's integers are integers."""
-    arguments = set(signature(Federated.__init__).parameters) - {"self", "local"} | {"patterns"}
+    arguments = set(signature(Federated.__init__).parameters) - {"self"}
     places = [one.name for kind in (Protection, Clients, Local, Server) for one in fields(kind)]
     assert sorted(places) == sorted(arguments)
-    words = {"labels", "buffers", "patterns", "client_metrics", "shared"}
-    words |= {"constraints", "target", "weighting", "diagnostics"}  # words, and what has a check of its own
+    words = {"labels", "buffers", "personal_parameters", "client_metrics", "extra_buffers"}
+    words |= {"constraints", "sends", "weighting", "diagnostics"}  # words, and what has a check of its own
     assert {name for name, _ in KINDS} == set(places) - words
     Federated(LDPQ(1.0), np.int64(4), dropout_probability=np.float64(0.1), seed=np.int32(1))
 

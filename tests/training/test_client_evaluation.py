@@ -85,7 +85,7 @@ def test_they_are_not_trained_on():
 @pytest.mark.parametrize("clients_per_step", [1, 5])
 @pytest.mark.parametrize("local", [(), ("backbone.3.*",)])
 def test_values_are_those_of_the_models(local, clients_per_step):
-    fed = federated(local=local, clients_per_step=clients_per_step)
+    fed = federated(personal_parameters=local, clients_per_step=clients_per_step)
     module, _ = fit(fed)
     assert [measured.round for measured in fed.client_evaluations] == [0, 1, 2]
     last = fed.client_evaluations[-1]
@@ -104,7 +104,7 @@ def test_values_are_those_of_the_models(local, clients_per_step):
 
 def test_own_heads_are_better_than_the_heads_of_nobody():
     """Two labels a client: a head of one's own wins, so the two models are told apart."""
-    fed = federated(local=("backbone.3.*",))
+    fed = federated(personal_parameters=("backbone.3.*",))
     fit(fed, rounds=8)
     last = fed.client_evaluations[-1]
     assert last.spread("val_acc", "personal").mean > last.spread("val_acc").mean + 0.3
@@ -153,7 +153,7 @@ def page(folder):
 
 def test_where_something_is_claimed_it_stays_with_the_clients(tmp_path):
     logger = pl.loggers.CSVLogger(tmp_path)
-    fed = federated(LDPQ(epsilon=0.5), seed=None, local=("backbone.3.*",))
+    fed = federated(LDPQ(epsilon_per_coordinate=0.5), seed=None, personal_parameters=("backbone.3.*",))
     _, trainer = fit(fed, logger=logger, more=[RunFolder("run", str(tmp_path), show=False)])
     assert len(fed.client_evaluations) == 3
     assert not [name for name in trainer.callback_metrics if name.startswith(("clients/", "personal/"))]
@@ -171,7 +171,7 @@ def test_where_something_is_claimed_it_stays_with_the_clients(tmp_path):
 def test_whoever_decides_by_it_in_a_private_run_finds_no_such_metric():
     stop = pl.callbacks.EarlyStopping("clients/val_acc_mean", mode="max")
     with pytest.raises(RuntimeError, match="clients/val_acc_mean"):
-        fit(federated(LDPQ(epsilon=0.5), seed=None), more=[stop])
+        fit(federated(LDPQ(epsilon_per_coordinate=0.5), seed=None), more=[stop])
     fit(federated(), more=[stop])
 
 
@@ -226,14 +226,14 @@ def test_data_sets_of_each_client():
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
 def test_a_resumed_run_holds_out_the_same(tmp_path):
-    first = federated(LDPQ(epsilon=4.0), seed=None)
+    first = federated(LDPQ(epsilon_per_coordinate=4.0), seed=None)
     _, trainer = fit(first, rounds=1)
     trainer.save_checkpoint(tmp_path / "one.ckpt")
-    again = federated(LDPQ(epsilon=4.0), seed=None)
+    again = federated(LDPQ(epsilon_per_coordinate=4.0), seed=None)
     fit(again, rounds=2, ckpt_path=tmp_path / "one.ckpt")
     for one, other in zip(parts(first), parts(again), strict=True):
         assert torch.equal(one, other)
-    less = federated(LDPQ(epsilon=4.0), seed=None, evaluate_clients=ClientEvaluation(0.1))
+    less = federated(LDPQ(epsilon_per_coordinate=4.0), seed=None, evaluate_clients=ClientEvaluation(0.1))
     with pytest.raises(ValueError, match=r"another federation: held_out = 0\.25 \(here 0\.1\)"):
         fit(less, rounds=2, ckpt_path=tmp_path / "one.ckpt")
 

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 class Notes(pl.Callback):
     """Writes down who trains: one object for all clients."""
 
-    crosses_clients = True
+    is_shared_by_clients = True
 
     def __init__(self) -> None:
         self.seen = []

@@ -62,7 +62,7 @@ class Outputs(pl.Callback):
     """A callback of the package, as far as anybody can tell: it is handed what a stack's step returns."""
 
     knows_clients = True
-    crosses_clients = True
+    is_shared_by_clients = True
 
     def __init__(self) -> None:
         self.seen = []

@@ -473,7 +473,7 @@ class Keeps(pl.Callback):
     """Saves after every batch of every client, or stack, and after every round."""
 
     knows_clients = True  # or a stack would be given up for it
-    crosses_clients = True
+    is_shared_by_clients = True
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.count = folder, 0
@@ -512,7 +512,7 @@ def test_every_client_starts_with_the_round_s_loss_scale_and_the_smallest_is_lef
     """On a CPU with the plugin and a GradScaler of its own; Lightning's flag would make it bf16-mixed."""
 
     class Watch(pl.Callback):
-        crosses_clients = True
+        is_shared_by_clients = True
 
         def __init__(self) -> None:
             self.scales = []

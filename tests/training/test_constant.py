@@ -254,7 +254,10 @@ def test_a_frozen_parameter_may_be_named_and_a_name_of_nothing_may_not():
     fit(net, Federated(FedAvg(), 2, seed=0, constraints={"*.bias": "fixed"}))
     for pattern, local in (("*.bais", ()), ("backbone.1.*", ["backbone.1.*"])):
         with pytest.raises(ValueError, match=r"matches no sent tensor"):
-            fit(made(), Federated(FedAvg(), 2, seed=0, local=local, constraints={pattern: "fixed"}))
+            fit(
+                made(),
+                Federated(FedAvg(), 2, seed=0, personal_parameters=local, constraints={pattern: "fixed"}),
+            )
 
 
 def test_it_is_said_once(caplog):

@@ -65,7 +65,7 @@ SAID = {
 MECHANISMS = {
     "coins": lambda: LDPQ(1.0),
     "Gaussian": lambda: AggregateGaussian(clip_norm=1.0, noise_multiplier=0.5),
-    "rotated": lambda: RotatedCoins(epsilon=2.0, clip_norm=1.0),
+    "rotated": lambda: RotatedCoins(epsilon_per_bit=2.0, clip_norm=1.0),
 }
 
 
@@ -175,12 +175,14 @@ def test_observers():
         fake = FakeQuantize(MovingAverageMinMaxObserver, 0, 255)
         return Classifier(nn.Sequential(nn.Linear(64, 8), fake, nn.Linear(8, 10)))
 
-    with pytest.raises(ValueError, match=r"min_val is not finite .*local=\['backbone.1.activation"):
+    with pytest.raises(
+        ValueError, match=r"min_val is not finite .*personal_parameters=\['backbone.1.activation"
+    ):
         fit(quantised(), FedAvg(), 1)
-    fit(quantised(), LDPQ(4.0), 2, local=["*.min_val", "*.max_val", "*.scale", "*.zero_point"])
+    fit(quantised(), LDPQ(4.0), 2, personal_parameters=["*.min_val", "*.max_val", "*.scale", "*.zero_point"])
     net = quantised()
     net.backbone[1](torch.randn(5, 8))  # calibrated
-    fit(net, FedAvg(), 3, local=["*.zero_point"])
+    fit(net, FedAvg(), 3, personal_parameters=["*.zero_point"])
     low, high = (net.get_buffer(f"backbone.1.activation_post_process.{n}_val") for n in ("min", "max"))
     assert float(low) <= float(high) and float(net.get_buffer("backbone.1.scale")) > 0
 

@@ -122,7 +122,8 @@ def engines(mechanism, **options):
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 @pytest.mark.parametrize(
-    "mechanism", [CorBin(2.0, 5), SubtractiveDither(bits=4), CPA(1.0), SignRR(1.0), TopK(0.3)]
+    "mechanism",
+    [CorBin(2.0, 5), SubtractiveDither(bits=4), CPA(1.0, epsilon_scope="bit"), SignRR(1.0), TopK(0.3)],
 )
 def test_the_server_of_every_rank_is_that_of_one_process(mechanism, order):
     whole, ranks = engines(mechanism)

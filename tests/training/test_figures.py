@@ -37,9 +37,9 @@ def logged(folder, federated, *callbacks):
 
 
 @pytest.mark.filterwarnings("ignore:Masking is accounted for only:UserWarning")
-@pytest.mark.parametrize("run", ["masked", "accounted"])
+@pytest.mark.parametrize("run", ["masked", "counted"])
 def test_what_masks_would_give_is_no_epsilon_of_a_run_without(run, tmp_path):
-    values = logged(tmp_path, Federated(DDG, 20, secure_aggregation=SecAgg(run=run), privacy=TARGET))
+    values = logged(tmp_path, Federated(DDG, 20, secure_aggregation=SecAgg(simulation=run), privacy=TARGET))
     true, would = (
         ("fed/epsilon", "fed/sim_epsilon") if run == "masked" else ("fed/sim_epsilon", "fed/epsilon")
     )
@@ -119,9 +119,9 @@ def test_the_target_has_the_short_name_beside_a_budget_about_somebody_else(who, 
 
 @pytest.mark.filterwarnings("ignore:Masking is accounted for only:UserWarning")
 @pytest.mark.filterwarnings("ignore:the keys come from a seed:UserWarning")
-@pytest.mark.parametrize(("run", "seed"), [("masked", None), ("accounted", None), ("masked", 3)])
+@pytest.mark.parametrize(("run", "seed"), [("masked", None), ("counted", None), ("masked", 3)])
 def test_a_budget_says_what_is_no_epsilon_of_this_run(run, seed, tmp_path):
-    masks, budget = SecAgg(run=run), PrivacyBudget(1000.0, 1e-5, "secagg_server")
+    masks, budget = SecAgg(simulation=run), PrivacyBudget(1000.0, 1e-5, "secagg_server")
     values = logged(tmp_path, Federated(DDG, 20, secure_aggregation=masks, seed=seed), budget)
     true = run == "masked" and seed is None
     assert ("fed/epsilon" in values, "fed/sim_epsilon" in values) == (true, not true)

@@ -187,7 +187,7 @@ def test_a_restart_that_does_not_resume_says_so_and_counts_both(tmp_path):
 def test_a_journal_of_another_federation_or_of_other_terms_is_not_counted(tmp_path):
     Journal(tmp_path / "ledger-1.jsonl", "FedAvg()", 6).append(0, 0, "", None, 4)
     assert run(tmp_path, max_epochs=1).ledger.rounds == 1
-    other = Journal(tmp_path / "ledger-2.jsonl", "CorBin(epsilon=5.0, shared_bits=5)", 6)
+    other = Journal(tmp_path / "ledger-2.jsonl", "CorBin(epsilon_per_coordinate=5.0, shared_bits=5)", 6)
     other.append(0, 0, "", None, 4, terms='{"clients": "real"}', ledger="x", number=1)
     with pytest.warns(UserWarning, match="is not counted: Rounds of these clients were charged with"):
         assert run(tmp_path, max_epochs=1).ledger.rounds == 1

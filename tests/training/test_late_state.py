@@ -57,7 +57,7 @@ def run(module, clients, rounds=2, **settings):
 @pytest.mark.parametrize("clients", [1, 2])
 def test_is_refused_with_a_cure(kind, clients):
     with pytest.raises(
-        ValueError, match=rf"changed {LATE[kind][0].strip('.*')}.*clients don't send.*shared="
+        ValueError, match=rf"changed {LATE[kind][0].strip('.*')}.*clients don't send.*extra_buffers="
     ):
         run(kind(), clients)
 
@@ -66,7 +66,7 @@ def test_is_refused_with_a_cure(kind, clients):
 def test_one_client_is_the_plain_training(kind):
     plain, ours = kind(), kind()
     make_trainer(max_epochs=2).fit(plain, datamodule=Digits(80, 10, shuffle=False))
-    fed = run(ours, 1, shared=LATE[kind])
+    fed = run(ours, 1, extra_buffers=LATE[kind])
     for (name, one), other in zip(plain.state_dict().items(), ours.state_dict().values(), strict=True):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5, msg=name)
     assert len(fed.engine.weights) == 650 + (650 if kind is MeanTeacher else 40), "it is charged"
@@ -76,11 +76,11 @@ def test_one_client_is_the_plain_training(kind):
 def test_what_clients_wrote_is_averaged_or_stays_with_them(kind):
     module = kind()
     before = {name: value.clone() for name, value in module.state_dict().items()}
-    run(module, 2, shared=LATE[kind])
+    run(module, 2, extra_buffers=LATE[kind])
     late = next(name for name in before if name.startswith(("teacher", "queue")))
     assert not torch.equal(before[late], module.state_dict()[late])
 
 
 def test_a_pattern_of_nothing():
-    with pytest.raises(ValueError, match=r"shared='techer.\*' matches none of"):
-        run(MeanTeacher(), 1, shared=["techer.*"])
+    with pytest.raises(ValueError, match=r"extra_buffers='techer.\*' matches none of"):
+        run(MeanTeacher(), 1, extra_buffers=["techer.*"])

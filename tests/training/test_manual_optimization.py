@@ -125,7 +125,7 @@ def test_stacks_are_for_automatic_optimisation():
 
 def test_a_mechanism_stands_before_all_optimisers():
     """Of three clients' signs the mean is never zero."""
-    fed = Federated(LDPQ(epsilon=5.0), 3, seed=0)
+    fed = Federated(LDPQ(epsilon_per_coordinate=5.0), 3, seed=0)
     module = Adversaries()
     before = weights_of(module)
     make_trainer(fed, max_epochs=1).fit(module, loader())
@@ -140,7 +140,7 @@ def test_resume_is_bit_for_bit(tmp_path):
     make_trainer(Federated(FedAvg(), NUM_CLIENTS, seed=0), max_epochs=ROUNDS).fit(whole, loader())
 
     class Stop(pl.Callback):
-        crosses_clients = True
+        is_shared_by_clients = True
 
         def on_train_batch_end(self, trainer, module, *args):
             if trainer.current_epoch == 1 and fed.training_clients == (1,) and args[-1] == 1:

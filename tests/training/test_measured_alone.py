@@ -120,7 +120,9 @@ def world(shape, is_other, **settings):
     return fed.client_evaluations
 
 
-@pytest.mark.parametrize("settings", [{}, {"clients_per_step": 3}, {"local": ["backbone.3.*"]}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"clients_per_step": 3}, {"personal_parameters": ["backbone.3.*"]}], ids=str
+)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_no_other_client_s_value_moves(shape, settings):
     one, other = world(shape, False, **settings), world(shape, True, **settings)

@@ -92,7 +92,7 @@ def test_who_wrote_the_training_s_samples_is_measured_on_its_own():
 
 def test_merged_writers_stay_with_their_client():
     train, held = written(0, 120, [4, 4, 5, 9, 2, 1, 1, 3]), written(120, 220, [1, 2, 3, 4, 9, 9, 9, 5])
-    fed = fit(federated(held, Natural(2, merge=True)), Counts(), train)
+    fed = fit(federated(held, Natural(2, merge_users=True)), Counts(), train)
     own = [set(train.tensors[2][part].tolist()) for part in fed.client_indices]
     assert [set(held.tensors[2][part].tolist()) for part in parts(fed)] == own
 
@@ -100,8 +100,8 @@ def test_merged_writers_stay_with_their_client():
 RULES = {
     "IID": IID(),
     "labels": LabelShards(2),
-    "Dirichlet": Dirichlet(0.2, least=3),
-    "sizes": QuantitySkew(0.5, least=3),
+    "Dirichlet": Dirichlet(0.2, min_partition_size=3),
+    "sizes": QuantitySkew(0.5, min_partition_size=3),
     "features": FeatureShards(),
 }
 

@@ -21,7 +21,7 @@ HOOKS = [
 class Saves(pl.Callback):
     """Saves a checkpoint at every call of one hook, in the fit or in the middle of a client."""
 
-    crosses_clients = True
+    is_shared_by_clients = True
 
     def __init__(self, hook: str, folder: Path) -> None:
         self.hook, self.folder, self.count = hook, folder, 0
@@ -92,7 +92,7 @@ class Tied(Classifier):
 @pytest.mark.parametrize("weights_only", [False, True])
 def test_second_names_of_tied_weights_and_buffers_are_global_too(tmp_path, weights_only):
     class Keeps(pl.Callback):
-        crosses_clients = True
+        is_shared_by_clients = True
 
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, i):
             clients = fed.training_clients[0]
@@ -109,7 +109,7 @@ def test_second_names_of_tied_weights_and_buffers_are_global_too(tmp_path, weigh
 
 def test_the_user_s_module_is_the_global_model_while_clients_train():
     class Watch(pl.Callback):
-        crosses_clients = True
+        is_shared_by_clients = True
         far: list[tuple[bool, bool]] = []  # noqa: RUF012
 
         def on_train_batch_end(self, trainer, pl_module, *args):

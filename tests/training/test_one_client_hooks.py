@@ -44,7 +44,7 @@ class GradientNorm(pl.Callback):
 class Counts(pl.Callback):
     """Counts samples, and how many the outputs get right."""
 
-    crosses_clients = True
+    is_shared_by_clients = True
 
     def __init__(self) -> None:
         self.samples, self.losses = 0, 0.0
@@ -94,7 +94,7 @@ def test_callbacks_see_one_client_at_a_time(callback, hook, clients_per_step):
 def test_a_lambda_callback_is_a_callback():
     seen = []
     watch = pl.callbacks.LambdaCallback(on_train_batch_end=lambda *args: seen.append(len(args[3][1])))
-    watch.crosses_clients = True
+    watch.is_shared_by_clients = True
     with pytest.warns(UserWarning, match="LambdaCallback.*on_train_batch_end"):
         fit(4, watch)
     assert sum(seen) == 240

@@ -18,7 +18,7 @@ from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.losses import GaussianLoss, GaussianSumLoss, PoissonGaussianLoss
 from lightning_fedq.privacy.planning import make_plan_context
 from lightning_fedq.privacy.sampled import secret_epsilon
-from lightning_fedq.rounds import RoundPlanner
+from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from lightning_fedq.rounds.running_sum import RunningSum
 from lightning_fedq.training.accounts import make_report
 from tests.described import page as markdown, privacy_report
@@ -85,7 +85,7 @@ def played():
     sigma = 1.0 / STRENGTH
     adder = fedq.BandedGaussian(math.sqrt(2 * COPIES), sigma / (2.0 * math.sqrt(2 * COPIES)), band=1)
     plan = RoundPlanner(2, 0, fedq.Poisson(1))
-    engine = fedq.RoundEngine(
+    engine = RoundEngine(
         adder,
         plan,
         RootKeys(),
@@ -180,7 +180,7 @@ def test_noise_and_divisor_are_the_same_whoever_is_there(fault, monkeypatch):
             RunningSum, "mean", lambda self, plan: whole(self, plan) if self.received else None
         )
     dim, plan = 2000, planner(6, 2)
-    engine = fedq.RoundEngine(
+    engine = RoundEngine(
         ADDER, plan, RootKeys(), torch.zeros(dim), (dim,), fedq.FixedRange(1.0), diagnostics=False
     )
     stds, sizes = [], []
@@ -386,14 +386,14 @@ def test_a_round_that_was_given_up_voids_the_claim(monkeypatch):
     federated = own()
     monkeypatch.setattr(RoundPlanner, "cohort", lambda self, round, attempt=0: [1, 2])
     trainer = trainer_of(federated)
-    finish = fedq.RoundEngine.finish
+    finish = RoundEngine.finish
 
     def fails(self):
         if self.round == 1:
             raise ArithmeticError("a client's")
         return finish(self)
 
-    monkeypatch.setattr(fedq.RoundEngine, "finish", fails)
+    monkeypatch.setattr(RoundEngine, "finish", fails)
     with pytest.raises(ArithmeticError):
         trainer.fit(Line(), loader())
     row = make_report(federated, trainer, 1e-3).secret

@@ -1,6 +1,8 @@
 """What the same clients have paid is the union of all charges, and no statement is below it."""
 
+import itertools
 import json
+import math
 import random
 import subprocess
 import sys
@@ -17,7 +19,7 @@ from lightning_fedq.commands.privacy import report_of_checkpoint
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.client_spending import Population
-from lightning_fedq.privacy.document import from_json
+from lightning_fedq.privacy.document import from_json, headline
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.planning import make_plan_context
@@ -31,6 +33,7 @@ from tests.digits_run import Classifier, Digits, make_trainer
 from tests.training.beside import ROUNDS
 
 CLIENTS, DELTA = 4, 1e-5
+NOISE = fedq.GaussianNoise(1.0, 1.0)
 pytestmark = [
     pytest.mark.filterwarnings("ignore:another run of this federation:UserWarning"),
     pytest.mark.filterwarnings("ignore:The ledger has rounds of a killed process:UserWarning"),
@@ -115,6 +118,16 @@ class Killed(pl.Callback):
             raise KeyboardInterrupt
 
 
+class KilledInside(Killed):
+    """The process is killed in a round, while its clients train."""
+
+    on_train_batch_end = pl.Callback.on_train_batch_end
+
+    def on_clients_done(self, trainer, done, expected):
+        if trainer.callbacks[0].ledger.rounds == self.epoch + 1:
+            raise KeyboardInterrupt
+
+
 def fit(folder, rounds, *callbacks, resume=None, federated=None):
     keep = pl.callbacks.ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1, save_on_exception=False)
     federated = federated or fedq.Federated(fedq.GaussianNoise(clip_norm=1.0, noise_multiplier=3.0), CLIENTS)
@@ -186,7 +199,7 @@ def test_a_budget_holds_over_a_restart_that_does_not_resume(tmp_path):
             fit(tmp_path, 3, *callbacks, federated=federated)
             continue
         (first,) = tmp_path.glob("ledger-*.jsonl")
-        words = rf"3 rounds fit into it, and 3 are done, of which another run charged 3 rounds \({first}\)"
+        words = rf"3 rounds fit into it, and 3 are done\..* here \(another run charged 3 rounds: {first}\)"
         with pytest.raises(RuntimeError, match=words):
             fit(tmp_path, 3, *callbacks, federated=federated)
         assert federated.ledger.charges.tolist() == [3] * CLIENTS
@@ -282,7 +295,7 @@ def test_a_budget_of_samples_holds_beside_another_run(tmp_path):
         private = fedq.DPSGD(2.0, 1.0, delta=1e-3)
         federated = fedq.Federated(fedq.FedAvg(), CLIENTS)
         if again:
-            words = r"and 4 are done, of which another run charged 2 rounds \(.*ledger-"
+            words = r"and 4 are done\..* \(another run charged 2 rounds: .*ledger-"
             with pytest.raises(RuntimeError, match=words):
                 fit(tmp_path, 3, private, budget, federated=federated)
         else:
@@ -401,7 +414,7 @@ def test_the_law_holds_for_every_law_of_cohorts(tmp_path, law, dropouts):
     ]
     rows = [[row.epsilon for row in page.rows] for page in pages]
     assert rows[0] == rows[1] == [row.epsilon for row in make_report(federated, trainer, DELTA).rows]
-    for before, after in zip(rows, rows[1:], strict=False):
+    for before, after in itertools.pairwise(rows):
         assert all(one <= other for one, other in zip(before, after, strict=True))
 
 
@@ -423,3 +436,73 @@ def test_two_processes_in_one_folder_count_each_other_from_their_next_round_on(t
         assert one["rounds"] == one["charges"] == 2 * ROUNDS
         assert one["steps"] == 2 * ROUNDS * 2  # two steps a round
     assert said[0]["epsilon"] == said[1]["epsilon"] == said[0]["budget"] == said[1]["budget"]
+
+
+# ---- a run that ended early ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["budget", "target", "warns", "nothing"])
+def test_a_run_that_ended_early_names_the_limit_that_holds_at_any_end(tmp_path, kind):
+    """A smaller epsilon of fewer rounds is for a number of rounds that was fixed before."""
+    mechanism, settings, budgets = fedq.GaussianNoise(1.0, 2.0), {}, []
+    if kind == "target":
+        settings = {"privacy": fedq.PrivacyTarget(8.0, DELTA, "server")}
+    elif kind != "nothing":
+        budgets = [fedq.PrivacyBudget(7.5, DELTA, "server", "warn" if kind == "warns" else "stop")]
+    federated = fedq.Federated(mechanism, CLIENTS, **settings)
+    folder = fedq.RunFolder("run", tmp_path, show=False)
+    _, trainer, _ = fit(tmp_path / "ckpt", 6, Stops(), *budgets, folder, federated=federated)
+    limit = {
+        "budget": "the budget of epsilon 7.5 at delta 1e-05 against the server that sees every message",
+        "target": "the target of epsilon 8",
+    }.get(kind, "the epsilon of all rounds that were asked for")
+    terminal = " ".join(describe_outcome(federated, trainer))
+    files = [" ".join((tmp_path / "run" / name).read_text().split()) for name in ("privacy.md", "report.md")]
+    read = from_json((tmp_path / "run" / "privacy.json").read_text())
+    for text in (terminal, *files, headline(read)):
+        assert "ended by a stop after round 3 of 6" in text
+        assert "is for a number of rounds that was fixed beforehand" in text
+        assert f"If released outputs decided when to end, {limit} holds instead" in text
+    old = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    del old["limit"]  # as a version before wrote it
+    assert from_json(json.dumps(old)).limit == ""
+
+
+# ---- secret cohorts --------------------------------------------------------------------------------------
+
+
+def test_a_budget_with_secret_cohorts_says_what_the_page_says_over_restarts(tmp_path):
+    """No journal may name their cohorts: a run is not resumed, repeated or restarted under one epsilon."""
+
+    def begin(rounds, *callbacks, federated=None, resume=None):
+        law = fedq.FixedSize(2, secret=True)
+        settings = {"cohort": law, "diagnostics": False, "clients_per_step": 1}
+        federated = federated or fedq.Federated(NOISE, 20, **settings)
+        budget = fedq.PrivacyBudget(5.0, 1e-3, "outsider")
+        trainer = make_trainer(federated, budget, *callbacks, max_epochs=rounds)
+        try:
+            trainer.fit(Classifier(), datamodule=Digits(60), ckpt_path=resume)
+        except SystemExit:
+            pass
+        return federated, budget, trainer
+
+    federated, budget, trainer = begin(3)
+    page = make_report(federated, trainer, 1e-3)
+    three = budget.epsilon_spent
+    assert three == pytest.approx(page.secret.epsilon) and 0 < three < 5 and page.rounds == 3
+    assert "other runs" in budget.statement and any("S9" in text for text in page.secret.assumptions)
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    with pytest.raises(ValueError, match="can't resume"):
+        begin(5, resume=tmp_path / "a.ckpt")
+    with pytest.raises(ValueError, match="S2, .*add the epsilons"):
+        begin(3, federated=federated)  # a second model of the same clients
+    assert federated.ledger.rounds == 3
+    for each, ended in ((Killed(1), three), (KilledInside(1), math.inf)):  # after a round, and in it
+        killed, budget, trainer = begin(3, each)
+        page = make_report(killed, trainer, 1e-3)
+        spent = budget._current_spending()
+        assert spent == pytest.approx(page.secret.epsilon)
+        assert spent == math.inf if ended == math.inf else 0 < spent < three
+    assert killed.ledger.rounds == 2
+    again, budget, trainer = begin(3)
+    assert again.ledger.rounds == 3 and budget.epsilon_spent == pytest.approx(three)

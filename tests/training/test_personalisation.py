@@ -26,7 +26,10 @@ def build(norm=False):
 
 def federated(local=("backbone.2.*",), mechanism=None, **settings):
     return fedq.Federated(
-        mechanism or fedq.FedAvg(), CLIENTS, local=local, **{"seed": 1, "clients_per_step": 1, **settings}
+        mechanism or fedq.FedAvg(),
+        CLIENTS,
+        personal_parameters=local,
+        **{"seed": 1, "clients_per_step": 1, **settings},
     )
 
 
@@ -103,9 +106,9 @@ def test_the_length_of_the_vector_and_its_bits(buffers):
     module = build(norm=True)
     if buffers == "frozen":
         module.backbone[2].requires_grad_(False)
-    fed = federated(("backbone.3.*",), fedq.LDPQ(epsilon=1.0), buffers=buffers)
+    fed = federated(("backbone.3.*",), fedq.LDPQ(epsilon_per_coordinate=1.0), buffers=buffers)
     dim = {"share": 552, "local": 536, "frozen": 520}[buffers]
-    assert num_coordinates(module, buffers, fed.local.patterns) == dim
+    assert num_coordinates(module, buffers, fed.local.personal_parameters) == dim
     fit(fed, module, rounds=1)
     assert fed.engine is not None and fed.engine.weights.numel() == dim
     assert fed.records[0].uplink_bits == CLIENTS * dim, "one bit each"
@@ -128,12 +131,15 @@ def value_of(name):
 
 
 def test_a_private_run_without_a_seed_and_its_claim():
-    whole, part = (federated(local, fedq.LDPQ(epsilon=0.01), seed=None) for local in ((), ("backbone.2.*",)))
+    whole, part = (
+        federated(local, fedq.LDPQ(epsilon_per_coordinate=0.01), seed=None)
+        for local in ((), ("backbone.2.*",))
+    )
     fit(whole)
     fit(part)
     assert part.ledger.dim == 520 and whole.ledger.dim == 610
     assert "own" not in part.state_dict(), "a checkpoint is the server's"
-    normed = federated((), fedq.LDPQ(epsilon=0.01), seed=None, buffers="local")
+    normed = federated((), fedq.LDPQ(epsilon_per_coordinate=0.01), seed=None, buffers="local")
     fit(normed, build(norm=True))
     assert normed.personal_state(0) and "own" not in normed.state_dict()
 
@@ -160,11 +166,11 @@ def test_resumed_as_if_never_stopped(norm, clients_per_step, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
 def test_a_checkpoint_of_a_private_run_holds_nobody_s(tmp_path):
-    first = federated(mechanism=fedq.LDPQ(epsilon=1.0), seed=None)
+    first = federated(mechanism=fedq.LDPQ(epsilon_per_coordinate=1.0), seed=None)
     trainer = make_trainer(first, max_epochs=1)
     trainer.fit(build(), datamodule=Digits(80, BATCH))
     trainer.save_checkpoint(tmp_path / "one.ckpt")
-    again = federated(mechanism=fedq.LDPQ(epsilon=1.0), seed=None)
+    again = federated(mechanism=fedq.LDPQ(epsilon_per_coordinate=1.0), seed=None)
     with pytest.warns(UserWarning, match=r"has no personal tensors.*backbone\.2\.weight.*Set a seed"):
         fit(again, rounds=2, ckpt_path=tmp_path / "one.ckpt")
 
@@ -230,14 +236,14 @@ def test_patterns_that_match_nothing():
 def test_one_name_of_a_tensor_with_two():
     module = build()
     module.tied = module.backbone[2].weight
-    with pytest.raises(ValueError, match=r"are one tensor, but local=.*Match both, or neither"):
+    with pytest.raises(ValueError, match=r"are one tensor, but personal_parameters=.*Match both, or neither"):
         fit(federated(), module)
     fit(federated(("backbone.2.*", "tied")), module, rounds=1)
 
 
 @pytest.mark.parametrize("wrong, said", [("head.*", "be a list"), (3, "be a list"), ([3], "contain name")])
 def test_what_is_no_list_of_patterns(wrong, said):
-    with pytest.raises(TypeError, match=f"local must {said}"):
+    with pytest.raises(TypeError, match=f"personal_parameters must {said}"):
         federated(wrong)
 
 

@@ -12,7 +12,7 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.planning import Problem, plan
-from lightning_fedq.rounds import RoundPlanner
+from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from lightning_fedq.training.privacy_target import _format_ratio
 from tests.described import Setting, allowed_dropouts, calibrate, planned_charges
 from tests.digits_run import make_trainer
@@ -64,7 +64,7 @@ def spent_by(federated, adversary, rounds, secure=True, dim=5):
 def test_a_run_ends_at_its_target():
     federated = federation()
     trained(federated, rounds=3)
-    assert federated.mechanism.epsilon > 0.0
+    assert federated.mechanism.epsilon_per_bit > 0.0
     found = spent_by(federated, Adversary.SECAGG_SERVER, 3)
     assert 7.97 < found <= 8.0
     assert federated.calibration.epsilon == pytest.approx(found)
@@ -155,8 +155,12 @@ def test_a_resumed_run_keeps_what_was_found_and_refuses_others(tmp_path):
     other = fedq.PrivacyTarget(2.0, 1e-5, "secagg_server")
     with pytest.raises(ValueError, match="has another privacy target: target = PrivacyTarget"):
         trained(federation(seed=1, clients=4, privacy=other), rounds=3, ckpt_path=path)
-    with pytest.raises(ValueError, match=r"asked = RotatedCoins.*kappa=4\.5.*here RotatedCoins.*kappa=3\.0"):
-        trained(federation(fedq.RotatedCoins(1.0, kappa=3.0), seed=1, clients=4), rounds=3, ckpt_path=path)
+    with pytest.raises(
+        ValueError, match=r"asked = RotatedCoins.*clip_stds=4\.5.*here RotatedCoins.*clip_stds=3\.0"
+    ):
+        trained(
+            federation(fedq.RotatedCoins(1.0, clip_stds=3.0), seed=1, clients=4), rounds=3, ckpt_path=path
+        )
     with pytest.raises(ValueError, match="The checkpoint is of another federation: mechanism ="):
         trained(
             federation(privacy=None, mechanism=fedq.LDPQ(1.0), seed=1, clients=4), rounds=3, ckpt_path=path
@@ -217,12 +221,14 @@ def test_dropouts_and_lying_servers_are_allowed_for():
     assert 5 <= dropped <= 8  # 2 expected
     found = calibrate(TARGET, mechanism, setting, 10).mechanism
     assert (
-        found.max_dropped == dropped
-        and found.epsilon
-        < calibrate(TARGET, mechanism, setting_of(mechanism, secure_aggregation=True), 10).mechanism.epsilon
+        found.max_dropped_clients == dropped
+        and found.epsilon_per_bit
+        < calibrate(
+            TARGET, mechanism, setting_of(mechanism, secure_aggregation=True), 10
+        ).mechanism.epsilon_per_bit
     )
     lying = setting_of(mechanism, secure_aggregation=True, min_survivors=14)
-    assert calibrate(TARGET, mechanism, lying, 10).mechanism.max_dropped == 6
+    assert calibrate(TARGET, mechanism, lying, 10).mechanism.max_dropped_clients == 6
 
 
 def test_what_would_be_possible_is_said():
@@ -260,13 +266,11 @@ def test_more_clients_need_less_noise():
 
 def test_a_round_with_more_dropouts_than_were_calibrated_for_is_given_up():
     """The claim counts on the coins of those who were to answer. The model stays, the round is charged."""
-    mechanism = fedq.RotatedCoins(1.0, epsilon=1.0, max_dropped=3)
+    mechanism = fedq.RotatedCoins(1.0, epsilon_per_bit=1.0, max_dropped_clients=3)
     planner = RoundPlanner(20, 0, dropout_probability=0.5)
-    engine = fedq.RoundEngine(
-        mechanism, planner, SeededKeys(0), torch.zeros(100), [100], fedq.FixedRange(1.0)
-    )
+    engine = RoundEngine(mechanism, planner, SeededKeys(0), torch.zeros(100), [100], fedq.FixedRange(1.0))
     plan = engine.start()
-    assert len(plan.dropped) > mechanism.max_dropped > 0
+    assert len(plan.dropped) > mechanism.max_dropped_clients > 0
     engine.receive(plan.survivors, torch.ones(len(plan.survivors), 100))
     record = engine.finish()
     assert record.aborted and not bool(engine.weights.any())
@@ -320,7 +324,7 @@ def test_a_cohort_that_shrinks_in_memory_is_paid_for_fewer_rounds():
 )
 def test_the_start_of_a_fit_says_what_the_plan_would(mechanism, clients, target, words, caplog):
     """The same R, whatever the norm that the mechanism clips to."""
-    secagg = fedq.SecAgg(run="accounted") if target.against is Adversary.SECAGG_SERVER else None
+    secagg = fedq.SecAgg(simulation="counted") if target.against is Adversary.SECAGG_SERVER else None
     federated = fedq.Federated(mechanism, clients, seed=1, privacy=target, secure_aggregation=secagg)
     kept = federated.calibrated_target
     with caplog.at_level("INFO"):

@@ -21,7 +21,7 @@ def run(*callbacks, module=None, mechanism=None, seed=1):
 class Probe(pl.Callback):
     """Trains on each client's batches."""
 
-    crosses_clients = True
+    is_shared_by_clients = True
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         self.last = batch
@@ -32,19 +32,22 @@ class Copied(pl.Callback):
         pass
 
 
-def test_a_callback_that_crosses_clients_is_named_on_the_page(tmp_path):
+def test_a_callback_that_is_shared_by_clients_is_named_on_the_page(tmp_path):
     folder = RunFolder("run", root=tmp_path, show=False)
     run(Probe(), folder, mechanism=GaussianNoise(1.0, 1.0), seed=None)
     page = (tmp_path / "run" / "privacy.md").read_text()
-    assert "`Probe` keeps, logs or saves. One object with crosses_clients = True sees the raw batches" in page
+    assert (
+        "`Probe` keeps, logs or saves. One object with is_shared_by_clients = True sees the raw batches"
+        in page
+    )
     run(Copied(), RunFolder("other", root=tmp_path, show=False), mechanism=GaussianNoise(1.0, 1.0), seed=None)
-    assert "crosses_clients" not in (tmp_path / "other" / "privacy.md").read_text()
+    assert "is_shared_by_clients" not in (tmp_path / "other" / "privacy.md").read_text()
 
 
-def test_the_message_that_names_crosses_clients_says_its_price(caplog):
+def test_the_message_that_names_is_shared_by_clients_says_its_price(caplog):
     with caplog.at_level(logging.INFO):
         run(Copied())
-    [line] = [line for line in caplog.messages if "crosses_clients" in line]
+    [line] = [line for line in caplog.messages if "is_shared_by_clients" in line]
     assert line.endswith("shares one object, which sees clients' raw data without any epsilon.")
 
 

@@ -41,7 +41,7 @@ def test_single_clients_wait_for_each_other_and_stacks_for_nobody(sizes, most, g
 
 @pytest.fixture(scope="module")
 def side():
-    federated = Federated(FedAvg(), 3, seed=1, local=["backbone.bias"])
+    federated = Federated(FedAvg(), 3, seed=1, personal_parameters=["backbone.bias"])
     make_trainer(federated, max_epochs=1).fit(Classifier(), datamodule=Digits(60))
     return federated.fit.side
 

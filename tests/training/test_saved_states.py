@@ -35,7 +35,7 @@ class Counts(Classifier):
 class Saves(pl.Callback):
     """In the middle of every client, after every round, and where something is refused."""
 
-    crosses_clients = True
+    is_shared_by_clients = True
 
     def __init__(self, folder: Path, weights_only: bool = False) -> None:
         self.folder, self.weights_only, self.count = folder, weights_only, 0

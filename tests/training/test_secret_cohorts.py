@@ -284,11 +284,12 @@ def test_other_values_that_break_a_condition_are_refused_by_name(settings, words
 
 
 REFUSED = {"seed", "cohort", "dropout_probability", "deadline", "privacy"}
-REFUSED |= {"weighting", "aggregator", "algorithm", "buffers", "local", "evaluate_clients", "check_isolation"}
+REFUSED |= {"weighting", "aggregator", "algorithm", "buffers", "evaluate_clients", "check_isolation"}
+REFUSED |= {"personal_parameters"}
 REFUSED |= {"diagnostics", "client_metrics", "ledger"}
-REFUSED |= {"secure_aggregation", "target"}  # where clients draw for themselves
+REFUSED |= {"secure_aggregation", "sends"}  # where clients draw for themselves
 TAKEN = {"mechanism", "num_clients", "partition", "labels", "local_epochs", "local_steps"}
-TAKEN |= {"clients_per_step", "ranges", "server_lr", "server_optimizer", "shared", "constraints"}
+TAKEN |= {"clients_per_step", "ranges", "server_lr", "server_optimizer", "extra_buffers", "constraints"}
 TAKEN |= {"broadcast_bits", "statistics"}
 
 
@@ -304,7 +305,7 @@ def test_every_argument_was_looked_at():
         (fedq.FedAvg(), "S10, a claim against outsiders"),
         (fedq.CSGM(1.0, 1.0, 0.5), "S10, .*ZERO_OUT"),
         (fedq.SIGM(1.0, 1.0, 0.5), "S10, .*ZERO_OUT"),
-        (fedq.CPA(epsilon=1.0), "S4, .*CPA"),
+        (fedq.CPA(epsilon=1.0, epsilon_scope="bit"), "S4, .*CPA"),
         (fedq.PairedCoins(1.0), "S4, "),
         (fedq.RotatedCoins(1.0, 0.5, paired=True), "S4, groups"),
     ],

@@ -8,20 +8,23 @@ import torch
 import lightning_fedq as fedq
 from lightning_fedq._lightning import pl
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
-from lightning_fedq.rounds import RoundPlanner
+from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from lightning_fedq.secagg import Aggregation, Stage, expected_traffic
 from lightning_fedq.secagg.messages import FRAME_BYTES
 from tests.digits_run import Classifier, Digits, make_trainer, weights_of
 
 CLIENTS, DIM = 8, 20
-NOISY = fedq.DistributedDiscreteGaussian(1.0, 0.1, 0.01, max_dropped=3)
+NOISY = fedq.DistributedDiscreteGaussian(1.0, 0.1, 0.01, max_dropped_clients=3)
 
 
 def run(secagg, *others, mechanism=None, **settings):
     """A short run on digits: the callback and the weights at the end."""
     values = {"dropout_probability": 0.2, "seed": 0, "clients_per_step": 4}
     federated = fedq.Federated(
-        mechanism or fedq.LDPQ(epsilon=1.0), CLIENTS, secure_aggregation=secagg, **{**values, **settings}
+        mechanism or fedq.LDPQ(epsilon_per_coordinate=1.0),
+        CLIENTS,
+        secure_aggregation=secagg,
+        **{**values, **settings},
     )
     model = Classifier()
     make_trainer(federated, *others, max_epochs=3).fit(model, datamodule=Digits(160))
@@ -29,7 +32,7 @@ def run(secagg, *others, mechanism=None, **settings):
 
 
 def engine_of(mechanism, secagg, dropout_probability=0.0, **options):
-    return fedq.RoundEngine(
+    return RoundEngine(
         mechanism,
         RoundPlanner(CLIENTS, 3, dropout_probability=dropout_probability),
         SeededKeys(3),
@@ -65,7 +68,7 @@ def test_a_masked_run_ends_with_the_same_weights(active, clients_per_step):
         assert record.uplink_bits > other.uplink_bits and record.downlink_bits > other.downlink_bits
 
 
-@pytest.mark.parametrize("run", ["masked", "accounted"])
+@pytest.mark.parametrize("run", ["masked", "counted"])
 @pytest.mark.parametrize(
     "mechanism",
     [fedq.LDPQ(1.0), fedq.CorBin(1.0), fedq.AggregateGaussian(1.0, 0.1), fedq.IrwinHall(1.0, 0.1), NOISY],
@@ -73,7 +76,7 @@ def test_a_masked_run_ends_with_the_same_weights(active, clients_per_step):
 )
 def test_every_kind_of_sum_gives_the_same_weights(mechanism, run):
     """Also where an absent client counts as zeros, scales are public, or sums are modular."""
-    engines = [engine_of(mechanism, secagg, 0.2) for secagg in (None, fedq.SecAgg(run=run))]
+    engines = [engine_of(mechanism, secagg, 0.2) for secagg in (None, fedq.SecAgg(simulation=run))]
     dropped = 0
     for _ in range(3):
         for engine in engines:
@@ -145,9 +148,12 @@ def test_liars_hide_behind_the_masks():
 # ---- rounds that are given up ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["masked", "accounted"])
+@pytest.mark.parametrize("mode", ["masked", "counted"])
 def test_too_many_dropouts_abort_the_round_and_the_run_goes_on(mode):
-    engine, start = engine_of(fedq.LDPQ(1.0), fedq.SecAgg(run=mode), 0.45), torch.linspace(-0.5, 0.5, DIM)
+    engine, start = (
+        engine_of(fedq.LDPQ(1.0), fedq.SecAgg(simulation=mode), 0.45),
+        torch.linspace(-0.5, 0.5, DIM),
+    )
     seen = set()
     for round in range(6):
         before, plan = engine.weights, engine.start()
@@ -176,8 +182,8 @@ def test_an_aborted_round_of_a_run_warns_is_charged_and_logged():
 
 def test_clients_that_fall_silent_unannounced_abort_the_round_at_its_end():
     bits = []
-    for mode in ("masked", "accounted"):
-        engine = engine_of(fedq.LDPQ(1.0), fedq.SecAgg(run=mode))
+    for mode in ("masked", "counted"):
+        engine = engine_of(fedq.LDPQ(1.0), fedq.SecAgg(simulation=mode))
         before = engine.weights
         answer(engine, engine.start().survivors[:4])
         record = engine.finish()
@@ -222,8 +228,8 @@ def test_a_symbol_out_of_range_aborts_the_round():
 
 @pytest.mark.parametrize("secagg", [None, fedq.SecAgg()])
 def test_noise_of_too_few_clients_is_not_released(secagg):
-    """DDG counts on all but `max_dropped` clients' noise: with fewer the sum is not even unmasked."""
-    engine = engine_of(fedq.DistributedDiscreteGaussian(1.0, 0.1, 0.01, max_dropped=1), secagg, 0.2)
+    """DDG counts on all but `max_dropped_clients` clients' noise: with fewer the sum is not even unmasked."""
+    engine = engine_of(fedq.DistributedDiscreteGaussian(1.0, 0.1, 0.01, max_dropped_clients=1), secagg, 0.2)
     outcomes = set()
     for _ in range(6):
         before, plan = engine.weights, engine.start()

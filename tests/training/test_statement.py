@@ -8,6 +8,7 @@ import pytest
 import lightning_fedq as fedq
 from lightning_fedq._lightning import pl
 from lightning_fedq.cli import main
+from lightning_fedq.privacy.verdict import format_epsilon
 from tests.digits_run import Classifier, Digits, make_trainer
 
 DDG = fedq.DistributedDiscreteGaussian(0.1, 0.5, 0.01)
@@ -77,7 +78,7 @@ def test_no_row_behind_masks_that_did_not_run(caplog):
 
 
 def test_masks_that_were_only_counted_meet_no_target(caplog):
-    target, secagg = fedq.PrivacyTarget(8.0, 1e-5, "secagg_server"), fedq.SecAgg(run="accounted")
+    target, secagg = fedq.PrivacyTarget(8.0, 1e-5, "secagg_server"), fedq.SecAgg(simulation="counted")
     federated = fedq.Federated(DDG, 20, secure_aggregation=secagg, privacy=target)
     with pytest.warns(UserWarning, match="Masking is accounted for only"):
         first, second = said(caplog, federated)
@@ -93,8 +94,8 @@ def test_a_target_that_is_not_met_is_the_headline_and_masks_that_did_not_run_hav
     tmp_path, capsys
 ):
     """Of the printed table, `report.md`, the HTML page and `fedq compare`, which also shows an honest run."""
-    target, names = fedq.PrivacyTarget(8.0, 1e-5, "secagg_server"), ("accounted", "without")
-    for name, masks in zip(names, (fedq.SecAgg(run="accounted"), None), strict=True):
+    target, names = fedq.PrivacyTarget(8.0, 1e-5, "secagg_server"), ("counted", "without")
+    for name, masks in zip(names, (fedq.SecAgg(simulation="counted"), None), strict=True):
         federated = fedq.Federated(DDG, 20, secure_aggregation=masks, privacy=target if masks else None)
         folder = fedq.RunFolder(name, root=str(tmp_path))
         make_trainer(federated, folder).fit(Classifier(), datamodule=Digits(200))
@@ -109,12 +110,29 @@ def test_a_target_that_is_not_met_is_the_headline_and_masks_that_did_not_run_hav
     options = ["--adversary", "secagg_server", "--monitor", "update_norm", "--out", str(tmp_path / "both")]
     assert main(["compare", *runs, *options]) == 0
     table = {row["run"]: row for row in json.loads((tmp_path / "both" / "table.json").read_text())["runs"]}
-    assert table["without"]["epsilon"] == "not run" and "NOT met" in table["accounted"]["view"]
+    assert table["without"]["epsilon"] == "not run" and "NOT met" in table["counted"]["view"]
 
 
 def test_samples_have_a_line_of_their_own(caplog):
     lines = said(caplog, fedq.Federated(fedq.FedAvg(), 4), fedq.DPSGD(1.0, 1.0, delta=1e-3))
-    assert any(line.startswith("privacy of a sample: epsilon ") and "delta 0.001" in line for line in lines)
+    assert lines[0].startswith("privacy of a sample: epsilon ") and "delta 0.001" in lines[0]
+
+
+def test_the_page_of_rows_begins_with_their_guarantee(tmp_path, capsys):
+    """The page of FedAvg with DPSGD began "Nothing is promised"; 16.53 and 16.6 were one number."""
+    sgd, folder = fedq.DPSGD(1.0, 1.0, delta=1e-3), fedq.RunFolder("rows", str(tmp_path))
+    make_trainer(fedq.Federated(fedq.FedAvg(), 4), sgd, folder).fit(Classifier(), datamodule=Digits(200))
+    saved = json.loads((tmp_path / "rows" / "privacy.json").read_text())
+    epsilon = format_epsilon(saved["samples"]["epsilon"])
+    start = f"Each row of a client's training data has epsilon {epsilon} at delta 0.001 over the run"
+    assert saved["headline"].startswith(start)
+    assert "No client as a whole is covered: updates are sent as they are." in saved["headline"]
+    for page in ("report.md", "privacy.md"):
+        written = (tmp_path / "rows" / page).read_text()
+        assert start in written and "Nothing is promised" not in written
+        assert "rows of DPSGD" in written and "you, with rows_per_person" in written
+    assert f"| dp/epsilon | {epsilon} |" in (tmp_path / "rows" / "report.md").read_text()
+    assert start in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_target_of_a_round_is_said_between_any_two_updates(caplog):

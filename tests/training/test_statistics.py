@@ -128,8 +128,8 @@ def test_without_noise_it_is_the_mean_of_the_clients():
     ("mechanism", "settings"),
     [
         (GAUSSIAN, {"cohort": fedq.Cyclic(10)}),
-        (fedq.RotatedCoins(clip_norm=0.5, epsilon=0.5), {"secure_aggregation": fedq.SecAgg()}),
-        (fedq.CorBin(epsilon=0.1), {}),
+        (fedq.RotatedCoins(clip_norm=0.5, epsilon_per_bit=0.5), {"secure_aggregation": fedq.SecAgg()}),
+        (fedq.CorBin(epsilon_per_coordinate=0.1), {}),
     ],
     ids=repr,
 )

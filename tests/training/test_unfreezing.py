@@ -130,7 +130,10 @@ def test_what_freezes_leaves_and_stays_where_it_is(clients_per_step, caplog):
         def on_train_epoch_end(self, trainer, pl_module):
             seen.append(pl_module.first.clone())
 
-    fed, module = federated(LDPQ(epsilon=0.5), clients_per_step=clients_per_step), TwoLayers(frozen=False)
+    fed, module = (
+        federated(LDPQ(epsilon_per_coordinate=0.5), clients_per_step=clients_per_step),
+        TwoLayers(frozen=False),
+    )
     start = module.first.clone()
     make_trainer(fed, Watch(), max_epochs=4).fit(module, datamodule=Digits(80))
     assert not torch.equal(start, seen[0])
@@ -143,7 +146,7 @@ def test_what_freezes_leaves_and_stays_where_it_is(clients_per_step, caplog):
 def test_a_budget_that_cannot_pay_for_more_parameters_stops_before_the_round(tmp_path):
     budget = PrivacyBudget(epsilon=300.0, delta=1e-5, adversary="server")
     keep = pl.callbacks.ModelCheckpoint(tmp_path, save_top_k=-1, filename="{epoch}")
-    fed = Federated(LDPQ(epsilon=0.5), CLIENTS, clients_per_step=1)
+    fed = Federated(LDPQ(epsilon_per_coordinate=0.5), CLIENTS, clients_per_step=1)
     module = TwoLayers(change_at=2)
     trainer = make_trainer(fed, budget, keep, max_epochs=5, enable_checkpointing=True)
     with pytest.raises(RuntimeError, match=r"The privacy budget allows .* rounds"):
@@ -168,7 +171,7 @@ def test_resumed_after_an_unfreezing(tmp_path, way):
     class Saves(pl.Callback):
         """In the middle of the last client of every round, and after the round."""
 
-        crosses_clients = True
+        is_shared_by_clients = True
 
         def on_train_batch_end(self, trainer, *args):
             trainer.save_checkpoint(tmp_path / f"middle-{trainer.current_epoch}.ckpt")

@@ -26,6 +26,7 @@ from typing import ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
+import lightning_fedq.privacy.assumptions as kind
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.clip import unit_ball_factors
 from lightning_fedq.functional.linear_decode import decode_sum
@@ -34,6 +35,7 @@ from lightning_fedq.functional.noise.grid_noise import GridNoise
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.mechanisms.bases.calibration import resolve_multiplier
 from lightning_fedq.mechanisms.interface import (
+    ANY_NUMBER,
     Adversary,
     AuditCase,
     Mechanism,
@@ -159,7 +161,7 @@ class AdditiveNoise(Mechanism):
     """Base of the noise baselines: a distribution, a clipping rule and a multiplier define a mechanism."""
 
     homomorphic = True
-    alike_clients = True
+    has_exchangeable_clients = True
     law: ClassVar[Literal["gaussian", "laplace"]]
 
     def __post_init__(self) -> None:
@@ -209,7 +211,7 @@ class AdditiveNoise(Mechanism):
         """Return signed integers wide enough for any noise."""
         return FixedLength(self.noise.bits, signed=True)
 
-    def lever(self, client: int, context: RoundContext) -> float:
+    def influence(self, client: int, context: RoundContext) -> float:
         # a message may have the smallest integer of the code in every coordinate
         reach = 2.0 ** (self.noise.bits - 1) * self.noise.step
         rule = self.clipping
@@ -222,20 +224,28 @@ class AdditiveNoise(Mechanism):
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """Return the loss of the client's own noise, and for sums of all hidden clients' Gaussian noise."""
         hidden = count_hidden_clients(context) if self.law == "gaussian" else {}
-        return tuple(self._claim(who, hidden.get(who, (0, 1))[1], context) for who in Adversary)
+        counts = [(who, *hidden.get(who, (ANY_NUMBER, 1))) for who in Adversary]
+        return tuple(self._claim(who, colluders, noises, context) for who, colluders, noises in counts)
 
-    def _claim(self, adversary: Adversary, num_noises: int, context: RoundContext) -> PrivacyClaim:
-        """Return the claim against one adversary, to which `num_noises` clients' noise is unknown."""
+    def _claim(
+        self, adversary: Adversary, colluders: float, num_noises: int, context: RoundContext
+    ) -> PrivacyClaim:
+        """Return the claim against an adversary with colluders, to which `num_noises` noises are unknown."""
         loss, slack = self.noise.loss(num_noises, context.dim)
-        fresh = (
+        slack = replace(slack, per_loss=self.clipping.compositions(context) == context.dim)
+        fresh = kind.SECRET_KEYS(
             "noise is fresh in every round and attempt and comes from keys that the adversary does not hold"
         )
         extra: tuple[str, ...] = ()
         if num_noises > 1:
-            extra = ("nothing but the plain sum of all messages is seen",)
+            extra = (kind.SUM_ALONE("nothing but the plain sum of all messages is seen"),)
             if adversary is Adversary.SECAGG_SERVER:
-                extra += (f"the server colludes with {context.num_corrupt or 'no'} clients at most",)
-        sampled = (
+                extra += (
+                    kind.COLLUSION(
+                        f"the server colludes with {context.num_colluding or 'no'} clients at most"
+                    ),
+                )
+        sampled = kind.FLOAT_ERROR(
             f"the sampler is within {slack.distance:.1e} in total variation and {slack.log_ratio:.1e} in "
             "log-ratio of the exact noise in a round, charged to delta and epsilon"
         )
@@ -246,6 +256,7 @@ class AdditiveNoise(Mechanism):
             assumptions=(fresh, sampled, *extra),
             slack=slack,
             unit=self.clipping.unit,
+            colluders=colluders,
         )
 
 
@@ -275,7 +286,7 @@ class VectorNoise(AdditiveNoise):
     def _with_multiplier(self, multiplier: float) -> VectorNoise:
         return replace(self, noise_multiplier=multiplier, epsilon=None, delta=None, rounds=None)
 
-    def with_level(self, level: float, context: RoundContext, max_dropped: int) -> VectorNoise:
+    def with_level(self, level: float, context: RoundContext, max_dropped_clients: int) -> VectorNoise:
         return self._with_multiplier(1.0 / level)
 
     @property
@@ -295,15 +306,15 @@ class CoordinateNoise(AdditiveNoise):
     """Noise per coordinate, so that each coordinate is private in one round.
 
     Args:
-        epsilon: Budget per coordinate and round, > 0, in nats.
+        epsilon_per_coordinate: Budget per coordinate and round, > 0, in nats.
     """
 
-    level = "epsilon"
+    level = "epsilon_per_coordinate"
 
-    epsilon: float
+    epsilon_per_coordinate: float
 
     def __post_init__(self) -> None:
-        check_positive(epsilon=self.epsilon)
+        check_positive(epsilon_per_coordinate=self.epsilon_per_coordinate)
         super().__post_init__()
 
     @property

@@ -5,17 +5,19 @@ shared bits (CorBin). Levels come from the attained thresholds, never from the r
 
 If privacy depends on a client's place in the round (unpaired or in a pair), the claim is the worst of both.
 The curious client may be an unpaired client that knows its own bit, so one bit less hides the others than
-behind secure aggregation. Clients that collude with the server behind secure aggregation (`num_corrupt`) are
-curious clients: each knows its bit and its group's shared word, and is in the worst place.
+behind secure aggregation. Clients that collude with the server behind secure aggregation (`num_colluding`)
+are curious clients: each knows its bit and its group's shared word, and is in the worst place.
 
 References:
     Salehi et al., CorBin-FL. Exact pairs for replace-one adjacency replace its UCDP theorems.
 """
 
+import lightning_fedq.privacy.assumptions as kind
 from lightning_fedq.functional.divergences import randomized_response_pair
 from lightning_fedq.functional.one_bit.privacy import joint_pairs, known_word_pairs, pair_sum_pairs
 from lightning_fedq.functional.one_bit.threshold_coin import CoinThresholds
 from lightning_fedq.mechanisms.interface import (
+    ANY_NUMBER,
     Adversary,
     CoinSum,
     HiddenPair,
@@ -27,14 +29,26 @@ from lightning_fedq.mechanisms.interface import (
     no_guarantee,
 )
 
-ARBITRARY = "the other clients' updates are arbitrary and known to the adversary"
-FRESH = "coins are fresh in every round and attempt and come from keys that the adversary does not hold"
-AUTHENTICATED = "public keys are authenticated and the key agreement is unbroken (computational)"
-NO_COLLUSION = "the server does not collude with other clients"
-SUM_ONLY = "secure aggregation reveals nothing but the sum of all bits, with equal weights"
-MODELS_ONLY = (
-    "only the released models are seen: the sum of all bits, with equal weights, and the server is honest"
+ARBITRARY = kind.VIEW("the other clients' updates are arbitrary and known to the adversary")
+FRESH = kind.SECRET_KEYS(
+    "coins are fresh in every round and attempt and come from keys that the adversary does not hold"
 )
+AUTHENTICATED = kind.AUTHENTIC_KEYS(
+    "public keys are authenticated and the key agreement is unbroken (computational)"
+)
+NO_COLLUSION = kind.COLLUSION("the server does not collude with other clients")
+SUM_ONLY = kind.SUM_ALONE(
+    "secure aggregation reveals nothing but the sum of all bits, with equal weights", kind.EQUAL_WEIGHTS
+)
+MODELS_ONLY = kind.MODELS_ONLY(
+    "only the released models are seen: the sum of all bits, with equal weights, and the server is honest",
+    kind.EQUAL_WEIGHTS,
+)
+
+
+def bounded_collusion(corrupt: int) -> kind.Assumption:
+    """Return the assumption that the server colludes with `corrupt` clients at most."""
+    return kind.COLLUSION(f"the server colludes with {corrupt} clients at most") if corrupt else NO_COLLUSION
 
 
 def coin_claims(
@@ -48,8 +62,8 @@ def coin_claims(
         shared: Whether clients share words, by keys that they agreed on.
     """
     keys = (AUTHENTICATED,) if shared else ()
-    corrupt = context.num_corrupt
-    colluding = f"the server colludes with {corrupt} clients at most" if corrupt else NO_COLLUSION
+    corrupt = context.num_colluding
+    colluding = bounded_collusion(corrupt)
     special = {
         Adversary.EAVESDROPPER: (),
         Adversary.SERVER: (NO_COLLUSION, *keys),
@@ -58,9 +72,20 @@ def coin_claims(
         Adversary.SECAGG_SERVER: (SUM_ONLY, colluding, *keys),
         Adversary.OUTSIDER: (MODELS_ONLY, *keys),
     }
+    colluders = {
+        Adversary.SERVER: 0 if shared else ANY_NUMBER,
+        Adversary.SERVER_AND_PARTNER: ANY_NUMBER,  # apart from the shared words, messages are independent
+        Adversary.CLIENT: 1,
+        Adversary.SECAGG_SERVER: corrupt,
+    }
     return tuple(
         PrivacyClaim(
-            who, losses[who], context.dim, assumptions=(ARBITRARY, FRESH, *special[who]), unit=Unit.COORDINATE
+            who,
+            losses[who],
+            context.dim,
+            assumptions=(ARBITRARY, FRESH, *special[who]),
+            unit=Unit.COORDINATE,
+            colluders=colluders.get(who),
         )
         for who in Adversary
     )
@@ -104,7 +129,7 @@ def independent_claims(coin: CoinThresholds, context: RoundContext) -> tuple[Pri
         Adversary.SERVER: bit,
         Adversary.SERVER_AND_PARTNER: bit,
         Adversary.CLIENT: behind(1),
-        Adversary.SECAGG_SERVER: behind(context.num_corrupt),
+        Adversary.SECAGG_SERVER: behind(context.num_colluding),
         Adversary.OUTSIDER: behind(0),
     }
     return coin_claims(losses, context, shared=False)
@@ -150,7 +175,7 @@ def paired_claims(
         Adversary.SERVER: PmfPairs(joint_pairs(low, high, bits), "both bits of a pair, worst inputs"),
         Adversary.SERVER_AND_PARTNER: PmfPairs(known_word_pairs(low, high, bits), "a bit and its word"),
         Adversary.CLIENT: behind(1),
-        Adversary.SECAGG_SERVER: behind(context.num_corrupt),
+        Adversary.SECAGG_SERVER: behind(context.num_colluding),
         Adversary.OUTSIDER: behind(0),
     }
     return coin_claims(losses, context, shared=True)

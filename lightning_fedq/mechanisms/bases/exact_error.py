@@ -33,6 +33,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+import lightning_fedq.privacy.assumptions as kind
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.chunks import CHUNK, in_chunks
 from lightning_fedq.functional.clip import unit_ball_factors
@@ -65,10 +66,16 @@ GRID_BITS = 5
 INEXACT = 1e-6
 """Relative tolerance of norms that a server computes from rounded messages."""
 
-UNIFORM = "all weights are equal, and a client that did not answer counts as one that sent zeros"
+UNIFORM = kind.EQUAL_WEIGHTS(
+    "all weights are equal, and a client that did not answer counts as one that sent zeros", kind.DROPOUTS
+)
 L1_UNBOUNDED = "l2 clipping does not bound the l1 norm, which Laplace noise protects"
-FRESH = "dithers are fresh in every round and attempt and known to nobody but their client and the server"
-HONEST_SERVER = "the server, which knows every dither, is honest and shows nothing but the released models"
+FRESH = kind.SECRET_KEYS(
+    "dithers are fresh in every round and attempt and known to nobody but their client and the server"
+)
+HONEST_SERVER = kind.MODELS_ONLY(
+    "the server, which knows every dither, is honest and shows nothing but the released models"
+)
 
 
 RowEncoder = Callable[[int, Row, float, Symbols], tuple[float, Code]]
@@ -94,8 +101,8 @@ def refuse_laplace_budget(target: str, noise_multiplier: float | None) -> None:
     """
     if target == "laplace" and noise_multiplier is None:
         raise ValueError(
-            f'target="laplace" can\'t meet a budget: {L1_UNBOUNDED}. '
-            'Give noise_multiplier, or take target="gaussian".'
+            f'error_law="laplace" can\'t meet a budget: {L1_UNBOUNDED}. '
+            'Give noise_multiplier, or take error_law="gaussian".'
         )
 
 
@@ -169,7 +176,7 @@ class ExactError(Mechanism):
         budget = self.epsilon, self.delta, self.rounds
         return resolve_multiplier(self.noise_multiplier, *budget, "gaussian", kept=0.01)  # for float errors
 
-    def with_level(self, level: float, context: RoundContext, max_dropped: int) -> ExactError:
+    def with_level(self, level: float, context: RoundContext, max_dropped_clients: int) -> ExactError:
         return self._with_multiplier(1.0 / level)
 
     def _with_multiplier(self, multiplier: float) -> ExactError:
@@ -323,8 +330,10 @@ def exact_claims(
         FRESH,
         UNIFORM,
         *assumptions,
-        f"float64, grid and tables change the released distribution by at most {slack.log_ratio:.1e} in "
-        f"log-ratio and {slack.distance:.1e} in total variation a round, charged to epsilon and delta",
+        kind.FLOAT_ERROR(
+            f"float64, grid and tables change the released distribution by at most {slack.log_ratio:.1e} in "
+            f"log-ratio and {slack.distance:.1e} in total variation a round, charged to epsilon and delta"
+        ),
     )
     return tuple(
         PrivacyClaim(who, losses[who], compositions, neighbours, stated, slack=slack, unit=unit)

@@ -115,21 +115,22 @@ class OneBitMechanism(Mechanism):
     """Base of the one-bit family, with private words of every client.
 
     Args:
-        epsilon: Local budget of one bit, i.e. of one coordinate of one client in one round, > 0, in nats.
+        epsilon_per_coordinate: Local budget of one bit, i.e. of one coordinate of one client in one round, >
+            0, in nats.
     """
 
     homomorphic = True
-    level = "epsilon"
+    level = "epsilon_per_coordinate"
 
-    epsilon: float
+    epsilon_per_coordinate: float
 
     def __post_init__(self) -> None:
-        coin_thresholds(self.epsilon)
+        coin_thresholds(self.epsilon_per_coordinate)
 
     @property
     def coin(self) -> CoinThresholds:
         """Thresholds of every randomised bit."""
-        return coin_thresholds(self.epsilon)
+        return coin_thresholds(self.epsilon_per_coordinate)
 
     def coupling(self, group: tuple[int, ...], rand: ClientRandomness) -> ComplementaryBits | None:
         """Return the shared words of a pair, or None if its members are unpaired."""
@@ -186,7 +187,7 @@ class OneBitMechanism(Mechanism):
         """Return one bit per coordinate."""
         return FixedLength(1)
 
-    def lever(self, client: int, context: RoundContext) -> float:
+    def influence(self, client: int, context: RoundContext) -> float:
         """Return the decoded size of one bit over the radius, the largest honest mean."""
         return self.coin.scale
 
@@ -195,4 +196,4 @@ class OneBitMechanism(Mechanism):
 
     def without_noise(self, context: RoundContext) -> OneBitMechanism:
         # without noise the bit is the side of the centre that the value is on
-        return replace(self, epsilon=math.inf)
+        return replace(self, epsilon_per_coordinate=math.inf)

@@ -104,7 +104,7 @@ class ScaledLevels(Mechanism):
         inside = int(symbols[1:].abs().max()) <= self.largest_level
         return bool(torch.isfinite(scale)) and not bool(torch.signbit(scale)) and inside
 
-    def lever(self, client: int, context: RoundContext) -> float:
+    def influence(self, client: int, context: RoundContext) -> float:
         return math.inf
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:

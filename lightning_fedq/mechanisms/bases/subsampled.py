@@ -32,6 +32,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+import lightning_fedq.privacy.assumptions as kind
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.chunks import CHUNK, in_chunks
 from lightning_fedq.functional.exact_error.dither import release_grid, round_to_grid
@@ -263,6 +264,6 @@ class SubsampledMechanism(Mechanism):
             outsider = SampledGaussianLoss(self.noise_multiplier, self.sampling_probability, note)
         losses: dict[Adversary, Loss] = {who: trusted for who in Adversary}
         losses |= {Adversary.CLIENT: client, Adversary.OUTSIDER: outsider}
-        hidden = "who was selected is known to the members of the federation only"
+        hidden = kind.SECRET_SELECTION("who was selected is known to the members of the federation only")
         error = self.law_error(context)
         return exact_claims(losses, context.dim, error, context, Neighbours.ZERO_OUT, (hidden,))

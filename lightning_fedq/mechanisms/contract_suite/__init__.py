@@ -57,7 +57,7 @@ def check_mechanism(mechanism: Mechanism, rules: Iterable[str] | None = None) ->
 
     Examples:
         >>> from lightning_fedq.mechanisms import LDPQ
-        >>> check_mechanism(LDPQ(epsilon=1.0))
+        >>> check_mechanism(LDPQ(epsilon_per_coordinate=1.0))
     """
     names = tuple(RULES) if rules is None else tuple(rules)
     if unknown := [name for name in names if name not in RULES]:

@@ -190,12 +190,12 @@ def two_neighbours(mechanism: Mechanism) -> None:
 
 @rule
 def influence_is_at_least_1(mechanism: Mechanism) -> None:
-    """`lever` is None or at least 1, because an honest client can move the sum by its largest update."""
+    """`influence` is None or at least 1, because an honest client can move the sum by its largest update."""
     context = make_context(mechanism, (4, 9))
     for client in (4, 9):
-        lever = mechanism.lever(client, context)
-        good = lever is None or lever >= 1.0 - 1e-12
-        must(good, "influence_is_at_least_1", f"lever() must be None or >= 1, got {lever}")
+        influence = mechanism.influence(client, context)
+        good = influence is None or influence >= 1.0 - 1e-12
+        must(good, "influence_is_at_least_1", f"influence() must be None or >= 1, got {influence}")
 
 
 @rule

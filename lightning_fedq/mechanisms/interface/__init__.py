@@ -7,6 +7,7 @@ add the claims of a run up to an epsilon.
 
 from lightning_fedq.mechanisms.interface.base import AuditCase, Mechanism
 from lightning_fedq.mechanisms.interface.claims import (
+    ANY_NUMBER,
     NO_SLACK,
     AbortedRoundError,
     Adversary,
@@ -34,6 +35,7 @@ from lightning_fedq.privacy.losses import (
 )
 
 __all__ = [
+    "ANY_NUMBER",
     "NO_SLACK",
     "SMALLEST_RADIUS",
     "AbortedRoundError",

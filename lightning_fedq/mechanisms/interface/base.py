@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch import Tensor
 from lightning_fedq.functional.checks import check_fields
 from lightning_fedq.mechanisms.interface.claims import Adversary, Neighbours, PrivacyClaim
 from lightning_fedq.mechanisms.interface.context import Message, RoundContext
+from lightning_fedq.mechanisms.interface.old_names import MECHANISM_NAMES, refuse_old_names
 
 if TYPE_CHECKING:
     from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
@@ -30,8 +31,13 @@ class Mechanism(ABC):
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Check parameters with `check_fields` before a subclass's own `__post_init__` reads them."""
+        """Check parameters with `check_fields` before a subclass's own `__post_init__` reads them.
+
+        Raises:
+            TypeError: If the subclass defines a name that has another name since 0.3.0.
+        """
         super().__init_subclass__(**options)
+        refuse_old_names(cls, MECHANISM_NAMES)
         if (own := vars(cls).get("__post_init__")) is None:
             return
 
@@ -80,17 +86,17 @@ class Mechanism(ABC):
 
     If so, a client that does not answer counts as a client that sent zeros, which keeps the distribution of
     the noise. Weights of clients are refused."""
-    hands_on: ClassVar[bool] = False
+    reuses_noise: ClassVar[bool] = False
     """Whether clients subtract noise that clients of the previous round added.
 
     If so, each client gets its predecessor and its successor (`RoundContext.hand_over`), and shares a key
     with each of the two."""
-    alike_clients: ClassVar[bool] = False
+    has_exchangeable_clients: ClassVar[bool] = False
     """Whether the released sum depends on the members of the cohort through their updates only.
 
     If so, a secret draw of the cohort amplifies privacy. False if this is not proven, and if each client has
     its own public streams (codewords, dithers), because these streams reveal the members."""
-    noise_of_adder: ClassVar[bool] = False
+    has_central_noise: ClassVar[bool] = False
     """Whether a trusted party adds all noise, Gaussian and isotropic, to a sum that determines `decode`.
 
     Neither the noise nor `decode` may depend on which clients sent messages. Clients may then draw for
@@ -99,8 +105,10 @@ class Mechanism(ABC):
     """Whether `encode` clips every update to the l2 norm `clip_norm`, so that `AdaptiveClip` may change it.
 
     Claims must rest on this bound alone, and the noise must be measured in units of it."""
-    level: ClassVar[Literal["epsilon", "noise_multiplier"] | None] = None
-    """Name of the privacy parameter that a target sets. Override `with_level` if others change with it."""
+    level: ClassVar[str | None] = None
+    """Name of the privacy parameter that a target sets: an epsilon, or `noise_multiplier`.
+
+    Override `with_level` if others change with it."""
     unbiased: ClassVar[bool] = True
     """Whether the decoded sum is unbiased for updates inside the range. Biased mechanisms test their bias."""
 
@@ -302,7 +310,7 @@ class Mechanism(ABC):
         return (torch.zeros_like(context.center) if whole else context.center), context.radius
 
     @property
-    def covers_shorter(self) -> bool:
+    def price_grows_with_dim(self) -> bool:
         """Whether a round for a longer vector costs at least as much privacy as one for a shorter vector.
 
         Accountants charge every round for the longest vector. If this does not cover shorter vectors, the
@@ -327,13 +335,13 @@ class Mechanism(ABC):
 
     # ---- calibrating the noise to a target epsilon ----------------------------------------------------
 
-    def with_level(self, level: float, context: RoundContext, max_dropped: int) -> Mechanism:
+    def with_level(self, level: float, context: RoundContext, max_dropped_clients: int) -> Mechanism:
         """Return the mechanism with its free privacy parameter set, for the search of a privacy target.
 
         Args:
             level: Epsilon of a unit, or one over a noise multiplier, > 0. Larger is less private.
             context: A round of the run, for cohort size and dimension.
-            max_dropped: Dropouts for which noise that is divided among the cohort has to allow.
+            max_dropped_clients: Dropouts for which noise that is divided among the cohort has to allow.
 
         Raises:
             ValueError: If there is no such parameter, or it can't take this value.
@@ -343,7 +351,7 @@ class Mechanism(ABC):
                 f"{type(self).__name__} has no privacy parameter that a target could set. "
                 "Leave the target out."
             )
-        value = level if self.level == "epsilon" else 1.0 / level
+        value = 1.0 / level if self.level == "noise_multiplier" else level
         return replace(self, **{self.level: value})  # type: ignore[type-var]
 
     @classmethod
@@ -406,7 +414,7 @@ class Mechanism(ABC):
             return center + reach, center - reach
         return center + reach, torch.zeros_like(reach)
 
-    def lever(self, client: int, context: RoundContext) -> float | None:
+    def influence(self, client: int, context: RoundContext) -> float | None:
         """Return the maximum influence of one client: the largest message over the largest unclipped update.
 
         It covers every message that a server accepts, including messages of Byzantine clients. An honest

@@ -81,6 +81,8 @@ class Slack:
     Args:
         distance: Total variation, >= 0, of the part that `log_ratio` does not bound.
         log_ratio: Largest |ln| of the ratio of the two densities, >= 0.
+        per_loss: Whether both values are sums over the losses of a round, whose outcomes are independent and
+            equally far from their distributions. Then a pure loss stays finite in any number of compositions.
 
     Raises:
         ValueError: If a value is negative or not finite.
@@ -88,6 +90,7 @@ class Slack:
 
     distance: float = 0.0
     log_ratio: float = 0.0
+    per_loss: bool = False
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -96,6 +99,12 @@ class Slack:
 
 
 NO_SLACK = Slack()
+
+
+ANY_NUMBER = math.inf
+"""Number of colluding clients for claims about single messages, which nobody else's secrets weaken."""
+_OWN_CLIENTS = {Adversary.SERVER_AND_PARTNER: 1, Adversary.CLIENT: 1}
+"""Clients that belong to an adversary's own view."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +121,9 @@ class PrivacyClaim:
         unit_losses: Number of these losses that one unit takes part in, >= 1.
         slack: Distance of the released distribution from the one that `loss` describes, over one round.
         unit: Subject of one loss: a coordinate, a block of coordinates, or the client's whole message.
+        colluders: Number of clients that may pool all that they know with the adversary, >= 0, or
+            `ANY_NUMBER`. None counts those of the adversary's own view: one for the curious client and for
+            the server with a partner, none for the others.
     """
 
     adversary: Adversary
@@ -122,6 +134,7 @@ class PrivacyClaim:
     unit_losses: int = 1
     slack: Slack = NO_SLACK
     unit: Unit = Unit.MESSAGE
+    colluders: float | None = None
 
     def __post_init__(self) -> None:
         if self.compositions < 1:
@@ -130,6 +143,11 @@ class PrivacyClaim:
             raise ValueError(
                 f"unit_losses must be in [1, compositions = {self.compositions}], got {self.unit_losses}"
             )
+        if self.colluders is not None and not self.colluders >= _OWN_CLIENTS.get(self.adversary, 0):
+            least = _OWN_CLIENTS.get(self.adversary, 0)
+            raise ValueError(
+                f"colluders must be >= {least} against {self.adversary.value}, got {self.colluders}"
+            )
         several = self.unit_losses != self.compositions and not isinstance(self.loss, NonPrivate)
         if self.unit is Unit.MESSAGE and several:
             raise ValueError(
@@ -137,11 +155,16 @@ class PrivacyClaim:
                 "Set unit to Unit.COORDINATE or Unit.BLOCK."
             )
 
+    @property
+    def num_colluders(self) -> float:
+        """Number of clients that may pool all that they know with the adversary, itself included."""
+        return _OWN_CLIENTS.get(self.adversary, 0) if self.colluders is None else self.colluders
+
 
 def same_for_all(
     loss: Loss, compositions: int, assumptions: tuple[str, ...] = (), **about: Any
 ) -> tuple[PrivacyClaim, ...]:
-    """Return the same claim about every adversary.
+    """Return the same claim about every adversary, for any number of colluders.
 
     Args:
         loss: Loss of one composition.
@@ -149,29 +172,32 @@ def same_for_all(
         assumptions: Conditions of the claim, in words.
         about: Further fields of `PrivacyClaim`.
     """
-    return tuple(PrivacyClaim(who, loss, compositions, assumptions=assumptions, **about) for who in Adversary)
+    about = {"assumptions": assumptions, "colluders": ANY_NUMBER, **about}
+    return tuple(PrivacyClaim(who, loss, compositions, **about) for who in Adversary)
 
 
 def single_message_claims(claims: tuple[PrivacyClaim, ...]) -> tuple[PrivacyClaim, ...]:
     """Return the claim about one message for every adversary, if messages are processed before sending."""
     alone = next(claim for claim in claims if claim.adversary is Adversary.EAVESDROPPER)
-    return tuple(replace(alone, adversary=who) for who in Adversary)
+    return tuple(replace(alone, adversary=who, colluders=ANY_NUMBER) for who in Adversary)
 
 
-def count_hidden_clients(context: RoundContext, max_dropped: int = 0) -> dict[Adversary, tuple[int, int]]:
+def count_hidden_clients(
+    context: RoundContext, max_dropped_clients: int = 0
+) -> dict[Adversary, tuple[int, int]]:
     """Count known and hidden clients, for each adversary that sees a sum.
 
     Args:
         context: Public facts of the round.
-        max_dropped: Dropouts that the claims allow for.
+        max_dropped_clients: Dropouts that the claims allow for.
 
     Returns:
         By adversary: the number of clients whose data and randomness it knows, and of other clients that
         answer. The second
         number includes the victim and is at least 1.
     """
-    left = len(context.cohort) - max_dropped
-    known = {Adversary.CLIENT: 1, Adversary.SECAGG_SERVER: context.num_corrupt, Adversary.OUTSIDER: 0}
+    left = len(context.cohort) - max_dropped_clients
+    known = {Adversary.CLIENT: 1, Adversary.SECAGG_SERVER: context.num_colluding, Adversary.OUTSIDER: 0}
     return {who: (count, max(left - count, 1)) for who, count in known.items()}
 
 

@@ -12,7 +12,7 @@ SMALLEST_RADIUS = 1e-300
 
 @dataclass(frozen=True)
 class HandOver:
-    """Public pairs of clients that hand noise on, so that it cancels over rounds (`Mechanism.hands_on`).
+    """Public pairs of clients that hand noise on, so that it cancels over rounds (`Mechanism.reuses_noise`).
 
     Args:
         since: Round and attempt in which the current block began. A block is a run of rounds without a gap or
@@ -81,13 +81,13 @@ class RoundContext:
         radius: `(len(segments),)` float64, >= 1e-300, half-width of each segment's range, in units of the
             update.
         attempt: Number of earlier attempts at the same round, so that no stream is used for two payloads.
-        num_corrupt: Number of unknown clients of the cohort that may reveal everything to a server behind
+        num_colluding: Number of unknown clients of the cohort that may reveal everything to a server behind
             secure aggregation, their coins and noise included.
         since: Round and attempt in which the server's current block of rounds, without gaps or repetitions,
             began. The server's noise may rely on it (`Mechanism.separation`). None is this round. Clients do
             not get it.
-        hand_over: Pairs of clients that hand noise on, for mechanisms with `Mechanism.hands_on`. None for a
-            round by itself.
+        hand_over: Pairs of clients that hand noise on, for mechanisms with `Mechanism.reuses_noise`. None for
+            a round by itself.
 
     Raises:
         ValueError: If a client is in two groups, or if shapes, radii or numbers are invalid.
@@ -99,7 +99,7 @@ class RoundContext:
     center: Tensor
     radius: Tensor
     attempt: int = 0
-    num_corrupt: int = 0
+    num_colluding: int = 0
     since: tuple[int, int] | None = None
     hand_over: HandOver | None = None
 
@@ -118,9 +118,9 @@ class RoundContext:
         radii = self.radius.tolist()
         if not all(map(math.isfinite, (*self.center.tolist(), *radii))):
             raise ValueError("center and radius must be finite. Check the range rule and the global model.")
-        if not 0 <= self.num_corrupt <= len(clients):
+        if not 0 <= self.num_colluding <= len(clients):
             raise ValueError(
-                f"num_corrupt must be in [0, cohort size = {len(clients)}], got {self.num_corrupt}"
+                f"num_colluding must be in [0, cohort size = {len(clients)}], got {self.num_colluding}"
             )
         if (smallest := min(radii)) < SMALLEST_RADIUS:  # 1 / radius would be infinite
             raise ValueError(

@@ -102,7 +102,7 @@ class PreviousMinMax(RangeRule):
             trainable.
 
     Examples:
-        >>> PreviousMinMax(margin=1.2)  # Federated(..., ranges=this, target="weights")
+        >>> PreviousMinMax(margin=1.2)  # Federated(..., ranges=this, sends="weights")
         PreviousMinMax(margin=1.2, floor=0.001)
     """
 

@@ -136,7 +136,7 @@ class Loss(ABC):
         raise TypeError(f"{type(self).__name__} of a whole vector can't be divided over its coordinates")
 
     def after_dropouts(
-        self, group_sizes: Sequence[int], probability: float, failure: float, num_corrupt: int = 0
+        self, group_sizes: Sequence[int], probability: float, failure: float, num_colluding: int = 0
     ) -> Loss | None:
         """Return the loss when clients of a sum may drop out. None where the loss needs every answer.
 
@@ -145,7 +145,7 @@ class Loss(ABC):
             probability: Probability that a client does not answer, independent of everything and caused by
                 nobody.
             failure: Probability per round, covered by delta, that fewer clients answer than are counted.
-            num_corrupt: Number of clients that tell the server all they know.
+            num_colluding: Number of clients that tell the server all they know.
         """
         return None
 

@@ -85,7 +85,7 @@ class GaussianSumLoss(GaussianLoss):
         return self.from_noises(noise_of_client, num_noises, f"{self.note}, {reason}")
 
     def after_dropouts(
-        self, group_sizes: Sequence[int], probability: float, failure: float, num_corrupt: int = 0
+        self, group_sizes: Sequence[int], probability: float, failure: float, num_colluding: int = 0
     ) -> GaussianLoss | None:
         """Return the loss with the noises of the clients that answer.
 

@@ -195,7 +195,7 @@ class CoinSum(_OfPairs):
             yield from victim.laws(self.low, self.high)
 
     def after_dropouts(
-        self, group_sizes: Sequence[int], probability: float, failure: float, num_corrupt: int = 0
+        self, group_sizes: Sequence[int], probability: float, failure: float, num_colluding: int = 0
     ) -> CoinSum:
         """Return the loss with the bits of the clients that answer.
 
@@ -207,7 +207,7 @@ class CoinSum(_OfPairs):
         groups = [size for size in group_sizes if size > 1]
         # the groups of the victim and of a curious client hide nobody: leave out those that would hide most
         groups.sort(key=lambda size: size * probability ** (size - 1), reverse=True)
-        others = tuple(groups[1 + max(num_corrupt, 1) :])
+        others = tuple(groups[1 + max(num_colluding, 1) :])
         victims = [
             replace(
                 victim, num_coins=coin_count_quantile((1,) * victim.num_coins + others, probability, failure)

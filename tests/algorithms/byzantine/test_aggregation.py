@@ -60,7 +60,11 @@ def test_buckets_follow_the_plan():
 
 
 @pytest.mark.parametrize(
-    "mechanism", [CPA(epsilon=2.0, levels=8, threshold=True), SignRR(epsilon=2.0, aggregation="majority")]
+    "mechanism",
+    [
+        CPA(epsilon=2.0, levels=8, threshold=True, epsilon_scope="bit"),
+        SignRR(epsilon_per_coordinate=2.0, aggregation="majority"),
+    ],
 )
 def test_joint_decoders_see_the_whole_cohort_whatever_the_stacks(mechanism):
     updates, results = updates_of(), []
@@ -97,9 +101,11 @@ def test_arguments_are_checked():
     with pytest.raises(ValueError, match="Leave client_weights out"):
         engine_of(FedAvg(), aggregator=RobustAggregation("median"), client_weights=weights)
     with pytest.raises(ValueError, match="Leave client_weights out"):
-        engine_of(SignRR(epsilon=1.0, aggregation="majority"), client_weights=weights)
+        engine_of(SignRR(epsilon_per_coordinate=1.0, aggregation="majority"), client_weights=weights)
     with pytest.raises(ValueError, match="but a robust rule needs one row per client"):
-        engine_of(SignRR(epsilon=1.0, aggregation="majority"), aggregator=RobustAggregation("median"))
+        engine_of(
+            SignRR(epsilon_per_coordinate=1.0, aggregation="majority"), aggregator=RobustAggregation("median")
+        )
 
 
 @pytest.mark.parametrize(
@@ -142,7 +148,7 @@ def test_the_fewest_clients_are_the_fewest(rule, liars, bucket_size, wanted):
 
 
 def test_the_noise_bound_of_a_robust_rule_is_that_of_one_row():
-    engine = engine_of(CPA(epsilon=1.0), aggregator=RobustAggregation("median"))
+    engine = engine_of(CPA(epsilon=1.0, epsilon_scope="bit"), aggregator=RobustAggregation("median"))
     engine.start()
     engine._sum.received = list(range(10))
     single = engine.mechanism.noise_variance(engine._context, [0])
@@ -156,13 +162,13 @@ def test_the_noise_bound_of_a_robust_rule_is_that_of_one_row():
 def test_noise_weights_of_the_specification():
     """cpa.md section 4: epsilon 2 counts 9.67 times as much as 0.5, where only coins make noise."""
     epsilons = (0.5, 2.0, 0.5)
-    weights = inverse_variance_weights(CPA(epsilons, dither="plain"), (8, 2), 3)
+    weights = inverse_variance_weights(CPA(epsilons, dither="plain", epsilon_scope="bit"), (8, 2), 3)
     assert weights.sum().item() == pytest.approx(1.0)
     assert (weights[1] / weights[0]).item() == pytest.approx(9.67, abs=0.005) and weights[0] == weights[2]
     expected = (math.tanh(1.0) / math.tanh(0.25)) ** 2
     assert (weights[1] / weights[0]).item() == pytest.approx(expected, rel=1e-6)
     # A subtracted dither leaves 1 / c^2 - 2 / 3: the better client counts for more.
-    finer = inverse_variance_weights(CPA(epsilons), (8, 2), 3)
+    finer = inverse_variance_weights(CPA(epsilons, epsilon_scope="bit"), (8, 2), 3)
     expected = (1 / math.tanh(0.25) ** 2 - 2 / 3) / (1 / math.tanh(1.0) ** 2 - 2 / 3)
     assert (finer[1] / finer[0]).item() == pytest.approx(expected, rel=1e-6)
 
@@ -171,7 +177,7 @@ def test_noise_weights_of_the_specification():
 def test_the_variance_of_a_mean_weighted_by_noise(weighted):
     """10 clients with epsilon 0.5, 10 with 2: 1 / sum(1 / V) against sum(V) / n^2; and unbiased."""
     dim, epsilons = 40_000, (0.5,) * 10 + (2.0,) * 10
-    mechanism = CPA(epsilons)
+    mechanism = CPA(epsilons, epsilon_scope="bit")
     weights = inverse_variance_weights(mechanism, (dim,), 20) if weighted else None
     planner, value = RoundPlanner(20, 0), 0.3
     engine = RoundEngine(
@@ -199,4 +205,4 @@ def test_noise_weights_need_noise():
     with pytest.raises(ValueError, match="FedAvg has no noise bound > 0"):
         inverse_variance_weights(FedAvg(), (4,), 2)
     with pytest.raises(ValueError, match="CPA has no noise bound"):
-        inverse_variance_weights(CPA(1.0, threshold=True), (4,), 2)
+        inverse_variance_weights(CPA(1.0, threshold=True, epsilon_scope="bit"), (4,), 2)

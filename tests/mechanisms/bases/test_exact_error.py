@@ -76,7 +76,7 @@ def test_large_cohorts(mechanism, size):
 @pytest.mark.parametrize("size", [3, 10])
 def test_laplace_by_the_aggregate_mechanism_and_irwin_hall_by_its_own(size):
     # false alarm 1e-4 a case
-    laplace = errors(AggregateGaussian(2.0, 0.7, entropy_code="elias", target="laplace"), size, "random")
+    laplace = errors(AggregateGaussian(2.0, 0.7, entropy_code="elias", error_law="laplace"), size, "random")
     assert stats.kstest(laplace, stats.laplace(scale=math.sqrt(0.5)).cdf).pvalue > 1e-4
     irwin_hall = errors(EVERY[-1], size, "random")
     assert stats.kstest(irwin_hall, lambda x: irwin_hall_cdf(x, size)).pvalue > 1e-4
@@ -222,7 +222,7 @@ def test_who_sees_what(mechanism):
 def test_a_lone_client_and_a_laplace_target_get_no_such_claim():
     alone = {c.adversary: c.loss for c in GAUSSIAN[0].claims(make_context(GAUSSIAN[0], (4,), (10,)))}
     assert isinstance(alone[Adversary.CLIENT], NonPrivate)
-    laplace = AggregateGaussian(1.0, 1.0, target="laplace")
+    laplace = AggregateGaussian(1.0, 1.0, error_law="laplace")
     claims = laplace.claims(make_context(laplace, range(3), (10,)))
     assert all(isinstance(claim.loss, NonPrivate) for claim in claims)
 
@@ -287,7 +287,7 @@ GOLDEN = {
     LayeredGaussian(8.0, 0.05): ("fc4f730f1f", "ed1800f39f", "8ac0cfe927", 26440),
     LayeredGaussian(8.0, 0.001, layering="shifted"): ("eddadc7ba6", "46768f038b", "266aac153e", 608904),
     AggregateGaussian(8.0, 0.05): ("af4a440dd2", "ce30166621", "183d221063", 131312),
-    AggregateGaussian(8.0, 0.0005, target="laplace"): ("7b91b2d692", "23c0bcbf40", "c1a93561e3", 1635928),
+    AggregateGaussian(8.0, 0.0005, error_law="laplace"): ("7b91b2d692", "23c0bcbf40", "c1a93561e3", 1635928),
     IrwinHall(8.0, 0.05): ("6f128a680b", "327478470f", "42aa2efc8b", 19880),
 }
 
@@ -323,7 +323,7 @@ def test_a_budget_asks_for_exactly_its_noise():
     "mechanism",
     [
         LayeredGaussian(1.0, 1e-3, layering="shifted", entropy_code="fixed"),
-        LayeredGaussian(1.0, 1e-3, layering="shifted", target="laplace", entropy_code="fixed"),
+        LayeredGaussian(1.0, 1e-3, layering="shifted", error_law="laplace", entropy_code="fixed"),
         IrwinHall(1.0, 1e-3, entropy_code="fixed"),
     ],
     ids=repr,
@@ -351,7 +351,7 @@ def test_a_fixed_length_holds_every_symbol_and_is_the_papers(mechanism, value):
 @pytest.mark.parametrize("layering", ["direct", "shifted"])
 def test_one_laplace_message_errs_as_laplace_and_claims_nothing(layering):
     # false alarm 1e-4 a case
-    mechanism = LayeredGaussian(2.0, 0.7, entropy_code="elias", layering=layering, target="laplace")
+    mechanism = LayeredGaussian(2.0, 0.7, entropy_code="elias", layering=layering, error_law="laplace")
     error = errors(mechanism, 1, "random")
     assert stats.kstest(error, stats.laplace(scale=math.sqrt(0.5)).cdf).pvalue > 1e-4
     assert stats.kstest(error, "norm").pvalue < 1e-10

@@ -23,7 +23,7 @@ def aggregation(mechanism, context):
     [
         fedq.AggregateGaussian(1.0, 0.7),
         fedq.IrwinHall(1.0, 0.7),
-        fedq.DistributedDiscreteGaussian(1.0, 0.1, 0.01, max_dropped=2),
+        fedq.DistributedDiscreteGaussian(1.0, 0.1, 0.01, max_dropped_clients=2),
     ],
     ids=repr,
 )

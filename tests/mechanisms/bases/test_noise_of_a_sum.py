@@ -70,10 +70,10 @@ def test_who_hides_whom():
     assert noise[Adversary.SERVER] == noise[Adversary.EAVESDROPPER] == 2.0
     assert noise[Adversary.OUTSIDER] == noise[Adversary.SECAGG_SERVER] == pytest.approx(20.0)
     assert noise[Adversary.CLIENT] == pytest.approx(2.0 * math.sqrt(99))
-    colluding = claims_of(mechanism, 100, max_corrupt=0.3)
+    colluding = claims_of(mechanism, 100, max_colluding_fraction=0.3)
     assert colluding[Adversary.SECAGG_SERVER].loss.noise_multiplier == pytest.approx(2.0 * math.sqrt(70))
     assert colluding[Adversary.OUTSIDER].loss.noise_multiplier == pytest.approx(20.0)
-    lying = claims_of(mechanism, 100, max_corrupt=0.3, min_survivors=67)
+    lying = claims_of(mechanism, 100, max_colluding_fraction=0.3, min_survivors=67)
     assert lying[Adversary.SECAGG_SERVER].loss.noise_multiplier == pytest.approx(2.0 * math.sqrt(37))
 
 
@@ -84,7 +84,7 @@ def test_a_thousand_clients_are_32_times_more_private():
 
 
 def test_the_victims_own_noise_is_always_there():
-    for settings in ({"max_corrupt": 0.99}, {"max_corrupt": 0.5, "min_survivors": 1}):
+    for settings in ({"max_colluding_fraction": 0.99}, {"max_colluding_fraction": 0.5, "min_survivors": 1}):
         loss = claims_of(GaussianNoise(1.0, 2.0), 4, **settings)[Adversary.SECAGG_SERVER].loss
         assert loss.noise_multiplier == 2.0
     assert claims_of(GaussianNoise(1.0, 2.0), 2)[Adversary.CLIENT].loss.noise_multiplier == 2.0

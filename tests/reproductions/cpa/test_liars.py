@@ -43,10 +43,10 @@ def test_noise_has_its_law():
 @pytest.mark.parametrize(
     "mechanism",
     [
-        CPA(epsilon=1.0, levels=4),
+        CPA(epsilon=1.0, levels=4, epsilon_scope="bit"),
         CPA(epsilon=30.0, epsilon_scope="round"),
-        MVU(epsilon=0.5),  # its design has 2 outputs on a wire of 2 bits
-        JoPEQ(epsilon=1.0),
+        MVU(epsilon_per_coordinate=0.5),  # its design has 2 outputs on a wire of 2 bits
+        JoPEQ(epsilon_per_coordinate=1.0),
     ],
 )
 def test_garbage_is_of_the_right_length_and_decodes(mechanism):

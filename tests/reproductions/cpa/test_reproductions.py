@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -155,10 +156,11 @@ def test_solving_for_a_client_level_epsilon():
     def spent(mechanism):
         return client_report(mechanism, 10, 3, 1e-3).row(Adversary.OUTSIDER).epsilon_run
 
-    found = solve(CPA, 8.0, spent, 1e-4, 1.0)
+    per_bit = partial(CPA, epsilon_scope="bit")
+    found = solve(per_bit, 8.0, spent, 1e-4, 1.0)
     assert 0.99 * 8 <= spent(found) <= 8
     with pytest.raises(ValueError, match=r"no setting >= 0.5 spends at most 8.0; raise the target"):
-        solve(CPA, 8.0, spent, 0.5, 1.0)
+        solve(per_bit, 8.0, spent, 0.5, 1.0)
 
 
 def test_the_aggregate_gaussian_is_solved_for_its_own_claim_where_it_has_one():

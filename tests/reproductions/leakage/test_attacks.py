@@ -23,8 +23,11 @@ VIEW = Adversary.EAVESDROPPER
 
 def test_one_bit_hides_images_from_inversion_and_not_from_matching():
     """A weak attack is no evidence of privacy."""
-    assert study(attack=Analytic()).run(LDPQ(epsilon=5.0), VIEW, 30, generator()).estimate.hits == 0
-    assert study().run(LDPQ(epsilon=5.0), VIEW, 30, generator()).estimate.hit_rate > 0.7
+    assert (
+        study(attack=Analytic()).run(LDPQ(epsilon_per_coordinate=5.0), VIEW, 30, generator()).estimate.hits
+        == 0
+    )
+    assert study().run(LDPQ(epsilon_per_coordinate=5.0), VIEW, 30, generator()).estimate.hit_rate > 0.7
 
 
 @pytest.mark.parametrize("attack", [iDLG(60), DLG(60), InvertingGradients(150), Matching()], ids=repr)

@@ -26,9 +26,9 @@ NORM = SETTING.largest_norm
     "mechanism",
     [
         FedAvg(),
-        LDPQ(epsilon=2.0),
-        CorBin(epsilon=2.0),
-        CPA(epsilon=2.0),
+        LDPQ(epsilon_per_coordinate=2.0),
+        CorBin(epsilon_per_coordinate=2.0),
+        CPA(epsilon=2.0, epsilon_scope="bit"),
         GaussianNoise(clip_norm=NORM, noise_multiplier=0.01),
         NearOptimalUtility(NORM, 0.6, 0.1 * NORM, 0.6),
         NearOptimalUtility(NORM, 0.2, 3.0 * NORM, 0.2),

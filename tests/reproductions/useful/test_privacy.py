@@ -57,13 +57,13 @@ def test_the_table_tunes_calibrates_and_says_what_was_spent(tmp_path, monkeypatc
         rounds=3,
         delta=1e-3,
         secure_aggregation=True,
-        max_corrupt=0.02,
+        max_colluding_fraction=0.02,
     )
     spent = float(results["RotatedCoins"]["epsilon"])
     assert spent == pytest.approx(report.row(Adversary.SECAGG_SERVER).epsilon_run, rel=1e-3)
     assert 7.9 < spent <= 8.0
     assert float(results["RotatedAxes"]["update_bits"]) == pytest.approx(14 / 7850)
-    masked = SecAgg(run="accounted").layout(coins, make_context(coins, tuple(range(60)), (7850,)), None)
+    masked = SecAgg(simulation="counted").layout(coins, make_context(coins, tuple(range(60)), (7850,)), None)
     assert float(results["RotatedCoins"]["update_bits"]) == pytest.approx(
         8 * masked.num_bytes / 7850, rel=0.01
     )
