@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,9 +25,6 @@ from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms.interface import Mechanism, NonPrivate, RoundContext
 from lightning_fedq.rounds import RoundEngine
 from lightning_fedq.training.rank_group import RankGroup
-
-if TYPE_CHECKING:
-    from lightning_fedq.training.settings import Federation
 
 _results: Any = pl.trainer.connectors.logger_connector.result  # type: ignore[attr-defined]
 
@@ -235,21 +232,6 @@ def choose_metrics_policy(
         "claims privacy. Federated(client_metrics='shared') logs them without noise"
     )
     return "local"
-
-
-def will_share_metrics(federation: Federation, trainer: pl.Trainer) -> bool:
-    """Return whether clients will share the metrics that they log, before there is a server.
-
-    It follows the policy of `choose_metrics_policy`.
-    """
-    choice = federation.local.client_metrics
-    if choice is not None:
-        return choice == "shared"
-    if sample_protectors(get_callbacks(trainer)):
-        return False
-    one, mechanism = torch.ones(1, dtype=torch.float64), federation.mechanism
-    context = RoundContext(0, federation.planner.expected(0, mechanism).groups, (1,), 0.0 * one, one)
-    return federation.seed is not None or not has_claim(mechanism, context)
 
 
 def log_values(trainer: pl.Trainer, values: Mapping[str, float]) -> None:

@@ -43,12 +43,11 @@ from lightning_fedq.training.client_metrics import (
     choose_metrics_policy,
     has_claim,
     has_claims,
-    will_share_metrics,
 )
 from lightning_fedq.training.dry_round import first_clients
 from lightning_fedq.training.isolation import IsolationTrial, describe_trial
 from lightning_fedq.training.loops import average_by_rounds
-from lightning_fedq.training.population import Population, SimulatedClients
+from lightning_fedq.training.population import Population, SimulatedClients, will_share_metrics
 from lightning_fedq.training.privacy_target import CalibratedTarget
 from lightning_fedq.training.ranks import (
     OtherRankStoppedError,
