@@ -29,6 +29,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -373,14 +374,13 @@ class Ledger:
                 reached.
             OSError: If the journal can't be written. Then nothing is charged, and nothing may be sent.
         """
-        listed = sorted(set(clients))
-        rows = torch.tensor(listed, dtype=torch.int64)
-        outside = bool(listed) and not 0 <= listed[0] <= listed[-1] < self.num_clients
-        if len(listed) != len(clients) or outside:
+        rows = torch.from_numpy(np.unique(np.asarray(clients, dtype=np.int64)))  # sorted
+        outside = bool(len(rows)) and not 0 <= int(rows[0]) <= int(rows[-1]) < self.num_clients
+        if len(rows) != len(clients) or outside:
             raise ValueError(
                 f"clients must be different numbers in [0, {self.num_clients}), got {tuple(clients)[:10]}"
             )
-        last = self._streams.numpy()[listed]
+        last = self._streams[rows]
         # an equal pair of round and attempt is the same stream, so it is used as well
         used = (last[:, 0] > round) | ((last[:, 0] == round) & (last[:, 1] >= attempt))
         if used.any():
@@ -401,9 +401,9 @@ class Ledger:
             self.journal.append(round, attempt, state, charged, dim, terms, self._id, number)
             if self._repeatable is not None:
                 self._repeatable[round, attempt] = state
-        self._streams.numpy()[listed] = round, attempt
+        self._streams[rows] = torch.tensor((round, attempt))
         self._own.add(self._id)
-        self._add(self._id, listed)
+        self._add(self._id, rows.numpy())
         self.dim = max(self.dim, dim)
 
     def raise_dim(self, dim: int, round: int, attempt: int) -> None:

@@ -222,7 +222,7 @@ class Run:
     @property
     def horizon(self) -> int:
         """Number of rounds of one client that are accounted for."""
-        charged = self.charges if isinstance(self.charges, Tensor) else torch.tensor(self.charges or [0])
+        charged = torch.as_tensor(() if self.charges is None else self.charges)
         return self.max_rounds_to_come + (int(charged.max()) if len(charged) else 0)
 
     @property

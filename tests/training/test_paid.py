@@ -6,6 +6,7 @@ import math
 import random
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from shutil import copytree
 
@@ -249,6 +250,38 @@ def test_a_target_that_is_resumed_in_a_used_folder_has_its_rounds_and_no_more(tm
     assert federated.ledger.max_charges == 6
 
 
+class StopsAfter(pl.Callback):
+    """Ends the training after some rounds."""
+
+    knows_clients, writes_in_rounds = True, False
+
+    def __init__(self, rounds):
+        self.rounds = rounds
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        trainer.should_stop = trainer.current_epoch + 1 == self.rounds
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_target_that_was_stopped_goes_on_beside_other_runs(tmp_path, copied):
+    """Beside another run's three rounds, or beside a copy of its own folder that went on."""
+    folder = tmp_path / "one"
+    if not copied:
+        fit(folder, 3, federated=limited("target")[0])
+    _, _, last = fit(folder, 3, StopsAfter(2), federated=limited("target")[0])
+    if copied:
+        other = copytree(folder, tmp_path / "two")
+        fit(folder, 3, federated=limited("target")[0], resume=last)
+        last = other / last.name
+        folder = other
+    federated, _ = limited("target")
+    with pytest.warns(UserWarning, match="Another run of this federation has spent"):
+        _, trainer, _ = fit(folder, 3, federated=federated, resume=last)
+    assert trainer.current_epoch == 3
+    assert federated.ledger.max_charges == (2 + 1 + 1 if copied else 3 + 3)
+    assert "NOT met" in outcome(federated, trainer)
+
+
 def test_a_target_and_a_budget_in_a_used_folder_follow_their_own_rules(tmp_path):
     federated, _ = limited("target")
     fit(tmp_path, 3, federated=federated)
@@ -306,15 +339,6 @@ def test_a_budget_of_samples_holds_beside_another_run(tmp_path):
 # ---- dropouts and an early stop ------------------------------------------------------------------------
 
 
-class Stops(pl.Callback):
-    """Ends the training after three rounds."""
-
-    knows_clients, writes_in_rounds = True, False
-
-    def on_train_epoch_end(self, trainer, pl_module):
-        trainer.should_stop = trainer.current_epoch == 2
-
-
 def dropping(kind):
     """A federation whose clients drop out, its callbacks, the adversary and what is logged of it."""
     settings = {"num_clients": 20, "dropout_probability": 0.3}
@@ -330,7 +354,7 @@ def dropping(kind):
 def test_loggers_page_and_command_say_one_number_of_a_run_with_dropouts(tmp_path, kind, stop):
     """Stopped after 3 of 6 rounds, loggers paid for dropouts in 6 rounds, the page in 3: 5.315 and 4.671."""
     federated, callbacks = dropping(kind)
-    callbacks += [Stops()] if stop else []
+    callbacks += [StopsAfter(3)] if stop else []
     _, trainer, last = fit(tmp_path, 6, *callbacks, federated=federated)
     page = make_report(federated, trainer, DELTA).row(Adversary.OUTSIDER).epsilon
     assert trainer.current_epoch == (3 if stop else 6) and 0 < page < 1000
@@ -451,7 +475,7 @@ def test_a_run_that_ended_early_names_the_limit_that_holds_at_any_end(tmp_path, 
         budgets = [fedq.PrivacyBudget(7.5, DELTA, "server", "warn" if kind == "warns" else "stop")]
     federated = fedq.Federated(mechanism, CLIENTS, **settings)
     folder = fedq.RunFolder("run", tmp_path, show=False)
-    _, trainer, _ = fit(tmp_path / "ckpt", 6, Stops(), *budgets, folder, federated=federated)
+    _, trainer, _ = fit(tmp_path / "ckpt", 6, StopsAfter(3), *budgets, folder, federated=federated)
     limit = {
         "budget": "the budget of epsilon 7.5 at delta 1e-05 against the server that sees every message",
         "target": "the target of epsilon 8",
@@ -480,10 +504,8 @@ def test_a_budget_with_secret_cohorts_says_what_the_page_says_over_restarts(tmp_
         federated = federated or fedq.Federated(NOISE, 20, **settings)
         budget = fedq.PrivacyBudget(5.0, 1e-3, "outsider")
         trainer = make_trainer(federated, budget, *callbacks, max_epochs=rounds)
-        try:
+        with suppress(SystemExit):
             trainer.fit(Classifier(), datamodule=Digits(60), ckpt_path=resume)
-        except SystemExit:
-            pass
         return federated, budget, trainer
 
     federated, budget, trainer = begin(3)
