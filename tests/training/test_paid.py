@@ -516,7 +516,7 @@ def test_a_budget_with_secret_cohorts_says_what_the_page_says_over_restarts(tmp_
     trainer.save_checkpoint(tmp_path / "a.ckpt")
     with pytest.raises(ValueError, match="can't resume"):
         begin(5, resume=tmp_path / "a.ckpt")
-    with pytest.raises(ValueError, match="S2, .*add the epsilons"):
+    with pytest.raises(ValueError, match=r"S2, .*add the epsilons"):
         begin(3, federated=federated)  # a second model of the same clients
     assert federated.ledger.rounds == 3
     for each, ended in ((Killed(1), three), (KilledInside(1), math.inf)):  # after a round, and in it
