@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import csv
 import logging
+import os
 import sys
 import warnings
 from functools import partial
@@ -89,7 +90,7 @@ def private_accuracy(algorithm: LocalAlgorithm | None, seed: int, data: str, lr:
 def main() -> None:
     """Print a row for every run."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", required=True, help="folder of MNIST")
+    parser.add_argument("--data", default=os.environ.get("FEDQ_DATA") or "data", help="folder of MNIST")
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--lr", type=float, default=0.05, help="rate of the clients' SGD")
     parser.add_argument("--only", nargs="*", choices=list(ALGORITHMS), default=list(ALGORITHMS))

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import csv
 import logging
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -37,7 +38,7 @@ FIELDS = ("method", "towards", "epsilon", "lr", "seed", "validation", "test", "s
 def main() -> None:
     """Run what is missing, and print every row."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", required=True, help="folder of MNIST")
+    parser.add_argument("--data", default=os.environ.get("FEDQ_DATA") or "data", help="folder of MNIST")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--methods", nargs="+", default=sorted({name for name, _ in TUNED}))
     parser.add_argument("--epsilons", type=float, nargs="+", default=[2.0, 8.0])

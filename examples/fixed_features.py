@@ -6,6 +6,7 @@ nobody's epsilon here speaks of), else random ones, from the seed, which sees no
 """
 
 import argparse
+import os
 
 import pytorch_lightning as pl
 import torch
@@ -55,7 +56,11 @@ def features_of(name: str | None, weights: str | None, pictures: str) -> tuple[n
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--data", default="data", help="folder with MNIST/raw (default: %(default)s)")
+    parser.add_argument(
+        "--data",
+        default=os.environ.get("FEDQ_DATA") or "data",
+        help="folder with MNIST/raw (default: %(default)s)",
+    )
     parser.add_argument("--pictures", default="strokes", choices=("strokes", "leaves"), help="what whitens")
     parser.add_argument("--backbone", help="a ResNet of torchvision, in the place of fixed features")
     parser.add_argument("--weights", help="of the backbone: DEFAULT fetches them; random without")

@@ -7,6 +7,7 @@ towards a server behind masks. Clients and rank are chosen before anybody trains
 """
 
 import argparse
+import os
 
 import pytorch_lightning as pl
 import torch
@@ -91,7 +92,11 @@ def choose(factors: int = 2) -> tuple[int, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--data", default="data", help="folder with MNIST/raw (default: %(default)s)")
+    parser.add_argument(
+        "--data",
+        default=os.environ.get("FEDQ_DATA") or "data",
+        help="folder with MNIST/raw (default: %(default)s)",
+    )
     parser.add_argument("--download", action="store_true", help="fetch MNIST if it is not there")
     parser.add_argument("--freeze-a", action="store_true", help="train B alone, whose mean is exact")
     parser.add_argument("--seed", type=int, default=0, help="of weights and batches, not of keys")

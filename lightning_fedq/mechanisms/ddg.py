@@ -248,7 +248,8 @@ class DistributedDiscreteGaussian(Mechanism):
             ),
         )
         size, corrupt, claims = len(context.cohort), context.num_colluding, []
-        answer = f"at least {max(size - self.max_dropped_clients, 1)} of {size} clients answer"
+        there = max(size - self.max_dropped_clients, 1)
+        answer = f"at least {there} of {size} clients answer, and a round with fewer is aborted"
         colluding = f"with {corrupt} clients at most" if corrupt else "with no clients"
         shared = (
             kind.DROPOUTS(f"{answer}, and nothing but the sum is seen", kind.SUM_ALONE),

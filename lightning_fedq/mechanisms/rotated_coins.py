@@ -411,7 +411,9 @@ class RotatedCoins(Mechanism):
         alone = PmfPairs(((laws[0], laws[1]),), "randomised response on the bits of one rotated coordinate")
         keys = (AUTHENTICATED,) if self.paired else ()
         left = len(context.cohort) - self.max_dropped_clients
-        answer = (kind.DROPOUTS(f"at least {max(left, 1)} of {len(context.cohort)} clients answer"),)
+        size = len(context.cohort)
+        answered = f"at least {max(left, 1)} of {size} clients answer, and a round with fewer is aborted"
+        answer = (kind.DROPOUTS(answered),)
         stated = {
             Adversary.CLIENT: (MODELS_ONLY, *answer),
             Adversary.SECAGG_SERVER: (SUM_ONLY, bounded_collusion(context.num_colluding), *answer, *keys),

@@ -64,6 +64,7 @@ from lightning_fedq.training.user_messages import (
     has_revealing_lengths,
     log_round,
     report_noised_statistics,
+    report_steps,
     warn_of_noise,
     warn_round_failures,
 )
@@ -251,6 +252,7 @@ class FederatedFit(Rounds):
         done = 0 if loaded is not None else engine.round - trainer.current_epoch
         rounds = federation.count_rounds(trainer)
         check_cohorts_last(federation.planner, done + (rounds or 0))
+        self._report_steps()
         check_rounds_left(engine.statistics if engine.reads_statistics else None, rounds, done)
         if not federation.planner.law.secret:  # a journal names the clients of every round
             keep_journal(trainer, engine.ledger, federation.seed is not None)
@@ -263,6 +265,15 @@ class FederatedFit(Rounds):
             self._target.limit(engine, federation, trainer)
             if federation.seed is None:
                 self._target.skip_spent_rounds(engine)
+
+    def _report_steps(self) -> None:
+        """Report few steps beside plain training, where this process knows the data of all clients."""
+        population = self.population
+        if not population.is_partitioned or population.partitioned_data.own_loaders:
+            return
+        samples = sum(map(len, population.partitioned_data.client_indices))
+        if samples:
+            report_steps(self._federation, self._trainer, samples, population.loader().batch_size)
 
     def _choose_stack(self) -> int:
         """Choose the number of clients that train in one step (the size of a stack)."""

@@ -89,6 +89,36 @@ def report_noised_statistics(vector: Vector) -> None:
         )
 
 
+FEW_STEPS = 5
+"""A run with fewer steps than plain training divided by this number is reported before the first round."""
+
+
+def report_steps(federation: Federation, trainer: pl.Trainer, samples: int, batch_size: int) -> None:
+    """Report, before the first round, a run that takes far fewer steps than plain training.
+
+    Args:
+        samples: Number of training samples of all clients.
+        batch_size: Batch size of the training loader.
+    """
+    batches, rounds = federation.max_batches, federation.count_rounds(trainer)
+    if batches is None or not rounds or not trainer.lightning_module.automatic_optimization:
+        return
+    accumulated = int(trainer.accumulate_grad_batches)
+    if accumulated > batches:
+        rank_zero_info(
+            f"accumulate_grad_batches = {accumulated} is larger than the {batches} batches of a client in a "
+            "round, so each round has one step of fewer batches"
+        )
+    steps = math.ceil(batches / accumulated)
+    plain = rounds * math.ceil(math.ceil(samples / batch_size) / accumulated)
+    if steps * rounds * FEW_STEPS < plain:
+        rank_zero_info(
+            f"A client takes at most {steps:,} steps in a round, and the run {steps * rounds:,} in all. "
+            f"Plain training of {rounds:,} epochs takes {plain:,}. Raise local_epochs or lower batch_size if "
+            "the model does not learn (docs/faq.md)"
+        )
+
+
 def warn_of_noise(record: RoundRecord, rounds: int | None) -> None:
     """Warn after the first round if its error says that the run can hardly learn.
 

@@ -4,7 +4,9 @@ A law without a draw was priced as a uniform secret draw: epsilon 1.02 where 11.
 """
 
 import json
+import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 
@@ -166,3 +168,19 @@ def test_a_users_law_trains_is_reported_and_read_back(tmp_path):
     dim = sum(parameter.numel() for parameter in trainer.lightning_module.parameters())
     six = randomized_response_epsilon(0.5, 6 * dim, 1e-5)
     assert more.row(Adversary.SERVER).epsilon_run == pytest.approx(six)
+
+
+def test_the_law_of_the_guide_runs():
+    """docs/writing_a_mechanism.md: ten lines, drawn, priced and charged."""
+    page = (Path(__file__).parents[2] / "docs" / "writing_a_mechanism.md").read_text()
+    [block] = re.findall(r"```python\n(from dataclasses.*?)```", page, re.DOTALL)
+    names: dict[str, type] = {"__name__": "guide"}
+    exec(block, names)
+    law = names["TwoShifts"](2)
+    assert len(block.strip().splitlines()) <= 13
+    planner = RoundPlanner(6, 0, law)
+    assert [planner.plan(round, NOISE).cohort for round in (0, 1, 2)] == [(0, 1), (4, 5), (0, 1)]
+    assert planned_charges(run_of(law), secret=False) == ROUNDS
+    fed = fedq.Federated(fedq.LDPQ(0.5), 6, cohort=law, clients_per_step=1)
+    make_trainer(fed, max_epochs=3).fit(Classifier(), datamodule=Digits(60))
+    assert fed.ledger.charges.tolist() == [2, 2, 0, 0, 1, 1]
