@@ -66,4 +66,4 @@ def test_the_optional_parts_name_their_extras(monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ModuleNotFoundError, match=r"MNIST or CIFAR-10 needs torchvision.*\[vision\]"):
         MNISTDataModule().load()
-    GaussianNoise(clip_norm=1.0, epsilon=8.0, delta=1e-5, rounds=3)  # a budget needs none of them
+    GaussianNoise(clip_norm=1.0, noise_multiplier=1.0)  # needs none of them

@@ -23,7 +23,6 @@ from lightning_fedq.callbacks.trainer_lookup import find_engine, find_federated
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism
 from lightning_fedq.privacy import secret_row
-from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.document import document, summarise_privacy, to_json
 from lightning_fedq.privacy.planning import fixed_bits
 from lightning_fedq.privacy.report import Bits, PrivacyReport, check_stated
@@ -88,9 +87,6 @@ class RunFolder(pl.Callback):
         mode: Whether a larger ("max") or a smaller ("min") value of the metric is better. None takes the mode
             of a ModelCheckpoint, EarlyStopping or schedule that watches the metric. Without one, no round is
             called the best.
-        delta: Delta of the reported privacy guarantee, in (0, 1 / num_clients). It must equal the delta of a
-            `PrivacyBudget`, if there is one. None takes the delta of the budget or of the privacy target,
-            or else min(1e-5, 0.1 / num_clients). It is logged as `fed/delta`.
         show: Whether to print the summary when the training ends.
         baseline: Value of the metric to draw as a horizontal line, such as the accuracy of a central
             training. None draws no line.
@@ -105,7 +101,7 @@ class RunFolder(pl.Callback):
         privacy: Privacy report of the run, or None before the end.
 
     Raises:
-        ValueError: If `mode` or `name` is invalid. At the start of a fit, if `delta` is out of its range.
+        ValueError: If `mode` or `name` is invalid.
         TypeError: If `show` or `baseline` has another type.
 
     Examples:
@@ -120,7 +116,6 @@ class RunFolder(pl.Callback):
         root: str = "runs",
         monitor: str | None = None,
         mode: Literal["max", "min"] | None = None,
-        delta: float | None = None,
         show: bool = True,
         baseline: float | None = None,
         stated: dict[str, str] | None = None,
@@ -133,8 +128,7 @@ class RunFolder(pl.Callback):
         check_run_name(name)
         self.stated = check_stated(stated)
         self.name, self.root, self.monitor, self.mode = name, Path(root), monitor, mode
-        self.delta, self.show, self.baseline = delta, show, baseline
-        self.clients_delta = delta
+        self.show, self.baseline = show, baseline
         self.path: Path | None = None
         self.rows: list[Row] = []
         self.summary: dict[str, Any] = {}
@@ -145,16 +139,6 @@ class RunFolder(pl.Callback):
         self._round_started, self._private, self._trains = 0.0, True, False
         self._lengths_tell, self._starts_at = True, 0
         self._ended, self._drawn = "", False
-
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Refuse a delta that the report at the end can't use."""
-        if stage != "fit":
-            return
-        federated = find_federated(trainer, "RunFolder")
-        try:
-            check_delta(choose_delta(federated, trainer), federated.clients.num_clients, "clients")
-        except ValueError as error:
-            raise ValueError(f"RunFolder(delta={self.delta!r}): {error}") from None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Choose the folder: that of the resumed run, or a new one."""

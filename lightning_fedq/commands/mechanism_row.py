@@ -53,10 +53,7 @@ def example(kind: type[Mechanism]) -> Mechanism:
         return own
     options = fields(kind)  # type: ignore[arg-type]
     needed = [field.name for field in options if field.default is MISSING]
-    # the noise is set by a multiplier if there is one, otherwise by an epsilon
-    needed += [field.name for field in options if field.name == "noise_multiplier" and field.default is None]
-    if all(field.name != "noise_multiplier" for field in options):
-        needed += [field.name for field in options if "epsilon" in field.name and field.default is None]
+    needed += [field.name for field in options if "epsilon" in field.name and field.default is None]
     missing = [name for name in needed if name not in EXAMPLE]
     if missing:
         raise ValueError(f"{kind.__name__} needs {missing}, which have no usual value. Write its example().")

@@ -131,7 +131,7 @@ def with_opacus_noise(option: Option, problem: Problem) -> Option:
         ratio = gaussian_by_opacus(*asked) / gaussian_noise_multiplier(*asked)
     else:
         ratio = laplace_by_opacus(*asked) / laplace_noise_multiplier(*asked)
-    noisier = replace(exact, noise_multiplier=exact.multiplier * ratio, epsilon=None, delta=None, rounds=None)
+    noisier = replace(exact, noise_multiplier=exact.noise_multiplier * ratio)
     run = problem.run(noisier, option.law)
     spent = Account(run, target.delta).epsilon(target.against, charges, secret=False)
     error = relative_error(noisier, problem.cohort, problem.params, problem.homogeneity)

@@ -324,8 +324,11 @@ class Comparison:
         callbacks += [{"class_path": f"lightning_fedq.callbacks.{n}"} for n in wanted if n not in names]
         [folder] = [each for each in callbacks if each["class_path"].endswith(".RunFolder")]
         folder.setdefault("init_args", {}).update(name=cell.name, root=str(root))
-        if changed["privacy"] is None:  # there is no target, so the page needs a delta
-            folder["init_args"]["delta"] = self.delta
+        if changed["privacy"] is None:  # there is no target, which has a delta
+            reported = "lightning_fedq.comparison.reported_delta.ReportedDelta"
+            callbacks.insert(
+                callbacks.index(folder), {"class_path": reported, "init_args": {"delta": self.delta}}
+            )
         if logger is not None:
             config["trainer"]["logger"] = self._logger(cell, root.parent, logger)
         return config

@@ -25,7 +25,7 @@ from lightning_fedq.functional.exact_error.decompose import (
 )
 from lightning_fedq.functional.exact_error.float_error import LawError, aggregate_law_error
 from lightning_fedq.keys.randomness import PublicRandomness
-from lightning_fedq.mechanisms.bases.exact_error import L1_UNBOUNDED, refuse_laplace_budget
+from lightning_fedq.mechanisms.bases.exact_error import L1_UNBOUNDED
 from lightning_fedq.mechanisms.interface import Adversary, NonPrivate, PrivacyClaim, RoundContext
 from lightning_fedq.mechanisms.irwin_hall import CommonSteps
 
@@ -43,10 +43,6 @@ class AggregateGaussian(CommonSteps):
     Args:
         clip_norm: Largest l2 norm of an update, > 0.
         noise_multiplier: Std of the error of the mean over its sensitivity, 2 clip_norm / cohort size.
-            Alternatively give a budget by epsilon, delta and rounds.
-        epsilon: Budget of one client over the whole run, against outsiders, > 0, in nats.
-        delta: Delta of the whole run, in (0, 1).
-        rounds: Number of rounds that the budget covers, >= 1.
         entropy_code: "range" or "elias". Secure aggregation uses neither.
         error_law: Distribution of the error. "laplace" has no claim, because l2 clipping does not bound the
             l1 norm.
@@ -61,18 +57,15 @@ class AggregateGaussian(CommonSteps):
         4.3 (algorithms 1 to 4)
 
     Examples:
-        >>> mechanism = AggregateGaussian(clip_norm=1.0, epsilon=8.0, delta=1e-5, rounds=30)
-        >>> round(mechanism.multiplier, 3)  # noise over the distance of any two updates
-        3.315
+        >>> from lightning_fedq.mechanisms.contract_suite import make_context
+        >>> mechanism = AggregateGaussian(clip_norm=1.0, noise_multiplier=2.0)
+        >>> round(mechanism.sigma(make_context(mechanism, clients=range(10))), 3)  # of the mean, in clip_norm
+        0.4
     """
 
     symbol_dtype = torch.int64
 
     error_law: Literal["gaussian", "laplace"] = "gaussian"
-
-    def __post_init__(self) -> None:
-        refuse_laplace_budget(self.error_law, self.noise_multiplier)
-        super().__post_init__()
 
     @property
     def gaussian_error(self) -> bool:
@@ -90,7 +83,7 @@ class AggregateGaussian(CommonSteps):
         room = math.floor(math.log2((2.0**_SUM_BITS / size - 1.0) * step) - 1e-9)
         if room < _FEWEST_SCALE_BITS:
             raise ValueError(
-                f"noise_multiplier = {self.multiplier:.3g} is too small for sums of {size} clients in "
+                f"noise_multiplier = {self.noise_multiplier:.3g} is too small for sums of {size} clients in "
                 f"{_SUM_BITS} bits. Raise it."
             )
         return min(room, LEAST_SCALE_BITS)

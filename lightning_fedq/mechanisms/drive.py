@@ -17,7 +17,7 @@ bit is not private.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -147,9 +147,6 @@ class DRIVE(EDEN):
 
     Take it for compression to one bit without privacy.
 
-    Args:
-        bits: Bits per coordinate, always 1.
-
     Nothing is claimed against any adversary.
 
     A message has one bit per coordinate, with dimensions padded to a power of two, and a scale of 32 bits.
@@ -165,8 +162,4 @@ class DRIVE(EDEN):
         80
     """
 
-    bits: int = 1
-
-    def __post_init__(self) -> None:
-        if self.bits != 1:
-            raise ValueError(f"bits of DRIVE must be 1, got {self.bits}. Use EDEN for more.")
+    bits: int = field(default=1, init=False, repr=False)

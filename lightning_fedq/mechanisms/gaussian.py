@@ -1,9 +1,9 @@
-"""Gaussian noise at every client: for the whole vector over a whole run, and per coordinate.
+"""Gaussian noise at every client: for the whole vector, and per coordinate.
 
-`GaussianNoise` gives a client local differential privacy. Its update is clipped in l2, and the budget covers
-all rounds together and is met exactly. `PerCoordinateGaussian` is the mechanism that the CorBin-FL paper
-compares with: each coordinate is private in one round, with the smallest noise (Balle and Wang 2018). The
-paper leaves delta open, and here it has to be chosen.
+`GaussianNoise` gives a client local differential privacy. Its update is clipped in l2.
+`PerCoordinateGaussian` is the mechanism that the CorBin-FL paper compares with: each coordinate is private in
+one round, with the smallest noise (Balle and Wang 2018). The paper leaves delta open, and here it has to be
+chosen.
 
 Both send integers on a grid (`functional.noise.grid_noise`), not floats. They take 8 or 9 bits a coordinate,
 unless the noise is far below the bound.
@@ -28,14 +28,10 @@ class GaussianNoise(VectorNoise):
 
     Args:
         clip_norm: Largest l2 norm of an update, > 0.
-        noise_multiplier: Std of the noise over the sensitivity, > 0. Alternatively give a budget by epsilon,
-            delta and rounds.
-        epsilon: Budget of one client over the whole run, > 0, in nats.
-        delta: Delta of the whole run, in (0, 1).
-        rounds: Number of rounds that the budget covers, >= 1.
+        noise_multiplier: Std of the noise over the sensitivity, > 0.
 
     Raises:
-        ValueError: If neither or both of noise and budget are given, or a value is out of range.
+        ValueError: If a value is out of range.
 
     The claim is about the whole update, against every adversary, by the client's own noise. Against
     outsiders, curious clients and the server behind secure aggregation, the noise of the other clients is
@@ -48,9 +44,8 @@ class GaussianNoise(VectorNoise):
         Balle, Wang, ICML 2018.
 
     Examples:
-        >>> mechanism = GaussianNoise(clip_norm=1.0, epsilon=8.0, delta=1e-5, rounds=30)
-        >>> round(mechanism.multiplier, 3)  # noise over the distance of any two updates
-        3.29
+        >>> GaussianNoise(clip_norm=1.0, noise_multiplier=3.0).noise.scale  # std, in clip_norm
+        6.0
     """
 
     law = "gaussian"

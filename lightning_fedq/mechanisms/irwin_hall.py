@@ -146,9 +146,6 @@ class IrwinHall(CommonSteps):
         clip_norm: Largest l2 norm of an update, > 0.
         noise_multiplier: Std of the error of the mean over 2 clip_norm / cohort size. It is the size of an
             error here, and no guarantee is claimed.
-        epsilon: Leave out, because no budget can be met.
-        delta: Leave out.
-        rounds: Leave out.
         entropy_code: "range", "elias" or "fixed". Secure aggregation uses none of them.
 
     Nothing is claimed against any adversary, because the noise has bounded support.
@@ -161,7 +158,7 @@ class IrwinHall(CommonSteps):
 
     Examples:
         >>> mechanism = IrwinHall(clip_norm=1.0, noise_multiplier=1.0)
-        >>> mechanism.multiplier
+        >>> mechanism.noise_multiplier
         1.0
     """
 
@@ -172,11 +169,6 @@ class IrwinHall(CommonSteps):
 
     def shortest_step(self, context: RoundContext) -> float:
         return self.base_step(context)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.noise_multiplier is None:
-            raise ValueError("IrwinHall can't meet a budget, as its noise is bounded. Use AggregateGaussian.")
 
     def special(self, context: RoundContext, rand: PublicRandomness) -> Special:
         """Return no coordinates."""

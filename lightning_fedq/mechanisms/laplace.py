@@ -1,8 +1,8 @@
-"""Laplace noise at every client: for the whole vector over a whole run, and per coordinate.
+"""Laplace noise at every client: for the whole vector, and per coordinate.
 
-`LaplaceNoise` clips the update in l1 and is calibrated for all rounds together. With delta = 0 the budget is
-pure. `PerCoordinateLaplace` is the mechanism that the CorBin-FL paper compares with: b = 2 radius / epsilon
-for each coordinate, which is clipped before the noise and not after it.
+`LaplaceNoise` clips the update in l1. `PerCoordinateLaplace` is the mechanism that the CorBin-FL paper
+compares with: b = 2 radius / epsilon for each coordinate, which is clipped before the noise and not after
+it.
 
 References:
     Dwork, McSherry, Nissim, Smith, Calibrating Noise to Sensitivity, TCC 2006
@@ -23,14 +23,10 @@ class LaplaceNoise(VectorNoise):
 
     Args:
         clip_norm: Largest l1 norm of an update, > 0.
-        noise_multiplier: Scale of the noise over the sensitivity, > 0. Alternatively give a budget by
-            epsilon, delta and rounds.
-        epsilon: Budget of one client over the whole run, > 0, in nats.
-        delta: Delta of the whole run, in [0, 1).
-        rounds: Number of rounds that the budget covers, >= 1.
+        noise_multiplier: Scale of the noise over the sensitivity, > 0.
 
     Raises:
-        ValueError: If neither or both of noise and budget are given, or a value is out of range.
+        ValueError: If a value is out of range.
 
     The claim is about the whole update, against every adversary, by the client's own noise. The noise of
     other clients is not counted.
@@ -41,9 +37,8 @@ class LaplaceNoise(VectorNoise):
         Dwork, McSherry, Nissim, Smith, Calibrating Noise to Sensitivity, TCC 2006
 
     Examples:
-        >>> mechanism = LaplaceNoise(clip_norm=1.0, epsilon=8.0, delta=1e-5, rounds=30)
-        >>> round(mechanism.multiplier, 3)  # noise over the distance of any two updates
-        2.92
+        >>> LaplaceNoise(clip_norm=1.0, noise_multiplier=3.0).noise.scale  # mean size, in clip_norm
+        6.0
     """
 
     law = "laplace"

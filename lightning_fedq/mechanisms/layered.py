@@ -31,13 +31,7 @@ from lightning_fedq.functional.exact_error.layered import (
 from lightning_fedq.functional.exact_error.layered_cost import known_dither_delta
 from lightning_fedq.functional.sampled_loops import take_words
 from lightning_fedq.keys.randomness import PublicRandomness, Stream
-from lightning_fedq.mechanisms.bases.exact_error import (
-    L1_UNBOUNDED,
-    Array,
-    ExactError,
-    Quantizer,
-    refuse_laplace_budget,
-)
+from lightning_fedq.mechanisms.bases.exact_error import L1_UNBOUNDED, Array, ExactError, Quantizer
 from lightning_fedq.mechanisms.interface import (
     Adversary,
     GaussianLoss,
@@ -106,10 +100,6 @@ class LayeredGaussian(ExactError):
     Args:
         clip_norm: Largest l2 norm of an update, > 0.
         noise_multiplier: Std of the error of the mean over its sensitivity, 2 clip_norm / cohort size.
-            Alternatively give a budget by epsilon, delta and rounds.
-        epsilon: Budget of one client over the whole run, against outsiders, > 0, in nats.
-        delta: Delta of the whole run, in (0, 1).
-        rounds: Number of rounds that the budget covers, >= 1.
         entropy_code: "range", "elias" or, with the shifted layering, "fixed".
         layering: "direct" costs the fewest bits on average. "shifted" has a bounded number of symbols.
         error_law: Distribution of a message's error. "laplace" makes a message's error exactly Laplace, but
@@ -126,19 +116,16 @@ class LayeredGaussian(ExactError):
         individual mechanisms with the direct and the shifted layered quantiser
 
     Examples:
-        >>> mechanism = LayeredGaussian(clip_norm=1.0, epsilon=8.0, delta=1e-5, rounds=30)
-        >>> round(mechanism.multiplier, 3)  # noise over the distance of any two updates
-        3.315
+        >>> from lightning_fedq.mechanisms.contract_suite import make_context
+        >>> mechanism = LayeredGaussian(clip_norm=1.0, noise_multiplier=2.0)
+        >>> round(mechanism.sigma(make_context(mechanism, clients=range(10))), 3)  # of the mean, in clip_norm
+        0.4
     """
 
     homomorphic = False
 
     layering: Layering = "direct"
     error_law: Law = "gaussian"
-
-    def __post_init__(self) -> None:
-        refuse_laplace_budget(self.error_law, self.noise_multiplier)
-        super().__post_init__()
 
     @property
     def gaussian_error(self) -> bool:
@@ -200,7 +187,9 @@ class LayeredGaussian(ExactError):
             f"are distinguished with probability {delta:.3f}, at any epsilon"
         )
         wire = NonPrivate("an integer's distribution depends on the update, even if the dither is unknown")
-        others = self.multiplier * math.sqrt((size - 1) / size)  # its own share of the variance is 1 / n
+        others = self.noise_multiplier * math.sqrt(
+            (size - 1) / size
+        )  # its own share of the variance is 1 / n
         client: Loss = NonPrivate("the cohort has no other client, and this client knows all of the noise")
         if size > 1:
             client = GaussianLoss(others, "the other clients' noise, as the client knows its own")

@@ -10,7 +10,7 @@ updates.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -105,9 +105,6 @@ class TernGrad(QSGD):
 
     Take it as a baseline of unbiased compression without privacy.
 
-    Args:
-        levels: Number of levels on each side of zero, always 1.
-
     Nothing is claimed against any adversary.
 
     A message has 2 bits per coordinate, and a scale of 32 bits.
@@ -123,11 +120,7 @@ class TernGrad(QSGD):
         96
     """
 
-    levels: int = 1
-
-    def __post_init__(self) -> None:
-        if self.levels != 1:
-            raise ValueError(f"levels of TernGrad must be 1, got {self.levels}. Use QSGD for more.")
+    levels: int = field(default=1, init=False, repr=False)
 
     def lengths(self, rows: Tensor) -> Tensor:
         """Return the largest absolute coordinate of each row."""

@@ -230,19 +230,20 @@ def calibrate(target: PrivacyTarget, run: Run, start: float | None = None) -> Ca
         )
         raise ValueError(
             f"{type(mechanism).__name__} can't meet {target}: with its largest noise, {charges} rounds "
-            f"of a client still {spends_least}. {_cure(best.epsilon_replace_one(claim, 1), adversary, run)}."
+            f"of a client still {spends_least}. {_cure(best.epsilon_replace_one(claim, 1))}."
         )
     level = _level(log_level, lowest)
     return Calibration(at(level), level, run.rounds, charges, spends(log_level))
 
 
-def _cure(message_is_unprotected: float, adversary: Adversary, run: Run) -> str:
+def _cure(one_round: float) -> str:
     """Return the cure of a target that can't be met, as the last sentence of the error.
 
-    Where single messages have no finite epsilon, only a mechanism that protects single messages helps.
+    Args:
+        one_round: Smallest epsilon of one round. Where it is infinite, neither fewer rounds nor more clients
+            nor a larger epsilon help: an outcome excludes one of two updates, whoever else takes part.
     """
-    of_messages = (Adversary.EAVESDROPPER, Adversary.SERVER, Adversary.SERVER_AND_PARTNER)
-    if math.isfinite(message_is_unprotected) or adversary not in of_messages:
+    if math.isfinite(one_round):
         return "Use fewer rounds, more clients, or a larger epsilon"
     return (
         "No number of rounds or clients changes that. Use a mechanism that protects every message by itself, "

@@ -160,7 +160,7 @@ At rounds 32, 64, ... it costs less than 2% of the rounds before it.
 def choose_delta(federation: Federation, trainer: pl.Trainer) -> float:
     """Return the delta of all epsilons of clients that a run reports.
 
-    It is the delta of the privacy target, a run folder or a budget, else min(1e-5, 0.1 / num_clients).
+    It is the delta of the privacy target or a budget, else min(1e-5, 0.1 / num_clients).
 
     Args:
         trainer: Trainer, whose callbacks ask for a delta by their attribute `clients_delta`.
@@ -175,8 +175,8 @@ def choose_delta(federation: Federation, trainer: pl.Trainer) -> float:
     asked = {delta for delta in (*deltas, None if target is None else target.delta) if delta is not None}
     if len(asked) > 1:
         raise ValueError(
-            f"All epsilons of clients need the same delta, got {sorted(asked)}. Give the target, budget and "
-            "RunFolder the same delta, or leave out the RunFolder's"
+            f"All epsilons of clients need the same delta, got {sorted(asked)}. "
+            "Give the target and the budget the same delta."
         )
     return asked.pop() if asked else usual
 

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 from lightning_fedq import ClientEvaluation
 from lightning_fedq.callbacks import DPSGD, Federated, PrivacyBudget, RunFolder
 from lightning_fedq.callbacks.run_folder import plot_title
+from lightning_fedq.comparison.reported_delta import ReportedDelta
 from lightning_fedq.data import LabelShards, QuantitySkew
 from lightning_fedq.mechanisms import LDPQ, GaussianNoise, LayeredGaussian, RotatedCoins
 from lightning_fedq.privacy.document import attack_accuracy, from_json
@@ -230,8 +231,8 @@ def test_a_metric_that_nobody_logs_is_named(tmp_path):
 
 
 def test_a_delta_that_no_report_can_use_is_refused_before_the_training(tmp_path):
-    with pytest.raises(ValueError, match=r"RunFolder\(delta=0\.5\).* below 0\.25 = 1 / 4 clients"):
-        small_run(RunFolder("mine", str(tmp_path), delta=0.5), rounds=1)
+    with pytest.raises(ValueError, match=r"below 0\.25 = 1 / 4 clients"):
+        small_run(RunFolder("mine", str(tmp_path)), ReportedDelta(0.5), rounds=1)
     assert not (tmp_path / "mine").exists()
 
 

@@ -14,6 +14,7 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.algorithms.byzantine.counting import count_byzantine
 from lightning_fedq.callbacks import DPSGD, Federated, RunFolder
 from lightning_fedq.commands.privacy import report_of_checkpoint, report_of_config
+from lightning_fedq.comparison.reported_delta import ReportedDelta
 from lightning_fedq.data.models import MLP, Classifier as ClassifierOf
 from lightning_fedq.mechanisms import LDPQ, FedAvg
 from lightning_fedq.mechanisms.interface import Adversary
@@ -183,8 +184,9 @@ def trained(folder, delta=1e-5, rounds=1, **settings):
     """A checkpoint of six clients, and the folder of its run."""
     federated = Federated(LDPQ(1.0), 6, clients_per_step=1, **settings)
     target = settings.get("privacy")
-    run = RunFolder("run", str(folder), delta=None if target is not None else delta)
-    trainer = make_trainer(federated, run, max_epochs=rounds)
+    run = RunFolder("run", str(folder))
+    deltas = [] if target is not None else [ReportedDelta(delta)]
+    trainer = make_trainer(federated, run, *deltas, max_epochs=rounds)
     trainer.fit(Classifier(), datamodule=Digits(60))
     trainer.save_checkpoint(folder / "one.ckpt")
     return folder / "one.ckpt", json.loads((folder / "run" / "privacy.json").read_text())

@@ -53,7 +53,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ended")
     given = "{class_path: GaussianNoise, init_args: {clip_norm: 1.0, noise_multiplier: 1.0}}"
     more = ["--trainer.callbacks+=RunFolder", f"--trainer.callbacks.root={folder / 'runs'}", "--set"]
-    more += [f"Federated.mechanism={given}", "Federated.secure_aggregation={run: masked}"]
+    more += [f"Federated.mechanism={given}", "Federated.secure_aggregation={simulation: masked}"]
     with processes.quiet():
         assert main(["fit", str(configuration(folder, num_clients=10)), *more]) == 0
     return next((folder / "runs").iterdir())

@@ -238,10 +238,9 @@ row(
 )
 # ---- secret cohorts ---------------------------------------------------------------------------------
 row(
-    "All epsilons of clients need the same delta, got {}. Give the target, budget and",
-    lambda: fit(known(), BUDGET, fedq.RunFolder(delta=1e-4, show=False)),
-    lambda: fit(known(), BUDGET, fedq.RunFolder(delta=1e-3, show=False)),
-    lambda: fit(known(), BUDGET, fedq.RunFolder(show=False)),
+    "All epsilons of clients need the same delta, got {}. Give the target and the budget the same delta.",
+    lambda: fit(known(privacy=SERVER), fedq.PrivacyBudget(99.0, 1e-4, "server")),
+    lambda: fit(known(privacy=SERVER), fedq.PrivacyBudget(99.0, SERVER.delta, "server")),
 )
 row(
     "a privacy target over the run needs rounds >= 1, got {}. Set the number of rounds, or",

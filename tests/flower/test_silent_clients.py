@@ -7,6 +7,7 @@ import torch
 
 import lightning_fedq as fedq
 from lightning_fedq.commands.privacy import report_of_checkpoint
+from lightning_fedq.comparison.reported_delta import ReportedDelta
 from lightning_fedq.flower.settings import deployed_mechanism, with_real_clients
 from lightning_fedq.functional.one_bit.threshold_coin import coin_thresholds
 from lightning_fedq.mechanisms.interface import Adversary, CoinSum
@@ -37,7 +38,7 @@ def test_a_target_counts_on_those_who_are_sure_to_answer(adversary, masks, answe
     settings = fedq.Federated(fedq.LDPQ(1.0), CLIENTS, privacy=target, secure_aggregation=masks, seed=None)
     module = torch.nn.Linear(4, 1)
     found = deployed_mechanism(settings, module, ROUNDS)
-    assert 7.9 < among(found.epsilon, answers, 5 * ROUNDS) <= 8.0
+    assert 7.9 < among(found.epsilon_per_coordinate, answers, 5 * ROUNDS) <= 8.0
 
 
 @pytest.mark.parametrize(
@@ -46,8 +47,10 @@ def test_a_target_counts_on_those_who_are_sure_to_answer(adversary, masks, answe
 def test_the_report_of_a_deployment_and_of_its_checkpoint(options, who, answers, tmp_path):
     """Four clients, of whom three open a sum; without masks nothing makes another one answer."""
     make = lambda: federated(fedq.LDPQ(0.01), **options)  # noqa: E731
-    folder = fedq.RunFolder("run", str(tmp_path / "runs"), delta=DELTA, show=False)
-    _, server = deployment(make(), 1, tmp_path, callbacks=[folder]).run(LoopGrid(*clients(make, tmp_path)))
+    folder = fedq.RunFolder("run", str(tmp_path / "runs"), show=False)
+    _, server = deployment(make(), 1, tmp_path, callbacks=[folder, ReportedDelta(DELTA)]).run(
+        LoopGrid(*clients(make, tmp_path))
+    )
     page = json.loads((tmp_path / "runs" / "run" / "privacy.json").read_text())
     row = next(r for r in page["with_secure_keys"] or page["rows"] if r["adversary"] == who)
     exact = among(0.01, answers, server.engine.weights.numel())

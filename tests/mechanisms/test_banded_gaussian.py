@@ -284,7 +284,7 @@ def federation(**settings):
 
 
 def test_a_target_sets_the_noise_for_the_turns_of_a_client(tmp_path):
-    federated, folder = federation(), RunFolder("banded", str(tmp_path), delta=1e-3)
+    federated, folder = federation(), RunFolder("banded", str(tmp_path))
     trained(federated, rounds=12, callbacks=[folder])
     assert federated.calibration is not None and federated.calibration.charges == 3
     assert 3.99 < federated.calibration.epsilon <= 4.0

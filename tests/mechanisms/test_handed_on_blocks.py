@@ -259,7 +259,7 @@ def federation(**settings):
 
 
 def test_a_target_towards_the_server_sets_the_noise_for_the_turns_of_a_client(tmp_path):
-    target, folder = PrivacyTarget(4.0, 1e-3, "secagg_server"), RunFolder("run", str(tmp_path), delta=1e-3)
+    target, folder = PrivacyTarget(4.0, 1e-3, "secagg_server"), RunFolder("run", str(tmp_path))
     federated = federation(privacy=target)
     trained(federated, rounds=12, callbacks=[folder])
     assert federated.calibration is not None and federated.calibration.charges == 3

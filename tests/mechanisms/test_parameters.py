@@ -23,7 +23,7 @@ WRONG = {
 def cases():
     for kind in installed().values():
         hints = get_type_hints(kind)
-        for field in fields(kind):
+        for field in (each for each in fields(kind) if each.init):
             alternatives = get_args(hints[field.name]) or (hints[field.name],)
             for wanted in set(WRONG).intersection(alternatives):
                 for value in WRONG[wanted]:

@@ -81,28 +81,19 @@ SIGM(0.0, 1.0) | clip_value must be > 0 and finite, got 0.0
 SIGM(1.0, -1.0) | noise_multiplier must be > 0 and finite, got -1.0
 SIGM(1.0, 1.0, 1.5) | sampling_probability must be in [2^-20, 1], got 1.5
 CSGM(1.0, 1.0, 0.5, 17) | bits must be in [2, 16], or 1 with rounding='even'
-GaussianNoise(1.0) | give noise_multiplier, or all of epsilon, delta and rounds
-GaussianNoise(1.0, epsilon=1.0, delta=1e-05) | give noise_multiplier, or all of epsilon
-GaussianNoise(1.0, 1.0, epsilon=1.0) | not both
 GaussianNoise(0.0, 1.0) | clip_norm must be > 0 and finite, got 0.0
 LaplaceNoise(math.inf, 1.0) | clip_norm must be > 0 and finite, got inf
 GaussianNoise(1.0, -1.0) | noise_multiplier must be > 0 and finite, got -1.0
 GaussianNoise(1.0, 1e-09) | between 1e-6 and 1e6 clipping bounds
-GaussianNoise(1.0, epsilon=0.0, delta=1e-05, rounds=1) | epsilon must be > 0 and finite, got 0.0
-GaussianNoise(1.0, epsilon=1.0, delta=0.0, rounds=1) | delta must be in (0, 1), got 0.0
-LaplaceNoise(1.0, epsilon=1.0, delta=1.0, rounds=1) | delta must be in [0, 1), got 1.0
-LaplaceNoise(1.0, epsilon=1.0, delta=0.0, rounds=0) | rounds must be >= 1, got 0
 PerCoordinateGaussian(-1.0, 1e-05) | epsilon_per_coordinate must be > 0 and finite, got -1.0
 PerCoordinateGaussian(1.0, 0.0) | delta must be in (0, 1), got 0.0
 PerCoordinateLaplace(math.nan) | epsilon_per_coordinate must be > 0 and finite, got nan
 LayeredGaussian(0.0, 1.0) | clip_norm must be > 0 and finite, got 0.0
 LayeredGaussian(1.0, 0.0) | noise_multiplier must be > 0 and finite, got 0.0
-LayeredGaussian(1.0) | give noise_multiplier, or all of epsilon, delta and rounds
 LayeredGaussian(1.0, 1.0, layering='up') | layering of LayeredGaussian must be one of direct, shifted
 LayeredGaussian(1.0, 1.0, entropy_code='zip') | entropy_code of LayeredGaussian must be one of
 AggregateGaussian(1.0, 1.0, error_law='cauchy') | error_law of AggregateGaussian must be one of
 AggregateGaussian(1.0, 1.0, entropy_code='fixed') | needs a shortest step, which AggregateGaussian
-LayeredGaussian(1.0, epsilon=1.0, delta=1e-05, rounds=1, error_law='laplace') | can't meet a budget: l2 clip
 LDPQ(0.0) | epsilon must be > 0, got 0.0
 LDPQ(math.nan) | epsilon must be > 0, got nan
 CorBin(1.0, 33) | shared_bits must be in [0, 32] or None, got 33

@@ -19,6 +19,7 @@ from lightning_fedq.mechanisms import (
     LayeredGaussian,
     PerCoordinateLaplace,
 )
+from lightning_fedq.mechanisms.bases.calibration import gaussian_noise_multiplier
 from lightning_fedq.mechanisms.interface import Adversary, CoinSum, ConcentratedLoss, NonPrivate
 from lightning_fedq.privacy.accounting import spent
 from tests.described import Setting, privacy_report
@@ -134,7 +135,7 @@ def test_the_distance_of_the_noise_from_its_law_is_paid_for(rounds):
 @pytest.mark.parametrize(("dim", "rounds", "epsilon"), [(7850, 50, 8.0), (11_200_000, 100, 4.0)])
 def test_a_calibrated_budget_is_kept(dim, rounds, epsilon):
     """What a budget asks for is what the report finds, sampler included."""
-    mechanism = GaussianNoise(1.0, epsilon=epsilon, delta=1e-5, rounds=rounds)
+    mechanism = GaussianNoise(1.0, gaussian_noise_multiplier(epsilon, 1e-5, rounds))
     setting = Setting(context(mechanism, 50, dim), rounds, 1e-5)
     found = setting.spent(setting.claims(mechanism)[Adversary.SERVER], rounds).epsilon
     assert 0.99 * epsilon < found < epsilon

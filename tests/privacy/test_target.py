@@ -1,6 +1,7 @@
 """The level of a target is found with few accountings, on the safe side, and however low it lies."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -106,15 +107,17 @@ def test_a_target_is_about_any_two_updates_whatever_the_claim_compares(kind):
     assert low == high == 5
 
 
-@pytest.mark.parametrize("adversary", ["server", "server_and_partner"])
+@pytest.mark.parametrize("adversary", ["server", "server_and_partner", "secagg_server", "client"])
 def test_where_no_numbers_help_another_mechanism_is_named_that_does(adversary):
     """CorBin's partner: fewer rounds, more clients and a larger epsilon were said to help, and never did."""
     target = PrivacyTarget(8.0, 1e-5, adversary)
     for clients, rounds, epsilon in ((20, 5, 8.0), (1000, 1, 8.0), (20, 1, 1000.0)):
         asked = PrivacyTarget(epsilon, 1e-5, adversary)
-        setting = Setting(make_plan_context(CorBin(1.0, 5), clients, 100), rounds, 1e-5)
+        context = make_plan_context(CorBin(1.0, 5), clients, 100)
+        context = replace(context, num_colluding=int(adversary == "secagg_server"))
+        setting = Setting(context, rounds, 1e-5, secure_aggregation=True)
         with pytest.raises(ValueError, match="protects every message by itself, such as LDPQ") as error:
             calibrate(asked, CorBin(1.0, 5), setting, rounds)
         assert "fewer rounds" not in str(error.value)
-    setting = Setting(make_plan_context(LDPQ(1.0), 20, 100), 5, 1e-5)
+    setting = Setting(make_plan_context(LDPQ(1.0), 20, 100), 5, 1e-5, secure_aggregation=True)
     assert calibrate(target, LDPQ(1.0), setting, 5).epsilon <= 8.0  # the cure, tried

@@ -75,7 +75,7 @@ def world(size, folder, monkeypatch):
     stamping = [Stamps(), OfOnesOwn(), Files(folder / "files")]
     federated = own(clients_per_step=1)
     budget = PrivacyBudget(99.0, 1e-3, "outsider")
-    run = RunFolder("run", folder, delta=1e-3, show=False)
+    run = RunFolder("run", folder, show=False)
     trainer = trainer_of(
         *(federated, budget, run, RoundProgressBar(), Starts(), *stamping[1:]),
         rounds=ROUNDS,

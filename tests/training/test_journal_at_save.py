@@ -176,7 +176,7 @@ def test_a_folder_elsewhere_is_said_when_a_checkpoint_is_made(tmp_path, monkeypa
 def test_a_restart_that_does_not_resume_says_so_and_counts_both(tmp_path):
     """torchrun --max-restarts with no ckpt_path: the folder of the second run tells of both."""
     run(tmp_path, SavesItself(tmp_path), max_epochs=4)  # journal of rounds 3 and 4
-    folder = fedq.RunFolder("second", str(tmp_path / "runs"), delta=1e-5)
+    folder = fedq.RunFolder("second", str(tmp_path / "runs"))
     with pytest.warns(UserWarning, match="Another run of this federation charged 2 rounds"):
         again = run(tmp_path, folder, max_epochs=3)
     assert again.ledger.max_charges == again.ledger.rounds == 5

@@ -307,7 +307,7 @@ def write_all(sizes, path, capsys, monkeypatch):
     """All that a run lets out, if so many clients draw its rounds."""
     monkeypatch.setattr(RoundPlanner, "cohort", lambda self, round, attempt=0: list(range(sizes[round])))
     federated, logger = own(), Kept()
-    folder, bar = fedq.RunFolder("run", path, delta=1e-3, show=True), fedq.RoundProgressBar(interval=0.0)
+    folder, bar = fedq.RunFolder("run", path, show=True), fedq.RoundProgressBar(interval=0.0)
     trainer = trainer_of(federated, folder, bar, rounds=len(sizes), logger=logger, enable_progress_bar=True)
     capsys.readouterr()
     trainer.fit(Line(), loader())

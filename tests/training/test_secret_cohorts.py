@@ -227,7 +227,7 @@ def test_checkpoints_of_two_draws_differ_in_the_model_only(tmp_path):
 
 
 def test_a_run_folder_tells_rounds_and_no_charges(tmp_path, capsys):
-    federated, folder = secret(privacy=TARGET), fedq.RunFolder("run", tmp_path, delta=1e-3, show=False)
+    federated, folder = secret(privacy=TARGET), fedq.RunFolder("run", tmp_path, show=False)
     fitted(federated, folder, rounds=4)
     path = folder.path
     assert "charged" not in (path / "metrics.csv").read_text()

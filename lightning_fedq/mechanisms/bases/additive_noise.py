@@ -33,7 +33,6 @@ from lightning_fedq.functional.linear_decode import decode_sum
 from lightning_fedq.functional.noise.fast_grid_noise import add_to_rows
 from lightning_fedq.functional.noise.grid_noise import GridNoise
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
-from lightning_fedq.mechanisms.bases.calibration import resolve_multiplier
 from lightning_fedq.mechanisms.interface import (
     ANY_NUMBER,
     Adversary,
@@ -262,32 +261,25 @@ class AdditiveNoise(Mechanism):
 
 @dataclass(frozen=True)
 class VectorNoise(AdditiveNoise):
-    """Noise per update: one clipping norm, l2 for Gaussian noise and l1 for Laplace, one budget for a run.
+    """Noise per update: one clipping norm, l2 for Gaussian noise and l1 for Laplace.
 
     Args:
         clip_norm: Largest norm of an update, > 0.
-        noise_multiplier: Scale of the noise over the sensitivity, > 0. Alternatively give a budget by
-            epsilon, delta and rounds.
-        epsilon: Budget of one client over the whole run, > 0, in nats.
-        delta: Delta of the whole run.
-        rounds: Number of rounds that the budget covers, >= 1.
+        noise_multiplier: Scale of the noise over the sensitivity, > 0.
     """
 
+    level = "noise_multiplier"
+
     clip_norm: float
-    noise_multiplier: float | None = None
-    epsilon: float | None = None
-    delta: float | None = None
-    rounds: int | None = None
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        check_positive(noise_multiplier=self.noise_multiplier)
+        super().__post_init__()
 
     @property
     def multiplier(self) -> float:
-        return resolve_multiplier(self.noise_multiplier, self.epsilon, self.delta, self.rounds, self.law)
-
-    def _with_multiplier(self, multiplier: float) -> VectorNoise:
-        return replace(self, noise_multiplier=multiplier, epsilon=None, delta=None, rounds=None)
-
-    def with_level(self, level: float, context: RoundContext, max_dropped_clients: int) -> VectorNoise:
-        return self._with_multiplier(1.0 / level)
+        return self.noise_multiplier
 
     @property
     def clipping(self) -> WholeVector:
@@ -296,7 +288,7 @@ class VectorNoise(AdditiveNoise):
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
         # the claim is about a whole vector, and Gaussian sums also have a claim
         gaussian = self.law == "gaussian"
-        little = self._with_multiplier(self.multiplier / (math.sqrt(dim) if gaussian else dim))
+        little = replace(self, noise_multiplier=self.noise_multiplier / (math.sqrt(dim) if gaussian else dim))
         cases = (AuditCase(little), AuditCase(self, concentrated=True, title="one coordinate"))
         return (*cases, *AuditCase(little).without_clients()) if gaussian else cases
 

@@ -27,14 +27,13 @@ def _check(epsilon: float, delta: float, rounds: int, smallest_delta: str) -> No
 
 
 @lru_cache(maxsize=256)
-def gaussian_noise_multiplier(epsilon: float, delta: float, rounds: int, kept: float = KEPT) -> float:
+def gaussian_noise_multiplier(epsilon: float, delta: float, rounds: int) -> float:
     """Return noise std over l2 sensitivity for (epsilon, delta)-DP of one client over `rounds` rounds.
 
     Args:
         epsilon: Budget of the whole run, > 0, in nats.
         delta: Delta of the whole run, in (0, 1).
         rounds: Number of rounds in which the client takes part, >= 1.
-        kept: Share of the budget that is reserved for the distance from the exact distribution, in [0, 1).
 
     Raises:
         ValueError: If an argument is out of range.
@@ -44,7 +43,7 @@ def gaussian_noise_multiplier(epsilon: float, delta: float, rounds: int, kept: f
         3.29
     """
     _check(epsilon, delta, rounds, "(0")
-    return math.sqrt(rounds) * analytic_gaussian_multiplier((1.0 - kept) * epsilon, delta)
+    return math.sqrt(rounds) * analytic_gaussian_multiplier((1.0 - KEPT) * epsilon, delta)
 
 
 @lru_cache(maxsize=256)
@@ -74,42 +73,3 @@ def laplace_noise_multiplier(epsilon: float, delta: float, rounds: int) -> float
         else:
             high = middle
     return high
-
-
-def resolve_multiplier(
-    noise_multiplier: float | None,
-    epsilon: float | None,
-    delta: float | None,
-    rounds: int | None,
-    law: str,
-    kept: float = KEPT,
-) -> float:
-    """Return the given noise multiplier, or the one that the budget needs.
-
-    Args:
-        noise_multiplier: Noise over sensitivity. None if there is a budget.
-        epsilon: Budget of the whole run. None, with `delta` and `rounds`, if noise is given.
-        delta: Delta of the whole run.
-        rounds: Number of rounds that the budget covers.
-        law: Distribution of the noise, "gaussian" or "laplace".
-        kept: Share of a Gaussian budget that is reserved for the distance from the exact distribution.
-
-    Raises:
-        ValueError: If both are given, neither, or a part of a budget.
-    """
-    budget = (epsilon, delta, rounds)
-    if noise_multiplier is not None:
-        if any(part is not None for part in budget):
-            raise ValueError(
-                "give noise_multiplier, or epsilon, delta and rounds, not both, "
-                f"got noise_multiplier={noise_multiplier} and {budget}"
-            )
-        check_positive(noise_multiplier=noise_multiplier)
-        return noise_multiplier
-    if epsilon is None or delta is None or rounds is None:
-        raise ValueError(
-            f"give noise_multiplier, or all of epsilon, delta and rounds, got {budget} for these three"
-        )
-    if law == "laplace":
-        return laplace_noise_multiplier(epsilon, delta, rounds)
-    return gaussian_noise_multiplier(epsilon, delta, rounds, kept)

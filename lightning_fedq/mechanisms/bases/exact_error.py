@@ -40,7 +40,6 @@ from lightning_fedq.functional.clip import unit_ball_factors
 from lightning_fedq.functional.exact_error.dither import dither_quantize_row, release_grid
 from lightning_fedq.functional.exact_error.float_error import Inputs, LawError
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
-from lightning_fedq.mechanisms.bases.calibration import resolve_multiplier
 from lightning_fedq.mechanisms.interface import (
     Adversary,
     AuditCase,
@@ -93,19 +92,6 @@ class Quantizer(NamedTuple):
     offset: Array
 
 
-def refuse_laplace_budget(target: str, noise_multiplier: float | None) -> None:
-    """Refuse a budget for Laplace errors, because they have no claim.
-
-    Raises:
-        ValueError: If the target is Laplace and no noise multiplier is given.
-    """
-    if target == "laplace" and noise_multiplier is None:
-        raise ValueError(
-            f'error_law="laplace" can\'t meet a budget: {L1_UNBOUNDED}. '
-            'Give noise_multiplier, or take error_law="gaussian".'
-        )
-
-
 def fixed_length(quantizer: Quantizer, shortest: float) -> FromSmallest:
     """Return a code of fixed length for inputs in [-1, 1], for quantisers whose steps are bounded from below.
 
@@ -137,54 +123,35 @@ class ExactError(Mechanism):
     Args:
         clip_norm: Largest l2 norm of an update, > 0.
         noise_multiplier: Std of the error of the mean over its sensitivity, 2 clip_norm / cohort size.
-            Alternatively give a budget by epsilon, delta and rounds.
-        epsilon: Budget of one client over the whole run, against outsiders, > 0, in nats.
-        delta: Delta of the whole run, in (0, 1).
-        rounds: Number of rounds that the budget covers, >= 1.
         entropy_code: "range" codes each symbol with its distribution given dither and step. "elias" (gamma)
             needs no model, is faster, and is longer if the noise hides the update. "fixed" gives every symbol
             the same number of bits, so that a message's length reveals nothing, if steps are bounded from
             below.
 
     Raises:
-        ValueError: If neither or both of noise and budget are given, or a value is out of range.
+        ValueError: If a value is out of range.
     """
 
     fixed_cohort = True
     clips_norm = True
+    level = "noise_multiplier"
     symbol_dtype: ClassVar[torch.dtype] = torch.int32
 
     clip_norm: float
-    noise_multiplier: float | None = None
-    epsilon: float | None = None
-    delta: float | None = None
-    rounds: int | None = None
+    noise_multiplier: float
     entropy_code: Literal["range", "elias", "fixed"] = "range"
 
     def __post_init__(self) -> None:
-        check_positive(clip_norm=self.clip_norm)
+        check_positive(clip_norm=self.clip_norm, noise_multiplier=self.noise_multiplier)
         if self.entropy_code == "fixed" and not self.has_shortest_step:
             raise ValueError(
                 f'entropy_code="fixed" needs a shortest step, which {type(self).__name__} lacks. '
                 'Take LayeredGaussian(layering="shifted"), IrwinHall or entropy_code="range".'
             )
-        _ = self.multiplier  # refuses an invalid budget
-
-    @property
-    def multiplier(self) -> float:
-        """Std of the error of the mean over its l2 sensitivity under replace-one adjacency."""
-        budget = self.epsilon, self.delta, self.rounds
-        return resolve_multiplier(self.noise_multiplier, *budget, "gaussian", kept=0.01)  # for float errors
-
-    def with_level(self, level: float, context: RoundContext, max_dropped_clients: int) -> ExactError:
-        return self._with_multiplier(1.0 / level)
-
-    def _with_multiplier(self, multiplier: float) -> ExactError:
-        return replace(self, noise_multiplier=multiplier, epsilon=None, delta=None, rounds=None)
 
     def sigma(self, context: RoundContext) -> float:
         """Return the std of the error of the mean over the cohort, in units of the clipping norm."""
-        return 2.0 * self.multiplier / len(context.cohort)
+        return 2.0 * self.noise_multiplier / len(context.cohort)
 
     @abstractmethod
     def quantizers(self, context: RoundContext, rand: PublicRandomness) -> Callable[[int], Quantizer]:
@@ -226,7 +193,7 @@ class ExactError(Mechanism):
             if not largest < room:
                 raise ValueError(
                     f"a symbol of client {rand.clients[row]} is {largest:.3g}, too large for the sum of "
-                    f"{len(context.cohort)} clients. Raise noise_multiplier, got {self.multiplier:.3g}."
+                    f"{len(context.cohort)} clients. Raise noise_multiplier, got {self.noise_multiplier:.3g}."
                 )
             return code.num_bits(symbols[row])
 
@@ -289,8 +256,8 @@ class ExactError(Mechanism):
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
         # One case has a client that drops out. Elias codes save time.
-        plain = replace(self._with_multiplier(self.multiplier), entropy_code="elias")
-        little = replace(plain, noise_multiplier=self.multiplier / math.sqrt(dim))
+        plain = replace(self, entropy_code="elias")
+        little = replace(plain, noise_multiplier=self.noise_multiplier / math.sqrt(dim))
         return (
             AuditCase(little),
             AuditCase(little, title="one dropout", num_dropped=1),
@@ -301,7 +268,7 @@ class ExactError(Mechanism):
         self, losses: dict[Adversary, Loss], error: LawError, context: RoundContext
     ) -> tuple[PrivacyClaim, ...]:
         """Return the losses as claims, with a Gaussian loss up to `error` per coordinate for outsiders."""
-        noise = GaussianLoss(self.multiplier, "noise of the released mean: all clients' dithers")
+        noise = GaussianLoss(self.noise_multiplier, "noise of the released mean: all clients' dithers")
         return exact_claims({**losses, Adversary.OUTSIDER: noise}, 1, error, context)
 
 

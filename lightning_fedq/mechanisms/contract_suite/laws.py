@@ -222,7 +222,7 @@ def _configured(value: object) -> object:
     """Return a mechanism as class path and arguments, and any other value unchanged."""
     if not isinstance(value, Mechanism):
         return value
-    kind, parameters = type(value), fields(value)  # type: ignore[arg-type]
+    kind, parameters = type(value), [each for each in fields(value) if each.init]  # type: ignore[arg-type]
     arguments = {field.name: _configured(getattr(value, field.name)) for field in parameters}
     return {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": arguments}
 

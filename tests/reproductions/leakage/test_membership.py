@@ -5,6 +5,7 @@ import torch
 
 from lightning_fedq.leakage import Matching
 from lightning_fedq.mechanisms import FedAvg, GaussianNoise
+from lightning_fedq.mechanisms.bases.calibration import gaussian_noise_multiplier
 from lightning_fedq.mechanisms.interface import Adversary
 from reproductions.leakage.membership import at_false_positive_rate, membership_inference
 from tests.leakage.settings import generator, study
@@ -28,7 +29,7 @@ def test_members_show_without_noise_and_not_under_much():
     assert plain.others >= 1000
     assert plain.true_positive_rate > 0.05  # 50 times the false-positive rate
     # (0.5, 1e-5)-DP in one round: TPR <= e^.5 FPR + 1e-5 = .0017 in expectation; 1% alarms below 1e-6
-    private = GaussianNoise(clip_norm=setting.largest_norm, epsilon=0.5, delta=1e-5, rounds=1)
+    private = GaussianNoise(setting.largest_norm, gaussian_noise_multiplier(0.5, 1e-5, 1))
     assert membership_inference(setting, private, VIEW, generator()).true_positive_rate < 0.01
 
 
