@@ -266,3 +266,13 @@ row(
     lambda: calibrated(CorBin(1.0), 8.0),
     lambda: calibrated(LDPQ(1.0), 8.0),
 )
+row(
+    "stated has no entry {}. Choose from {}",
+    lambda: fedq.RunFolder(stated={"clients": "hospitals"}),
+    lambda: fedq.RunFolder(stated={"client": "a hospital"}),
+)
+row(
+    "must be one line of text, got {}. Write it in quotes",
+    lambda: fedq.RunFolder(stated={"client": 7}),
+    lambda: fedq.RunFolder(stated={"client": "7"}),
+)
