@@ -30,7 +30,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -61,6 +61,7 @@ from lightning_fedq.dpsgd.refusals import (
 from lightning_fedq.dpsgd.statement import SampleStatement, describe_unit
 from lightning_fedq.keys.randomness import Stream, hkdf_expand, hkdf_extract, pack_fields
 from lightning_fedq.training.checkpoints import SavedStates, count_other_runs
+from lightning_fedq.training.checks import check_shapes
 from lightning_fedq.training.client_metrics import log_figure, watch_training_log
 
 if TYPE_CHECKING:
@@ -370,6 +371,7 @@ class DPSGD(pl.Callback):
         """
         from lightning_fedq.dpsgd.opacus import SampleGradientHooks
 
+        check_shapes(module)
         check_kinds(module)
         epoch, home = trainer.current_epoch, trainer
         self._remove_hooks()
@@ -404,6 +406,7 @@ class DPSGD(pl.Callback):
         self._optimizer.loss_reduction = self.loss_reduction
         self._remove_hooks()
         self._hooks = SampleGradientHooks(module, loss_reduction=self.loss_reduction, strict=True)
+        self._hooks.disable_hooks()  # but in training steps, up to the end of their own backward pass
         if trainer is self._inside:
             return
         self._inside = trainer
@@ -414,7 +417,12 @@ class DPSGD(pl.Callback):
         @contextmanager
         def context() -> Iterator[None]:
             saved = SavedStates(module)
-            with watch(), step_context():
+            # there are no hooks while the loss is tried
+            with (
+                nullcontext() if self._hooks is None else self._hooks.training_step(),
+                watch(),
+                step_context(),
+            ):
                 yield
             saved.check()
 
@@ -555,10 +563,16 @@ class DPSGD(pl.Callback):
             self._optimizer.expected_batch_size = self._expected_size(self._present)
         self._reseed_draws("step")
 
+    def on_after_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Stop recording gradients, because other backward passes are no training."""
+        if self._hooks is not None:
+            self._hooks.disable_hooks()
+
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Seed the generators for hooks that run between two steps."""
+        self.on_after_backward(trainer, pl_module)
         self._reseed_draws("between")
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

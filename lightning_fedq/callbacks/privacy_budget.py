@@ -110,7 +110,7 @@ class PrivacyBudget(pl.Callback):
         )
 
     @property
-    def kept_limit(self) -> str:
+    def limit_in_words(self) -> str:
         """Budget of clients that limited the last fit and was kept, in words. Otherwise ""."""
         spent = self._current_spending()
         if not self._began or self._counts_samples or self.on_exhausted == "warn" or spent > self.epsilon:

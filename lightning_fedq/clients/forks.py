@@ -27,6 +27,7 @@ from lightning_fedq._lightning import rank_zero_info
 from lightning_fedq.data.sampling import in_short
 
 T = TypeVar("T")
+E = TypeVar("E", bound=BaseException)
 
 _SHARED = 1 << 28
 """Largest number of bytes of shared memory that are restored. Small pieces are restored first."""
@@ -150,7 +151,7 @@ def _run_and_send(work: Callable[[], Any], write: int) -> None:
             with warnings.catch_warnings(record=True):
                 answer = pickle.dumps((work(), None, "", list(written)))
         except BaseException as error:
-            answer = pickle.dumps((None, _picklable_error(error), traceback.format_exc(), list(written)))
+            answer = pickle.dumps((None, picklable_error(error), traceback.format_exc(), list(written)))
         for worker in multiprocessing.active_children():  # a worker would keep the pipe open
             worker.kill()
         with os.fdopen(write, "wb") as pipe:
@@ -227,7 +228,7 @@ def _report_written_files(names: Sequence[str]) -> None:
         )
 
 
-def _picklable_error(error: BaseException) -> BaseException:
+def picklable_error(error: E) -> E | RuntimeError:
     """Return the error, or a RuntimeError with its text if it can't be pickled and loaded."""
     try:
         pickle.loads(pickle.dumps(error))  # some errors can be pickled but not loaded

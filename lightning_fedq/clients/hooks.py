@@ -12,7 +12,6 @@ from __future__ import annotations
 import dis
 import types
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from lightning_fedq._lightning import is_overridden, pl, rank_zero_info
@@ -77,6 +76,11 @@ def is_shared_by_clients(callback: pl.Callback) -> bool:
     return bool(getattr(callback, "is_shared_by_clients", False))
 
 
+def is_own(callback: pl.Callback) -> bool:
+    """Return whether a callback's class is one of this package's."""
+    return type(callback).__module__.partition(".")[0] == __name__.partition(".")[0]
+
+
 def has_user_hook(callback: pl.Callback, hook: str = "on_train_batch_end") -> bool:
     """Return whether a callback has a user-defined hook."""
     return not _is_lightning_hook(type(callback), hook)
@@ -106,7 +110,7 @@ def report_copied_callbacks(callbacks: list[pl.Callback]) -> None:
     if names:
         rank_zero_info(
             f"Each client trains with its own copies of {', '.join(names)}, which are then dropped. "
-            "Set is_shared_by_clients = True on a callback to share one object."
+            "is_shared_by_clients = True shares one object, which sees clients' raw data without any epsilon."
         )
     of_fit = [
         c for c in callbacks if not (looks_at_batches(c) or is_shared_by_clients(c) or knows_clients(c))
@@ -119,9 +123,13 @@ def report_copied_callbacks(callbacks: list[pl.Callback]) -> None:
         )
 
 
-def report_step_periods(trainer: Any) -> None:
-    """Log the user's hooks that run once a round and ask for a period in steps, before round 1."""
-    found = []
+def report_hooks(trainer: Any) -> None:
+    """Log, before round 1, the user's hooks that mean something else where one epoch is a round.
+
+    These are hooks that run once a round and ask for a period in steps, and validation hooks that call an
+    optimiser, such as `optimizer.eval()` of schedule-free ones.
+    """
+    periods, switches = [], []
     for owner, host in [(one, pl.Callback) for one in trainer.callbacks] + [
         (trainer.lightning_module, pl.LightningModule)
     ]:
@@ -130,29 +138,38 @@ def report_step_periods(trainer: Any) -> None:
         for hook in (name for name in dir(host) if name.startswith("on_") and name not in per_step):
             if has_user_hook(owner, hook) and (hook in vars(owner) or is_overridden(hook, owner, host)):
                 function = getattr(getattr(owner, hook), "__func__", getattr(owner, hook))
-                if _has_step_period(type(owner), function):
-                    found.append(f"{type(owner).__name__}.{hook}")
-    if found:
+                names = _find_code_names(type(owner), function)
+                if {"global_step", "%"} <= names:
+                    periods.append(f"{type(owner).__name__}.{hook}")
+                if hook.startswith("on_validation") and {"optimizers", "optimizer"} & names:
+                    switches.append(f"{type(owner).__name__}.{hook}")
+    if switches:
         rank_zero_info(
-            f"{', '.join(found)} use global_step % n, but run once a round, where global_step jumps by the "
+            f"{', '.join(switches)} call an optimiser, but clients train with copies of it. Switch it in "
+            "on_train_epoch_end, which every client calls (schedule-free optimisers: optimizer.eval())."
+        )
+    if periods:
+        rank_zero_info(
+            f"{', '.join(periods)} use global_step % n, but run once a round, where global_step jumps by the "
             "steps of a round. Compare global_step // n with its last value, or count trainer.current_epoch."
         )
 
 
-def _has_step_period(kind: type, function: Any) -> bool:
-    """Return whether a function, with the methods of its class that it names, uses `global_step` and `%`."""
+def _find_code_names(kind: type, function: Any) -> set[str]:
+    """Return the names in a function and in the methods of its class that it names, and "%" if it has one."""
     codes = [code] if (code := getattr(function, "__code__", None)) is not None else []
-    seen, has_step, has_modulo = set[Any](), False, False
+    seen, names = set[Any](), set[str]()
     while codes:
         code = codes.pop()
         if code in seen:
             continue
         seen.add(code)
-        has_step |= "global_step" in code.co_names
-        has_modulo |= any(
-            "MODULO" in one.opname or (one.opname == "BINARY_OP" and one.argrepr[:1] == "%")
+        names |= {*code.co_names}
+        names |= {
+            "%"
             for one in dis.get_instructions(code)
-        )
+            if "MODULO" in one.opname or (one.opname == "BINARY_OP" and one.argrepr[:1] == "%")
+        }
         codes += [const for const in code.co_consts if isinstance(const, types.CodeType)]
         methods = (getattr(kind, name, None) for name in code.co_names if name.isidentifier())
         codes += [
@@ -160,7 +177,7 @@ def _has_step_period(kind: type, function: Any) -> bool:
             for one in methods
             if isinstance(one, types.FunctionType) and one.__module__.partition(".")[0] not in _HOST
         ]
-    return has_step and has_modulo
+    return names
 
 
 def call_hooks(trainer: Any, callbacks: list[Any], hook: str, *args: Any) -> None:
@@ -176,20 +193,30 @@ def call_hooks(trainer: Any, callbacks: list[Any], hook: str, *args: Any) -> Non
     module._current_fx_name = before
 
 
-def call_start_hooks(trainer: Any, callbacks: Sequence[Any], behind: Sequence[Any]) -> None:
+def call_start_hooks(
+    trainer: Any, callbacks: Sequence[Any], behind: Sequence[Any]
+) -> tuple[str, Exception] | None:
     """Call the hooks that run before the first batch, in Lightning's order, for a trial.
-
-    Errors are ignored here, because the fit itself will raise them.
 
     Args:
         trainer: Trainer of the trial.
         callbacks: Callbacks whose hooks are called.
         behind: Callbacks whose `on_fit_start` has not run yet.
+
+    Returns:
+        Name and error of the first hook that raises. The fit itself will raise it, so the others are called.
+        None if no hook raises.
     """
     call: Any = pl.trainer.call
+    errors: list[tuple[str, Exception]] = []
     for hook in ("on_fit_start", "on_train_start", "on_train_epoch_start"):
         for callback in behind if hook == "on_fit_start" else callbacks:
-            with suppress(Exception):
+            try:
                 call_hooks(trainer, [callback], hook)
-        with suppress(Exception):
+            except Exception as error:
+                errors.append((f"{type(callback).__name__}.{hook}", error))
+        try:
             call._call_lightning_module_hook(trainer, hook)
+        except Exception as error:
+            errors.append((f"{type(trainer.lightning_module).__name__}.{hook}", error))
+    return errors[0] if errors else None

@@ -481,7 +481,8 @@ class ClientLoader:
         """
         raise RuntimeError(
             "Only clients may iterate the training loader, since statistics of all data would bypass the "
-            "mechanism. Compute them from public data, or from the dataset if privacy is no concern."
+            "mechanism. Use Federated(statistics=Statistics(size=..., bound=...)), or compute them from "
+            "public data."
         )
         yield
 

@@ -128,7 +128,12 @@ def loss_reduction(
         for part, trains in modes.items():
             part.training = trains and any(True for _ in part.parameters(recurse=False))
         probe_hooks = hooks(probe, loss_reduction=reduction, strict=True)
-        _check_rows(probe, step, batch, None if again is None else lambda: prepare(again()))
+
+        def hooked_step(part: Any) -> Tensor:
+            with probe_hooks.training_step():
+                return step(part)
+
+        _check_rows(probe, hooked_step, batch, None if again is None else lambda: prepare(again()))
         probe_hooks.remove_hooks()
     return reduction
 

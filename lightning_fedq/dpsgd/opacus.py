@@ -19,7 +19,8 @@ References:
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache, reduce
 from typing import Any, ClassVar, Literal
 
@@ -415,24 +416,59 @@ class SampleGradientHooks(GradSampleHooks):  # type: ignore[misc]
             raise NotImplementedError(kept_errors)
         return kept_errors
 
+    is_in_step = False
+
+    @contextmanager
+    def training_step(self) -> Iterator[None]:
+        """Record passes within the context. Its own backward pass follows, until the hooks are disabled."""
+        self.enable_hooks()
+        self.is_in_step = True
+        try:
+            yield
+        finally:
+            self.is_in_step = False
+
+    def _describe(self, module: torch.nn.Module) -> str:
+        """Return the name and the class of a layer."""
+        names = (name for name, layer in self._module.named_modules() if layer is module)
+        return f"{next(names, '')} ({type(module).__name__})"
+
+    def capture_backprops_hook(self, module: torch.nn.Module, *args: Any, **settings: Any) -> None:
+        """Record the output gradients of a pass in the backward pass of the training step.
+
+        Raises:
+            RuntimeError: If `training_step` itself runs a backward pass through the layer.
+        """
+        if self.hooks_enabled and self.is_in_step:
+            raise RuntimeError(
+                f"training_step runs a backward pass of its own through {self._describe(module)}, e.g. for "
+                "input gradients. DPSGD reads one backward pass a step. Leave it out, or use a frozen copy."
+            )
+        super().capture_backprops_hook(module, *args, **settings)
+
     def rearrange_grad_samples(self, *, module: torch.nn.Module, **settings: Any) -> Any:
         """Return the activations and output gradients of one pass through a layer, `(batch, ...)` each.
 
         Raises:
             RuntimeError: If another pass had more rows, because Opacus would add this pass's rows to the
-                first of those. Also if the layer was in eval mode, in which Opacus records nothing.
+                first of those. Also if no pass was recorded, as in eval mode.
         """
         if not getattr(module, "activations", None):
+            if not module.training:
+                raise RuntimeError(
+                    f"{self._describe(module)} has trained parameters but was in eval mode in a training "
+                    "step. Freeze its parameters with requires_grad_(False), or leave it in train mode."
+                )
             raise RuntimeError(
-                f"{type(module).__name__} has trained parameters but was in eval mode in a training step. "
-                "Freeze its parameters with requires_grad_(False), or leave it in train mode."
+                f"{self._describe(module)} got gradients of a pass that was not recorded in training_step. "
+                "Leave out torch.func, torch.compile and a second backward pass for trained layers."
             )
         activations, backprops = super().rearrange_grad_samples(module=module, **settings)
         rows, max_rows = len(backprops), module.max_batch_len
         # packed sequences end one after the other, so passes of an RNN may have fewer rows
         if rows != max_rows and not isinstance(module, RNNLinear):
             raise RuntimeError(
-                f"{type(module).__name__} saw {rows} rows in one pass and {max_rows} in another. "
+                f"{self._describe(module)} saw {rows} rows in one pass and {max_rows} in another. "
                 "Pass all samples of the batch through it every time, and mask its outputs."
             )
         # Opacus ignores padding_idx

@@ -80,6 +80,20 @@ def check_kinds(module: nn.Module) -> None:
         if kind is not None and any(p.requires_grad for p in layer.parameters()):
             refused.append(f"{name} ({type(layer).__name__})")
             replacements[_REPLACED[kind]] = None
+    compiled = [
+        f"{name or 'the module'} ({type(layer).__name__})"
+        for name, layer in module.named_modules()
+        if (
+            type(layer).__name__ == "OptimizedModule"
+            or getattr(layer, "_compiled_call_impl", None) is not None
+        )
+        and any(p.requires_grad for p in layer.parameters())
+    ]
+    if compiled:
+        raise ValueError(
+            f"Layers {', '.join(compiled)} are compiled, which hides per-sample gradients from hooks. Train "
+            "them without torch.compile."
+        )
     if refused:
         raise ValueError(
             f"Layers {', '.join(refused)} give hooks no per-sample gradients. Replace them by "

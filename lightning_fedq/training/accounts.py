@@ -276,7 +276,7 @@ def make_report(
         state: Is the run still to come, running or over?
     """
     report = privacy_report(current_run(federated, trainer), delta, state, federated.privacy_target)
-    limits = filter(None, (getattr(callback, "kept_limit", "") for callback in get_callbacks(trainer)))
+    limits = filter(None, (getattr(callback, "limit_in_words", "") for callback in get_callbacks(trainer)))
     return replace(report, limit=" and ".join(limits))
 
 

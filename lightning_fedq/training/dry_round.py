@@ -13,10 +13,14 @@ some round, without the client's name. So the smallest batch is also tried.
 
 from __future__ import annotations
 
+import gc
+import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, islice
+from types import FunctionType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -27,20 +31,25 @@ from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.algorithms import Correction
 from lightning_fedq.clients.clock import Clock
 from lightning_fedq.clients.fit import Client, ClientFit
-from lightning_fedq.clients.forks import run_in_fork
-from lightning_fedq.clients.hooks import call_start_hooks, trains_with_clients
+from lightning_fedq.clients.forks import picklable_error, run_in_fork
+from lightning_fedq.clients.hooks import (
+    call_start_hooks,
+    is_shared_by_clients,
+    knows_clients,
+    trains_with_clients,
+)
 from lightning_fedq.clients.measurement import compute_statistics
 from lightning_fedq.clients.snapshot import NotCopyableError
 from lightning_fedq.clients.stale import is_user_s, stale_hooks
 from lightning_fedq.clients.vector import ChangedTensors, Vector, find_changed
 from lightning_fedq.clients.worker import ClientWorker
 from lightning_fedq.data.batches import Stack
-from lightning_fedq.data.generator_turns import preserve_generators
+from lightning_fedq.data.generator_turns import preserve_generators, seed_for_transforms
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.data.per_client_loaders import PerClientRoundLoader
 from lightning_fedq.data.sampling import in_short
 from lightning_fedq.functional.batch_stack import map_tensors
-from lightning_fedq.training.client_metrics import ObservedResults
+from lightning_fedq.training.client_metrics import ObservedResults, metric_forks
 
 T = TypeVar("T")
 Change = Callable[[Any], Any]
@@ -61,6 +70,8 @@ class DryWorker(ClientWorker):
 
     Attributes:
         names: Names of the metrics that clients have logged.
+        values: Last value of each of them.
+        start_error: First hook of the start that raised, with its error. None if none did.
     """
 
     def __init__(
@@ -77,6 +88,8 @@ class DryWorker(ClientWorker):
         super().__init__(trainer, vector, ClientFit(trainer), clock, None, loader, 1, skips_empty, term)
         self.no_forks, self._owner = no_forks, owner
         self.names: dict[str, None] = {}
+        self.values: dict[str, Tensor] = {}
+        self.start_error: tuple[str, Exception] | None = None
         self._look: Callable[[Client], object] = lambda client: None
 
     def run_in_fork(self, work: Callable[[], T]) -> T:
@@ -106,7 +119,7 @@ class DryWorker(ClientWorker):
         called = [callback for callback in home.callbacks if is_user_s(callback)]
         behind = [callback for callback in home.callbacks[number:] if is_user_s(callback)]
         self._owner = None
-        call_start_hooks(home, called, behind)
+        self.start_error = call_start_hooks(home, called, behind)
 
     def start_client(self, seed: int, clients: Sequence[int] = ()) -> Client:
         """Return a client's copy of the fit that is ready to train."""
@@ -118,16 +131,23 @@ class DryWorker(ClientWorker):
                 if trains_with_clients(callback) or callback is self._owner
             ]
             number = next(n for n, callback in enumerate(own) if callback is self._owner)
-            call_start_hooks(client.trainer, client.callbacks, client.callbacks[number:])
+            behind = client.callbacks[number:]
+            self.start_error = call_start_hooks(client.trainer, client.callbacks, behind)
         self.vector.freeze_statistics(client.module)
         return client
 
     def _copy(self, stack: Stack) -> Client:
         client = self.start_client(stack.training_seed, stack.clients)
-        names = self.names
+        names, values = self.names, self.values
         # values refer to themselves, so that the Trainer's own way to reduce them would keep the client
         reduce = lambda value, *args, **kwargs: value  # noqa: E731
-        results = ObservedResults(True, lambda name, value: names.setdefault(name), reduce)
+
+        def note(name: str, value: Any) -> None:
+            names.setdefault(name)
+            if isinstance(value, int | float | Tensor):
+                values[name] = torch.as_tensor(value).detach().clone()
+
+        results = ObservedResults(True, note, reduce)
         client.trainer.fit_loop.epoch_loop._results = results
         return client
 
@@ -183,25 +203,46 @@ class DryWorker(ClientWorker):
             return compute_statistics(self.fit, stack, batches, size)
 
 
-class _Silent:
-    """Mixin for the class of a logger: keeps the logger's folder and name, and writes nothing."""
+_WRITERS = {
+    "torch.utils.tensorboard.writer": "SummaryWriter",
+    "tensorboardX.writer": "SummaryWriter",
+    "wandb.sdk.wandb_run": "Run",
+}
+"""Classes to which loggers of the user's own code write, by module."""
 
-    experiment = property(lambda self: pl.loggers.logger.DummyExperiment())  # type: ignore[attr-defined]
 
-    def _nothing(self, *args: Any, **kwargs: Any) -> None:
-        """Write nothing."""
+def _write_nothing(*args: Any, **kwargs: Any) -> None:
+    """Write nothing, in place of a logger's or a writer's method."""
 
-    log_metrics = log_hyperparams = log_graph = save = finalize = after_save_checkpoint = _nothing
+
+_SILENT = {
+    "__slots__": (),
+    "experiment": property(lambda self: pl.loggers.logger.DummyExperiment()),  # type: ignore[attr-defined]
+    **dict.fromkeys(
+        ("log_metrics", "log_hyperparams", "log_graph", "save", "finalize", "after_save_checkpoint"),
+        _write_nothing,
+    ),
+}
+"""Attributes of the class of a silent logger, which keeps the logger's folder and name."""
 
 
 def silence(trainer: Any) -> None:
-    """Replace a Trainer's loggers by silent ones. In a fork, because it shares files with its parent."""
-    silent = []
-    for logger in trainer.loggers:
-        twin: Any = object.__new__(type("Silent", (_Silent, type(logger)), {}))
-        vars(twin).update(vars(logger))
-        silent.append(twin)
-    trainer.loggers = silent
+    """Silence all loggers and their writers in this process, for a fork only.
+
+    A fork shares files and connections with its parent. So this includes loggers that callbacks or modules
+    hold, and writers that they use directly.
+    """
+    found = [one for one in gc.get_objects() if isinstance(one, pl.loggers.Logger)]
+    for logger in {id(one): one for one in [*trainer.loggers, *found]}.values():
+        with suppress(TypeError):  # a class that can't be extended
+            logger.__class__ = type("Silent", (type(logger),), _SILENT)
+    for module, name in _WRITERS.items():
+        if (kind := getattr(sys.modules.get(module), name, None)) is not None:
+            for method in (one for one, value in vars(kind).items() if isinstance(value, FunctionType)):
+                if not method.startswith("_"):
+                    setattr(kind, method, _write_nothing)
+    if "wandb" in sys.modules:
+        sys.modules["wandb"].log = _write_nothing  # type: ignore[attr-defined]
 
 
 def first_clients(round_stacks: Callable[[int], Sequence[Stack]], number: int) -> list[Stack]:
@@ -230,6 +271,7 @@ class TrialFindings(NamedTuple):
             none.
         raised: Hooks that raised when they were tried, so that it is not known if they are stale.
         names: Names of the metrics that were logged.
+        end: What fails at the end of a round, as a sentence, and the user's error. None if nothing fails.
     """
 
     rehearsed: ChangedTensors
@@ -238,13 +280,17 @@ class TrialFindings(NamedTuple):
     stale: str = ""
     raised: Sequence[str] = ()
     names: Mapping[str, None] = {}
+    end: tuple[str, Exception] | None = None
 
     def check(self, module: pl.LightningModule) -> None:
         """Report the findings to the user.
 
         Raises:
             ValueError: If a hook would load weights, such as an average, that no client's update contains.
+                Also, as the user's own error, if a validation or a checkpoint fails at the end of a round.
         """
+        if self.end is not None:
+            raise _with_sentence(*self.end) from self.end[1]
         if self.stale:
             raise ValueError(
                 f"{self.stale} loads weights (such as an average) that hooks of batches or steps keep "
@@ -264,7 +310,108 @@ class TrialFindings(NamedTuple):
             )
 
 
-def first_steps(worker: DryWorker, clients: Sequence[Stack]) -> TrialFindings:
+def _with_sentence(sentence: str, error: Exception) -> Exception:
+    """Return an error of the class of `error` and of `ValueError`.
+
+    Args:
+        sentence: Text of the new error, with {} for the old one.
+    """
+    kind, text = type(error), sentence.format(_in_a_line(error))
+    bases = (kind,) if issubclass(kind, ValueError) else (kind, ValueError)
+    try:
+        methods = {"__init__": lambda self: None, "__str__": lambda self: text}
+        made: Exception = type(kind.__name__, bases, methods)()
+    except TypeError:  # a class that can't be extended
+        return ValueError(text)
+    return made
+
+
+def validate(trainer: Any, most: float = math.inf) -> None:
+    """Run the validation of a fit as at the end of a round. In a fork only.
+
+    Args:
+        most: Largest number of batches of each validation loader.
+    """
+    loop = trainer.fit_loop.epoch_loop.val_loop
+    seed_for_transforms(0)
+    loop.setup_data()
+    for loader in loop._combined_loader.flattened if loop._combined_loader is not None else ():
+        with suppress(AttributeError):  # worker processes of the parent do not serve its fork
+            loader._iterator, loader.num_workers, loader.timeout = None, 0, 0
+    loop._max_batches = [min(own, most) for own in loop._max_batches]
+    loop.run()
+
+
+def rehearse_end(
+    worker: DryWorker, clients: Sequence[Stack], shares: bool, statistics: int | None
+) -> tuple[str, Exception] | None:
+    """Return what fails at the end of the first round, and the user's error. None if nothing fails.
+
+    Validation and checkpoint run once, in a fork of a fork. Validation is tried on two batches, and if it
+    fails on all batches. Nothing is tried if a callback of the user's crosses clients, because a trial lacks
+    what it would leave.
+
+    Args:
+        worker: Worker that has trained a client, if one is tried.
+        clients: Stack of this client. Empty if none was tried.
+        shares: Do clients log for validation to see?
+        statistics: Number of values of the clients' statistics. None if there are none.
+    """
+    home = worker.trainer
+    if worker.start_error is not None or any(
+        is_shared_by_clients(one) and not knows_clients(one) for one in home.callbacks
+    ):
+        return None
+    if shares and not clients:
+        return None
+    kinds = pl.callbacks.Checkpoint | pl.callbacks.ProgressBar
+    saving = [one for one in home.callbacks if isinstance(one, pl.callbacks.Checkpoint)]
+    home.callbacks = [one for one in home.callbacks if not (isinstance(one, kinds) or knows_clients(one))]
+    if shares:
+        for name, value in worker.values.items():
+            home.callback_metrics.update(dict.fromkeys(metric_forks(name), value))
+
+    def last_step(most: float) -> tuple[str, Exception] | None:
+        if statistics is not None and clients:  # the first rounds release them, before any validation
+            try:
+                mean = worker.statistics(clients[0], 2, statistics)
+                home.lightning_module.on_statistics(mean)
+            except Exception:  # `check_statistics` will tell
+                return None
+        if home.enable_validation and home.fit_loop.epoch_loop._should_check_val_epoch():
+            home.validating = True
+            try:
+                validate(home, most)
+            except Exception as error:
+                return (_VALIDATION, picklable_error(error))
+            home.training = True
+        for weights_only in {bool(getattr(one, "save_weights_only", False)) for one in saving}:
+            try:
+                home._checkpoint_connector.dump_checkpoint(weights_only)
+            except Exception as error:
+                return (_CHECKPOINT, picklable_error(error))
+        return None
+
+    found = run_in_fork(lambda: last_step(2))
+    if found is not None and found[0] == _VALIDATION:
+        found = run_in_fork(lambda: last_step(math.inf))
+    return found
+
+
+_VALIDATION = (
+    "Validation fails after a round ({}), because clients' changes to modules, callbacks and metrics are "
+    "dropped. Use them in on_train_epoch_end, or use Federated(client_metrics='shared') if it reads logged "
+    "metrics"
+)
+_CHECKPOINT = (
+    "A checkpoint fails after the first round ({}), because clients' steps change copies only. Let "
+    "state_dict and on_save_checkpoint work before the first step"
+)
+
+
+def first_steps(
+    worker: DryWorker, clients: Sequence[Stack], shares: bool = False, statistics: int | None = None
+) -> TrialFindings:
     """Train one client for two steps, and return the findings.
 
     If these steps fail, then the first round will fail with the same error of the user's code. Until then the
@@ -273,6 +420,8 @@ def first_steps(worker: DryWorker, clients: Sequence[Stack]) -> TrialFindings:
 
     Args:
         clients: Stack of the client to try. Empty if no client trains.
+        shares: Do clients log for validation to see?
+        statistics: Number of values of the clients' statistics. None if there are none.
 
     Raises:
         NotCopyableError: If an object of the fit can't be copied.
@@ -300,9 +449,14 @@ def first_steps(worker: DryWorker, clients: Sequence[Stack]) -> TrialFindings:
     except NotCopyableError:
         raise
     except Exception as error:
-        if worker.vector.uncarried and worker.vector.mode == "share" and not worker.no_forks:
-            raise
+        # a hook of the start that failed is the cause of what fails after it
+        where, cause = worker.start_error or ("", error)
+        if worker.vector.uncarried and worker.vector.mode != "frozen":
+            sentence = f"The first steps of a client fail{f' in {where}' if where else ''} ({{}})"
+            return TrialFindings(by_layers, end=(sentence, picklable_error(cause)))
         return TrialFindings(by_layers, _in_a_line(error))
+    if not worker.no_forks:
+        seen = seen._replace(end=rehearse_end(worker, clients, shares, statistics))
     return seen
 
 

@@ -19,7 +19,7 @@ from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.algorithms import Correction
 from lightning_fedq.algorithms.byzantine.counting import count_byzantine
 from lightning_fedq.clients.forks import find_fork_obstacle
-from lightning_fedq.clients.hooks import report_copied_callbacks, report_step_periods
+from lightning_fedq.clients.hooks import report_copied_callbacks, report_hooks
 from lightning_fedq.clients.personal import report_personal_parameters
 from lightning_fedq.clients.stack_size import choose_clients_per_step
 from lightning_fedq.clients.stale import untried
@@ -47,7 +47,7 @@ from lightning_fedq.training.client_metrics import (
 from lightning_fedq.training.dry_round import first_clients
 from lightning_fedq.training.isolation import IsolationTrial, describe_trial
 from lightning_fedq.training.loops import average_by_rounds
-from lightning_fedq.training.population import Population, SimulatedClients
+from lightning_fedq.training.population import Population, SimulatedClients, will_share_metrics
 from lightning_fedq.training.privacy_target import CalibratedTarget
 from lightning_fedq.training.ranks import (
     OtherRankStoppedError,
@@ -125,7 +125,10 @@ class FederatedFit(Rounds):
             self._no_forks,
             to_try,
             Members.from_plain(saved["members"]) if "members" in saved else None,
+            will_share_metrics(federation, trainer),
         )
+        if to_try is None and isinstance(population, SimulatedClients):
+            self.side.check_end()
         self.side.check_algorithm(federation.mechanism)
         if to_try:
             self.side.check_smallest(to_try[0])
@@ -168,7 +171,7 @@ class FederatedFit(Rounds):
         if isinstance(self.engine, RankEngine):
             self.engine.rank_state = self.side
         report_copied_callbacks(trainer.callbacks)  # type: ignore[attr-defined]
-        report_step_periods(trainer)
+        report_hooks(trainer)
         average_by_rounds(trainer, lambda: self._steps, undo)
         population.is_training = True
 
@@ -403,9 +406,7 @@ class FederatedFit(Rounds):
             clients = [stack for stack in self.next_stacks() if stack.clients]
             trial_stacks = lambda round: clients  # noqa: E731 (a rule can draw its batches only once)
         statistics = self.engine.statistics if self.engine.reads_statistics else None
-        trial = IsolationTrial(
-            self._trainer, self.side.dry(is_started=True), trial_stacks, statistics, self.side.log.shared
-        )
+        trial = IsolationTrial(self._trainer, self.side.dry(is_started=True), trial_stacks, statistics)
         self.isolation = trial.check(clients)
 
     def log_round(self) -> None:

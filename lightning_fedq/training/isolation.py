@@ -33,14 +33,13 @@ from torch import Tensor
 from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.clients.fit import Client
 from lightning_fedq.clients.forks import ForkFailedError, run_in_fork
-from lightning_fedq.clients.hooks import is_shared_by_clients, knows_clients
+from lightning_fedq.clients.hooks import knows_clients
 from lightning_fedq.clients.stale import Digests, digests
 from lightning_fedq.clients.vector import ChangedTensors
 from lightning_fedq.data.batches import Stack
-from lightning_fedq.data.generator_turns import seed_for_transforms
 from lightning_fedq.functional.batch_stack import map_leaves, map_tensors
 from lightning_fedq.rounds import Statistics
-from lightning_fedq.training.dry_round import Change, DryWorker, silence
+from lightning_fedq.training.dry_round import Change, DryWorker, silence, validate
 
 _NOT_SAVED, _NOT_VALIDATED = "not saved", "not validated"
 """Keys of the errors for which a checkpoint or a validation (or a part of it) could not be digested."""
@@ -94,7 +93,7 @@ def digest_outputs(trainer: Any, max_batches: float = math.inf) -> Digests:
     if trainer.enable_validation:
         trainer.validating = True
         try:
-            _validate(trainer, max_batches)
+            validate(trainer, max_batches)
         except Exception as error:  # the user's error, which the first round would raise again
             found[_NOT_VALIDATED] = f"{type(error).__name__}: {error}"[:200]
         trainer.training = True
@@ -129,17 +128,6 @@ def describe_undigested(digests: Sequence[Digests]) -> str:
     last = digests[-1] if digests else {}
     parts = [f"{kind} ({last[key]})" for kind, key in kinds.items() if key in last]
     return " or ".join(parts)
-
-
-def _validate(trainer: Any, max_batches: float) -> None:
-    loop = trainer.fit_loop.epoch_loop.val_loop
-    seed_for_transforms(0)
-    loop.setup_data()
-    for loader in loop._combined_loader.flattened if loop._combined_loader is not None else ():
-        with suppress(AttributeError):  # worker processes of the parent do not serve its fork
-            loader._iterator, loader.num_workers, loader.timeout = None, 0, 0
-    loop._max_batches = [min(own, max_batches) for own in loop._max_batches]
-    loop.run()
 
 
 # ---- the trial ---------------------------------------------------------------------------------------------
@@ -223,7 +211,6 @@ class IsolationTrial:
         round_stacks: Returns the stacks of a round, of one client each.
         worker: Trains clients outside the rounds.
         statistics: Statistics that clients compute before they train. None if there are none.
-        shared: Are metrics that clients log visible to validation?
     """
 
     def __init__(
@@ -232,9 +219,8 @@ class IsolationTrial:
         worker: DryWorker,
         round_stacks: Callable[[int], Sequence[Stack]],
         statistics: Statistics | None,
-        shared: bool,
     ) -> None:
-        self._home, self._worker, self._stacks_of, self._shared = trainer, worker, round_stacks, shared
+        self._home, self._worker, self._stacks_of = trainer, worker, round_stacks
         self._no_forks, self._statistics = worker.no_forks, statistics
         self._is_data_unchanged = self._is_size_unchanged = False
         self._unseen = ""
@@ -306,7 +292,6 @@ class IsolationTrial:
 
     def _in_forks(self, client: Stack, neighbour: Stack, max_batches: int) -> list[str]:
         alone = self._rounds(client, client, max_batches, None)
-        self._check_validation(alone.digests[0])
         beside = self._train_on_changed_data(
             lambda change: self._rounds(neighbour, client, max_batches, change)
         )
@@ -325,26 +310,6 @@ class IsolationTrial:
             return []
         again = self._compare(alone, self._rounds(client, client, max_batches, None), same=True)
         return [name for name in found if name not in again or name.startswith(_OUTLIVES)]
-
-    def _check_validation(self, shown: Digests) -> None:
-        """Refuse a validation that fails after a round because clients' state is dropped.
-
-        It fails in the trial on two batches, so all batches are tried before it is refused.
-
-        Raises:
-            ValueError: If validation fails. Not raised if clients share state with validation, because the
-                trial leaves that state out.
-        """
-        home, error = self._home, shown.get(_NOT_VALIDATED)
-        shared = self._shared or any(is_shared_by_clients(c) and not knows_clients(c) for c in home.callbacks)
-        if not error or shared or not home.fit_loop.epoch_loop._should_check_val_epoch():
-            return
-        if _NOT_VALIDATED in run_in_fork(lambda: digest_outputs(home)):
-            raise ValueError(
-                f"Validation fails after a round ({error}), because clients' changes to modules, callbacks "
-                "and metrics are dropped. Use them in on_train_epoch_end, or use "
-                "Federated(client_metrics='shared') if it reads logged metrics"
-            )
 
     def _train_on_changed_data(self, train: Callable[[Change | None], T]) -> T:
         """Train on data that are changed as much as the module accepts, else on unchanged data."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_fedq._lightning import pl
+from lightning_fedq._lightning import get_callbacks, pl
 from lightning_fedq.clients.undo import Undo
 from lightning_fedq.clients.vector import Members
 from lightning_fedq.data.batches import Stack
@@ -22,10 +22,12 @@ from lightning_fedq.data.held_out import HeldOut, PartitionedHeldOut
 from lightning_fedq.data.labels import has_stored_labels, label_counts, read_labels
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.keys.randomness import Keys, RootKeys, SeededKeys
+from lightning_fedq.mechanisms.interface import RoundContext
 from lightning_fedq.rounds import RoundEngine, RoundPlan
 from lightning_fedq.secagg import Aggregation
 from lightning_fedq.training.checks import check_limit, check_per_client_loaders, validate_by_rounds
 from lightning_fedq.training.client_evaluation import ClientEvaluator
+from lightning_fedq.training.client_metrics import has_claim, sample_protectors
 from lightning_fedq.training.dry_round import first_clients
 from lightning_fedq.training.loops import Schedule, ask_module_instead, handed_loader
 from lightning_fedq.training.rank_group import DistributedClientsStrategy, get_rank_strategy
@@ -299,3 +301,18 @@ class SimulatedClients(Population):
             **settings,
             **more,
         )
+
+
+def will_share_metrics(federation: Federation, trainer: pl.Trainer) -> bool:
+    """Return whether clients will share the metrics that they log, before there is a server.
+
+    It follows the policy of `choose_metrics_policy`.
+    """
+    choice = federation.local.client_metrics
+    if choice is not None:
+        return choice == "shared"
+    if sample_protectors(get_callbacks(trainer)):
+        return False
+    one, mechanism = torch.ones(1, dtype=torch.float64), federation.mechanism
+    context = RoundContext(0, federation.planner.expected(0, mechanism).groups, (1,), 0.0 * one, one)
+    return federation.seed is not None or not has_claim(mechanism, context)

@@ -40,6 +40,7 @@ from lightning_fedq.training.dry_round import (
     check_smallest,
     check_statistics,
     first_steps,
+    rehearse_end,
 )
 from lightning_fedq.training.rank_group import RankGroup
 from lightning_fedq.training.settings import Federation, Local, check_broadcast, check_modulus
@@ -87,6 +88,7 @@ class ClientSide:
         trial_stacks: Stack of the client for the dry round, at most one. None skips it, and the types of the
             layers tell which tensors change.
         members: Parameters and buffers of the trained vector, from a checkpoint. None finds them.
+        shares: Will clients log for validation to see?
 
     Raises:
         ClientSettingsError: If the clients' own settings, callbacks or module are refused (`check_client`).
@@ -115,11 +117,18 @@ class ClientSide:
         no_forks: str,
         trial_stacks: Sequence[Stack] | None,
         members: Members | None = None,
+        shares: bool = False,
     ) -> None:
+        self._shares = shares
         self._trainer, self._local, self._rule, self._loader = trainer, local, rule, loader
         self._holdings, self._no_forks, self._refused_to_stop = holdings, no_forks, False
         self._owner = owner
-        check_client(trainer, local, rule)
+        try:
+            check_client(trainer, local, rule)
+            if local.algorithm is not None:
+                check_algorithm(local.algorithm, trainer, rule, holdings.schedule.has_equal_batches)
+        except ValueError as error:
+            raise ClientSettingsError(str(error)) from error
         self.present: Stack | None = None
         self.seconds = 0.0
         self.clock = Clock(trainer, holdings.schedule.max_batches)
@@ -129,7 +138,9 @@ class ClientSide:
         self.vector = self._vector(members, local.constraints if trial_stacks is None else None)
         if trial_stacks is not None:
             dry = self.dry()
-            self.findings = dry.run_in_fork(lambda: first_steps(dry, trial_stacks))
+            self.findings = dry.run_in_fork(
+                lambda: first_steps(dry, trial_stacks, shares, self._num_statistics)
+            )
             self.findings.check(module)
             self.vector = self._vector(members, local.constraints)
 
@@ -146,21 +157,35 @@ class ClientSide:
             constraints,
         )
 
+    @property
+    def _num_statistics(self) -> int | None:
+        """Number of values of the clients' statistics. None if there are none."""
+        return None if self._local.statistics is None else self._local.statistics.size
+
+    def check_end(self) -> None:
+        """Refuse a validation or a checkpoint that fails at the end of a round, where no client is tried.
+
+        Raises:
+            ValueError: As the user's own error, if one fails.
+        """
+        dry = self.dry()
+        if not self._no_forks:
+            end = dry.run_in_fork(lambda: rehearse_end(dry, (), self._shares, self._num_statistics))
+            self.findings._replace(end=end, moved=True).check(self._trainer.lightning_module)
+
     def check_algorithm(self, mechanism: Mechanism) -> None:
-        """Refuse a local algorithm that works with neither the clients' training nor the mechanism.
+        """Refuse a mechanism that loses what the clients' algorithm assumes was sent.
 
         Args:
             mechanism: Mechanism that sends the clients' updates.
 
         Raises:
-            ClientSettingsError: If there is such a conflict. The message has the cure.
+            ClientSettingsError: If it loses something. The message has the cure.
         """
         algorithm, vector = self._local.algorithm, self.vector
         if algorithm is None:
             return
         try:
-            has_equal_batches = self._holdings.schedule.has_equal_batches
-            check_algorithm(algorithm, self._trainer, self._rule, has_equal_batches)
             check_memory(algorithm, mechanism, vector.num_parameters, sum(vector.segments))
         except ValueError as error:
             raise ClientSettingsError(str(error)) from error
@@ -174,6 +199,8 @@ class ClientSide:
         owner, rule, term = self._owner, self._rule, None
         if is_started:
             owner, term = None, self.worker.term
+        elif self._local.algorithm is not None:
+            term = self._local.algorithm.begin(self.vector.num_parameters)
         skips = rule is not None and rule.skips_empty
         return DryWorker(
             self._trainer, self.vector, self.clock, self._loader, self._no_forks, owner, skips, term

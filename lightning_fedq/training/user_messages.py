@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from lightning_fedq._lightning import get_callbacks, pl, rank_zero_info, rank_zero_warn
-from lightning_fedq.clients.hooks import overrides
+from lightning_fedq.clients.hooks import is_own, is_shared_by_clients, overrides
 from lightning_fedq.clients.vector import Vector
 from lightning_fedq.data.sampling import in_short
 from lightning_fedq.keys.randomness import SeededKeys
@@ -308,6 +308,13 @@ def unprotected_outputs(trainer: pl.Trainer, federated: Federation, columns: Seq
         yield (
             "The duration of every round, which depends on how much data clients hold: `seconds`, in "
             "metrics.csv."
+        )
+    crossing = [one for one in get_callbacks(trainer) if is_shared_by_clients(one) and not is_own(one)]
+    if crossing:
+        names = ", ".join(f"`{type(one).__name__}`" for one in crossing)
+        yield (
+            f"Everything that {names} keeps, logs or saves. One object with is_shared_by_clients = True sees "
+            "the raw batches, losses and gradients of all clients, without noise."
         )
     writers: list[Any] = [
         callback for callback in get_callbacks(trainer) if hasattr(callback, "unprotected_outputs")

@@ -15,6 +15,7 @@ from lightning_fedq.mechanisms.interface import Adversary
 from tests.callbacks import test_dpsgd_guards as guards
 from tests.cures.rows import dpsgd, fed, fit, module_with, row
 from tests.cures.rows_data import part
+from tests.cures.rows_statistics import survey
 from tests.digits_run import Classifier
 from tests.training.test_client_parallel import Skips
 from tests.training.test_saved_states import Counts
@@ -293,7 +294,7 @@ row(
     "Only clients may iterate the training loader, since statistics of all data would bypass the mechanism.",
     lambda: fit(module=Looks("loader")),
     lambda: fit(module=Looks("public")),
-    lambda: fit(module=Looks("dataset")),
+    survey,
     error=RuntimeError,
 )
 row(

@@ -7,7 +7,6 @@ import torch
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.clients.hooks import report_step_periods
 from lightning_fedq.mechanisms import FedAvg
 from tests.digits_run import Classifier, Digits, make_trainer
 
@@ -139,4 +138,3 @@ def test_a_hook_that_runs_once_a_round_gets_one_line(callbacks, module, words, c
         run(*callbacks, rounds=1, module=module, enable_checkpointing=False)
     lines = [line for line in caplog.messages if "global_step % n" in line]
     assert len(lines) == bool(words) and all(line.startswith(words) for line in lines)
-    assert callable(report_step_periods)
