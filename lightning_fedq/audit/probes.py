@@ -50,7 +50,7 @@ LARGE = 201
 ALONE = 1
 """Number of clients of the smallest cohort, which is played for claims about messages."""
 WIDE = FixedRange(8.0, 2.0)
-"""Range of the large cohort. In the other cohorts the range is from -1 to 1."""
+"""Range of the large cohort if coordinates are clipped. In other cases the range is from -1 to 1."""
 BLOCKS = (0, 30, 1000)
 """First rounds of the early, late and very late rounds."""
 SMALL_ROUNDS = 8
@@ -191,7 +191,8 @@ def probe(
 def _bench(case: AuditCase, seed: int, dim: int, num_clients: int) -> Bench:
     """Return a bench with keys of its own, and a long layer and a short one."""
     short = min(_SHORT_LAYER, dim // 4)
-    ranges = WIDE if num_clients == LARGE else UNIT_RANGE
+    whole = case.mechanism.longest_update(dim) is not None
+    ranges = UNIT_RANGE if whole or num_clients != LARGE else WIDE
     return Bench(case, seed + (1 << 30), (dim - short, short), num_clients, ranges=ranges)
 
 

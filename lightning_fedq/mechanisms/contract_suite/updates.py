@@ -74,7 +74,8 @@ def played_updates(mechanism: Mechanism, context: RoundContext) -> tuple[PlayedU
     dim = context.dim
     center, radius = (context.expand(part) for part in mechanism.clipping_range(context))
     longest = mechanism.longest_update(dim)
-    shared = longest is not None
+    # with another centre, a zero can be further from it than a coordinate's share
+    shared = longest is not None and not bool(center.any())
     if longest is not None:
         radius = torch.full_like(radius, longest / math.sqrt(dim))
     place = torch.arange(dim)
