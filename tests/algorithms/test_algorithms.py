@@ -262,7 +262,7 @@ def test_numbers_out_of_range():
     for make in (lambda: FedProx(-1.0), lambda: FedProx(float("nan")), lambda: FedDyn(0.0)):
         with pytest.raises(ValueError, match="must be a finite number"):
             make()
-    with pytest.raises(ValueError, match=r"share must be in \(0, 1\], got 0"):
+    with pytest.raises(ValueError, match=r"fraction must be in \(0, 1\], got 0"):
         ErrorFeedback(0.0)
 
 

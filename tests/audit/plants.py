@@ -331,7 +331,7 @@ class NoiseOfThePlannedCohort(fedq.LayeredGaussian):
     """Every client's share of the noise is made for 50 clients, of whom three are there."""
 
     def sigma(self, context):
-        return 2.0 * self.multiplier / 50 * math.sqrt(50 / len(context.cohort))
+        return 2.0 * self.noise_multiplier / 50 * math.sqrt(50 / len(context.cohort))
 
 
 @dataclass(frozen=True)

@@ -185,5 +185,5 @@ def test_a_skewed_client_keeps_its_class():
 
 
 def test_refusals_of_a_smallest_size():
-    with pytest.raises(ValueError, match="least must be >= 0, got -1"):
+    with pytest.raises(ValueError, match="min_partition_size must be >= 0, got -1"):
         Dirichlet(1.0, min_partition_size=-1)

@@ -155,7 +155,7 @@ def test_shares_have_the_dirichlet_variance():
 
 
 def test_amounts_that_can_not_be():
-    with pytest.raises(ValueError, match="least must be >= 1, got 0"):
+    with pytest.raises(ValueError, match="min_partition_size must be >= 1, got 0"):
         QuantitySkew(1.0, min_partition_size=0)
     with pytest.raises(ValueError, match="alpha must be > 0"):
         QuantitySkew(0.0)
