@@ -63,16 +63,6 @@ class Wrapped(Classifier):
         self.backbone[2] = torch.compile(self.backbone[2])
 
 
-class Functional(Classifier):
-    def __init__(self):
-        super().__init__(net())
-
-    def training_step(self, batch, batch_idx):
-        values = torch.func.functional_call(self.backbone, dict(self.backbone.named_parameters()), batch[0])
-        torch.func.grad(lambda inputs: self.backbone(inputs).sum())(batch[0])
-        return nn.functional.cross_entropy(values, batch[1])
-
-
 class Complex(Classifier):
     def __init__(self):
         super().__init__()

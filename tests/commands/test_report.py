@@ -199,16 +199,16 @@ def test_masks_that_did_not_run_meet_no_target(tmp_path, capsys, monkeypatch):
 
 
 def test_a_run_has_one_delta(tmp_path):
-    """Its target's; a folder at a larger one, at which epsilon is smaller, is refused at the start."""
+    """Its target's; a budget at a larger one, at which epsilon is smaller, is refused at the start."""
 
-    def fit(asked, **settings):
+    def fit(asked, *budget):
         target = fedq.PrivacyTarget(4.0, asked, "server")
         federated = fedq.Federated(fedq.GaussianNoise(1.0, 1.0), 4, clients_per_step=1, privacy=target)
-        folder = fedq.RunFolder("small", str(tmp_path), show=False, **settings)
-        make_trainer(federated, folder, max_epochs=1).fit(small_model(), datamodule=small_data())
+        folder = fedq.RunFolder("small", str(tmp_path), show=False)
+        make_trainer(federated, folder, *budget, max_epochs=1).fit(small_model(), datamodule=small_data())
 
-    with pytest.raises(ValueError, match=r"need the same delta, got \[1e-09, 0.01\]. Give the target"):
-        fit(1e-9, delta=1e-2)
+    with pytest.raises(ValueError, match=r"need the same delta, got \[1e-09, 0.01\]"):
+        fit(1e-9, fedq.PrivacyBudget(9.0, 1e-2, "server"))
     fit(1e-9)
     privacy = privacy_of(tmp_path / "small")
     assert privacy["delta"] == 1e-9 and {row["delta"] for row in privacy["rows"]} == {1e-9}
@@ -271,7 +271,8 @@ def test_nothing_that_a_run_wrote_becomes_an_element(private, evil, tmp_path):
         {key: value if key in keys else spoiled(value) for key, value in row.items()}
         for row in privacy["rows"]
     ]
-    privacy = {**privacy, "rows": rows, "mechanism": evil}
+    kinds = {spoiled(sentence): terms for sentence, terms in privacy["kinds"].items()}
+    privacy = {**privacy, "rows": rows, "mechanism": evil, "kinds": kinds}
     (folder / "summary.json").write_text(json.dumps(summary))
     (folder / "privacy.json").write_text(json.dumps(privacy))
     (folder / "config.yaml").write_text(evil)

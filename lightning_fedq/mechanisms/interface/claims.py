@@ -158,7 +158,8 @@ class PrivacyClaim:
     @property
     def num_colluders(self) -> float:
         """Number of clients that may pool all that they know with the adversary, itself included."""
-        return _OWN_CLIENTS.get(self.adversary, 0) if self.colluders is None else self.colluders
+        own = _OWN_CLIENTS.get(self.adversary, 0)
+        return float(own if self.colluders is None else self.colluders)
 
 
 def same_for_all(
