@@ -34,7 +34,7 @@ MASKED = {"secure_aggregation": SecAgg()}
 
 
 def stepping(interval):
-    return SimpleNamespace(lr_scheduler_configs=[SimpleNamespace(interval=interval)])
+    return SimpleNamespace(callbacks=[], lr_scheduler_configs=[SimpleNamespace(interval=interval)])
 
 
 def fresh(name):
