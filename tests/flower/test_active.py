@@ -150,10 +150,11 @@ def test_of_two_messages_at_once_one_is_answered(active, method, tmp_path, monke
         return bytes(whole(self, message))
 
     monkeypatch.setattr(Client, method, overlapping)
+    monkeypatch.setattr("lightning_fedq.flower.store._PATIENCE", 0.1)  # seconds that the second one waits
     assert played.round().num_received == CLIENTS
     assert len(inner) == CLIENTS
     for answer in inner.values():
-        assert "another message is being answered" in answer["refused"]
+        assert "Another process answers a message in" in answer["refused"]
 
 
 @pytest.mark.parametrize(
