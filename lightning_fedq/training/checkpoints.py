@@ -213,7 +213,7 @@ def check_federation(identity: Mapping[str, str], saved_identity: Mapping[str, s
     if differing:
         raise ValueError(
             f"The checkpoint is of another federation: {', '.join(differing)}. "
-            "Resume with its settings, or load only its weights into a new fit. The epsilons of both fits add "
+            "Resume with its settings, or load only its weights into a new fit. The epsilons of both add "
             "up (fedq privacy RUN RUN)"
         )
 

@@ -135,7 +135,7 @@ def test_no_epsilon_of_a_round_is_smaller_than_the_report_s(length, tmp_path):
     """Half of delta pays for unlucky rounds, of the whole run: of how many, has to be known."""
     target = PrivacyTarget(2.0, 1e-5, "secagg_server", over="round")
     masks = {"secure_aggregation": SecAgg(), "diagnostics": False}
-    fed = Federated(LDPQ(1.0), 24, dropout_probability=0.2, privacy=target, **masks)
+    fed = Federated(LDPQ(1.0), 24, dropout_probability=0.1, privacy=target, **masks)
     trainer = make_trainer(fed, StopAfterFour(), logger=CSVLogger(tmp_path, "", ""), **length)
     trainer.fit(Classifier(), datamodule=Digits(400))
     rows = [row for row in read_rows(tmp_path / "metrics.csv") if row.get("fed/epsilon", 0) > 0]
