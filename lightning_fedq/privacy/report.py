@@ -470,7 +470,7 @@ def _notes(account: Account, population: Population) -> tuple[str, ...]:
         )
         if most_rounds is not None:
             lottery = (
-                f"A client takes part in one round of every block, {most_rounds} in all. The rows of other "
+                f"A client takes part in {most_rounds} rounds at most. The rows of other "
                 "adversaries than the outsider assume that these know in which."
             )
         notes += [lottery, NOTE]

@@ -100,7 +100,8 @@ class Mechanism(ABC):
     """Whether a trusted party adds all noise, Gaussian and isotropic, to a sum that determines `decode`.
 
     Neither the noise nor `decode` may depend on which clients sent messages. Clients may then draw for
-    themselves whether they take part."""
+    themselves whether they take part. The proof of `PoissonGaussianLoss` needs a claim whose sensitivity is
+    twice the longest update."""
     clips_norm: ClassVar[bool] = False
     """Whether `encode` clips every update to the l2 norm `clip_norm`, so that `AdaptiveClip` may change it.
 
