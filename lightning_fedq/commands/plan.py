@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -17,6 +18,7 @@ from rich.table import Table
 from lightning_fedq.commands.mechanism_text import parse_call
 from lightning_fedq.commands.options import check_rounds
 from lightning_fedq.commands.resolver import Resolved, candidates, resolved
+from lightning_fedq.mechanisms import LDPQ
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism
 from lightning_fedq.mechanisms.registry import class_path
 from lightning_fedq.privacy.account import Account
@@ -138,7 +140,8 @@ def main(
         if problem.law.secret and best.mechanism is not None:
             console.print(f"\n{_known_cohort_text(problem, best.mechanism)}", highlight=False)
     if config and best is not None:
-        console.print("\nPaste these settings in place of your mechanism:\n", highlight=False)
+        anyway = "To try one anyway, paste" if found[0].verdict == "do not" else "Paste"
+        console.print(f"\n{anyway} these settings in place of your mechanism:\n", highlight=False)
         print(to_yaml(best, problem, clip_norm), end="")
     _print_impossible(console, found, why or bool(mechanisms))
     if picture is not None:
@@ -197,11 +200,31 @@ def read_sizes(config: str, asking: str = "fedq plan") -> tuple[dict[str, Any], 
     from lightning_fedq.commands.configs import find
     from lightning_fedq.commands.run import FedqCLI  # imports Lightning's command line, needed only here
 
-    cli = FedqCLI(["--config", str(find(config))], run=False)
+    path = find(config)
+    try:
+        cli = FedqCLI(["--config", str(path)], run=False)
+    except ValueError as error:
+        if not isinstance(error.__cause__, TypeError):
+            raise
+        # masks refuse the mechanism, which those that are planned replace
+        with tempfile.TemporaryDirectory() as folder:
+            replaced = Path(folder) / path.name
+            replaced.write_text(_with_placeholder(path.read_text()))
+            cli = FedqCLI(["--config", str(replaced)], run=False)
     federated = find_federated(cli.trainer, asking)
     values = parse_call(repr(federated.mechanism))[1]
     clip = getattr(values.get("mechanism", federated.mechanism), "clip_norm", 1.0)
     return sizes_for(cli.trainer, federated, cli.model), federated, float(clip)
+
+
+def _with_placeholder(text: str) -> str:
+    """Return a configuration with a mechanism that masks accept in the place of its own."""
+    values = yaml.safe_load(text)
+    for callback in (values.get("trainer") or {}).get("callbacks") or ():
+        if callback["class_path"].endswith(".Federated"):
+            placeholder = {"class_path": class_path(LDPQ), "init_args": {"epsilon_per_coordinate": 1.0}}
+            callback["init_args"]["mechanism"] = placeholder
+    return yaml.safe_dump(values)
 
 
 def sizes_for(trainer: pl.Trainer, federated: Federated, model: pl.LightningModule) -> dict[str, Any]:

@@ -434,3 +434,15 @@ def test_secret_cohorts_take_less_noise_and_the_others_epsilon_is_said(capsys, m
 def test_plans_that_secret_cohorts_do_not_go_with_are_refused(capsys, more, words):
     assert main([*SECRET, *more]) == 2
     assert re.search(words, " ".join(capsys.readouterr().err.split()))
+
+
+def test_a_configuration_is_planned_whose_own_mechanism_masks_refuse(tmp_path, capsys, monkeypatch):
+    """It was refused because of the mechanism that the plan replaces."""
+    only(monkeypatch, "LDPQ")
+    values = yaml.safe_load(find("digits_secagg").read_text())
+    federated = next(c for c in values["trainer"]["callbacks"] if c["class_path"].endswith(".Federated"))
+    federated["init_args"]["mechanism"] = {"class_path": "lightning_fedq.mechanisms.FedAvg"}
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(yaml.safe_dump(values))
+    assert main([str(mine), "--epsilon", "8"]) == 0
+    assert "LDPQ" in capsys.readouterr().out
