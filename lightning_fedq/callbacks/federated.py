@@ -167,11 +167,13 @@ class Federated(Federation, pl.Callback):
         >>> from lightning_fedq import CorBin
         >>> from lightning_fedq.data.datasets import DigitsDataModule
         >>> from lightning_fedq.data.models import Classifier, Linear
-        >>> federated = Federated(CorBin(epsilon_per_coordinate=1.0), num_clients=20, seed=0)  # reproducible,
-        not private >>> quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-        >>> trainer = pl.Trainer(max_epochs=2, callbacks=[federated], enable_checkpointing=False, **quiet) >>>
-        trainer.fit(Classifier(Linear(64)), datamodule=DigitsDataModule()) >>>
-        federated.records[-1].uplink_bits  # of 20 clients with 650 parameters 13000
+        >>> mechanism = CorBin(epsilon_per_coordinate=1.0)
+        >>> federated = Federated(mechanism, num_clients=20, seed=0)  # reproducible, not private
+        >>> quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+        >>> trainer = pl.Trainer(max_epochs=2, callbacks=[federated], enable_checkpointing=False, **quiet)
+        >>> trainer.fit(Classifier(Linear(64)), datamodule=DigitsDataModule())
+        >>> federated.records[-1].uplink_bits  # of 20 clients with 650 parameters
+        13000
     """
 
     knows_clients = True

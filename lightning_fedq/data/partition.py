@@ -248,8 +248,10 @@ class Dirichlet(Partition):
 
     Examples:
         >>> labels = torch.arange(1440) % 10
-        >>> parts = Dirichlet(0.1, min_partition_size=2).split(labels, 1440, 479,
-        torch.Generator().manual_seed(0)) >>> min(map(len, parts)) 2
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> parts = Dirichlet(0.1, min_partition_size=2).split(labels, 1440, 479, generator)
+        >>> min(map(len, parts))
+        2
     """
 
     needs_labels = True

@@ -110,8 +110,9 @@ class AugCorBin(CorBin):
         Salehi, Mia, Pradhan, Amini, Shirani, CorBin-FL, algorithms 2 and 3
 
     Examples:
-        >>> round(AugCorBin(epsilon_per_coordinate=1.0).coin.high / 2**32, 3)  # probability of the likelier
-        bit 0.731
+        >>> coin = AugCorBin(epsilon_per_coordinate=1.0).coin
+        >>> round(coin.high / 2**32, 3)  # probability of the likelier bit
+        0.731
     """
 
     unpaired_fraction: float = 0.2

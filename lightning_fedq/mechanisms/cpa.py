@@ -143,8 +143,10 @@ class CPA(Mechanism):
         Lang, Shlezinger, D'Oliveira, El Rouayheb, CPA for scalable and robust FL over massive networks
 
     Examples:
-        >>> CPA(epsilon=0.5, epsilon_scope="bit").bits_per_coordinate, CPA(epsilon=0.5, lattice="A2",
-        epsilon_scope="bit").bits_per_coordinate (1.0, 0.5)
+        >>> CPA(epsilon=0.5, epsilon_scope="bit").bits_per_coordinate
+        1.0
+        >>> CPA(epsilon=0.5, lattice="A2", epsilon_scope="bit").bits_per_coordinate
+        0.5
     """
 
     homomorphic = False

@@ -72,8 +72,9 @@ class PerCoordinateGaussian(CoordinateNoise):
         Balle, Wang, ICML 2018.
 
     Examples:
-        >>> round(PerCoordinateGaussian(epsilon_per_coordinate=1.0, delta=1e-5).noise.scale, 3)  # std, in
-        radii 7.461
+        >>> noise = PerCoordinateGaussian(epsilon_per_coordinate=1.0, delta=1e-5).noise
+        >>> round(noise.scale, 3)  # std, in radii
+        7.461
     """
 
     law = "gaussian"

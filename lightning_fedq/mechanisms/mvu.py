@@ -250,8 +250,9 @@ class MVU(Mechanism):
         Chaudhuri, Guo, Rabbat, Privacy-Aware Compression for Federated Data Analysis, UAI 2022
 
     Examples:
-        >>> [round(value, 2) for value in MVU(epsilon_per_coordinate=1.0).design.values.tolist()]  # of the
-        outputs, in radii [-2.71, -1.92, 1.92, 2.71]
+        >>> design = MVU(epsilon_per_coordinate=1.0).design
+        >>> [round(value, 2) for value in design.values.tolist()]  # of the outputs, in radii
+        [-2.71, -1.92, 1.92, 2.71]
     """
 
     homomorphic = False

@@ -2,7 +2,7 @@
 
 Unbiased noise averages out over rounds. A decoder that returns zeros or pure noise has a small error in each
 round where updates are short, but nothing of the updates arrives. So the sums over the run are compared. They
-contain exact updates: they stay in memory, and a checkpoint holds only three numbers.
+contain exact updates, so they stay in memory and are in no checkpoint: a resumed run begins new sums.
 """
 
 import math
@@ -39,8 +39,8 @@ class ArrivedShare:
 
     With D the sum of decoded means and M that of exact means, the share is <D, M> / |M|^2: 1 for unbiased
     decoders, 0 for zeros. Noise changes it by about |D - M| / (|M| sqrt(dim)), and twice that is subtracted,
-    so a decoder of pure noise does not get a share by chance. A resumed run, or one whose vector changes its
-    length, begins new sums, and the numbers of all parts are added.
+    so a decoder of pure noise does not get a share by chance. Where the vector changes its length, new sums
+    begin, and the numbers of all parts are added.
 
     Examples:
         >>> arrived = ArrivedShare()
@@ -76,12 +76,3 @@ class ArrivedShare:
         """Share of the updates that arrived, less two standard deviations. NaN if all updates were zero."""
         overlap, signal, error = self._numbers().tolist()
         return (overlap - 2.0 * math.sqrt(error * signal)) / signal if signal > 0.0 else math.nan
-
-    def state_dict(self) -> list[float]:
-        """Return three numbers, which contain no update."""
-        return self._numbers().tolist()
-
-    def load_state_dict(self, state: list[float]) -> None:
-        """Go on after a run with these numbers."""
-        self._earlier = torch.tensor(state, dtype=torch.float64)
-        self._decoded = self._exact = None

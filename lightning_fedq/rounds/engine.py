@@ -225,13 +225,3 @@ class RoundEngine(RoundServer):
             record.snr_db = 10.0 * math.log10(signal / record.mse)
         if signal > 0 and record.update_norm > 0:
             record.cosine = torch.nn.functional.cosine_similarity(step, exact, dim=0).item()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            **super().state_dict(),
-            **({"arrived": self._arrived.state_dict()} if self.diagnostics else {}),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._arrived.load_state_dict(state.get("arrived", [0.0] * 3))

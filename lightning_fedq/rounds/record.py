@@ -40,7 +40,8 @@ class RoundRecord:
         cosine: Cosine between the decoded mean and the exact mean.
         homogeneity: |mean update|^2 over the mean of |update|^2: the share of the updates' energy along their
             mean.
-        arrived: Share of the clipped updates that arrived, over the rounds so far (`rounds.arrived`).
+        arrived: Share of the clipped updates that arrived, over the rounds since the run began or was
+            resumed (`rounds.arrived`).
         protocol_bits: Bits of `uplink_bits` that are keys, shares and confirmations of secure aggregation.
             The rest are updates.
         non_finite_clients: Clients whose update was not finite and counted as zero.
@@ -62,7 +63,7 @@ class RoundRecord:
     snr_db: float = math.nan
     cosine: float = math.nan
     homogeneity: float = math.nan
-    arrived: float = math.nan
+    arrived: float = field(default=math.nan, compare=False, repr=False)  # begins anew at a resumption
     protocol_bits: int = 0
     non_finite_clients: tuple[int, ...] = field(default=())
     aborted: str = ""

@@ -119,10 +119,11 @@ class SecAgg:
     Examples:
         >>> SecAgg().rules(10, 10)
         (9, 6, 6)
-        >>> SecAgg(max_colluding_fraction=0.1, max_dropped_fraction=0.1).rules(1000, 1000)
+        >>> masks = SecAgg(max_colluding_fraction=0.1, max_dropped_fraction=0.1)
+        >>> masks.rules(1000, 1000)
         (52, 31, 900)
-        >>> SecAgg(max_colluding_fraction=0.1, max_dropped_fraction=0.1).rules(20000, 1000)  # a cohort may
-        have more than 10% (56, 34, 900)
+        >>> masks.rules(20000, 1000)  # a cohort may have more than 10%
+        (56, 34, 900)
     """
 
     threshold: int | None = None

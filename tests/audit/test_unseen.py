@@ -25,7 +25,7 @@ from tests.digits_run import Classifier, Digits, make_trainer
 from tests.rounds.test_halves import Alone
 
 CLIENTS, VICTIM, SEGMENTS, ROUNDS = 4, 1, (40, 24), 3
-NOT_RELEASED = ("mse", "snr_db", "cosine", "homogeneity", "clip_rate", "non_finite_clients")
+NOT_RELEASED = ("mse", "snr_db", "cosine", "homogeneity", "arrived", "clip_rate", "non_finite_clients")
 """Diagnostics that only a simulation knows; `docs/threat_model.md` says where they go."""
 
 

@@ -21,6 +21,7 @@ LISTED = {
     "_logged_metrics": "the same",
     "_results": "the same",
     "_exact": "the exact mean, which only a simulation knows",
+    "_arrived": "sums of exact means, which only a simulation knows",
     "committed": "what clients keep to themselves, in the simulation's memory",
     "pending": "the same, of an open round",
     "_reached": "what the program's own globals hold (on a device of `tests.elsewhere`, all of its tensors)",

@@ -73,7 +73,7 @@ def test_an_older_release_names_the_newer_one(tmp_path):
 
 def test_a_restarted_server_has_no_states_of_clients(tmp_path):
     """Clients keep their BatchNorm statistics themselves, so nothing begins again with the initial ones."""
-    settings = lambda: federated(fedq.LDPQ(1.0), seed=None, local=["*bias"])  # noqa: E731
+    settings = lambda: federated(fedq.LDPQ(1.0), seed=None, personal_parameters=["*bias"])  # noqa: E731
     for rounds in (1, 2):
         grid = LoopGrid(*clients(settings, tmp_path))
         with warnings.catch_warnings(record=True) as said:

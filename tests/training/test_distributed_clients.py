@@ -138,8 +138,9 @@ def test_the_server_of_every_rank_is_that_of_one_process(mechanism, order):
         groups = [rank._strategy.group for rank in ranks]
         sums = [rank._sum.integer_sum for rank in ranks]
         exact = sum(rank._exact for rank in ranks)
+        cuts = [rank._cut for rank in ranks if rank._cut is not None]
         for rank, group in zip(ranks, groups, strict=True):
-            group.parts, group.sums = [None, None], [exact.clone()]
+            group.parts, group.sums = [None, None], [exact.clone(), *([sum(cuts)] if cuts else [])]
             group.floats = [one._sum.floats.parts.clone() for one in ranks]
             if sums[0] is not None:
                 group.sums.insert(0, sums[0] + sums[1])
@@ -154,6 +155,7 @@ def test_the_server_of_every_rank_is_that_of_one_process(mechanism, order):
             found = rank.finish()
             assert found.uplink_bits == record.uplink_bits
             assert found.homogeneity == pytest.approx(record.homogeneity)
+            assert found.arrived == pytest.approx(record.arrived)
             assert torch.equal(rank.weights, whole.weights)
             assert torch.equal(rank.ranges.radius, whole.ranges.radius)
             assert rank.ledger.charges.tolist() == whole.ledger.charges.tolist()
