@@ -69,7 +69,7 @@ class ArrivedShare:
             return self._earlier
         decoded, exact = self._decoded, self._exact
         error = (decoded - exact).square().mean()
-        return self._earlier + torch.stack([decoded @ exact, exact @ exact, error])
+        return self._earlier + torch.stack([decoded @ exact, exact @ exact, error]).cpu()
 
     @property
     def share(self) -> float:

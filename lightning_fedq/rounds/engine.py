@@ -176,7 +176,7 @@ class RoundEngine(RoundServer):
             self._energy += encoded.energy
             if message.num_clipped:
                 clipped = clip_rows(mechanism, encoded.values, context)
-                self._add_cut(self._scale(encoded.values - clipped, clients))
+                self._add_cut(self._scale((encoded.values - clipped).to(self.weights), clients))
 
     def _add_cut(self, rows: Tensor) -> None:
         """Add what the clip took from each update, `(n, dim)`."""

@@ -236,7 +236,7 @@ class _Bench:
             "seed": seed,
             "lr": lr,
             "clip": clip,
-            "masks": self.masks.run,
+            "masks": self.masks.simulation,
         }
         if self.broadcast_bits is not None:
             key["broadcast_bits"] = self.broadcast_bits

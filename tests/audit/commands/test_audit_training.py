@@ -121,10 +121,10 @@ TAKE = PoissonBatches.draw_samples
 
 
 def test_a_third_of_the_noise_is_caught():
-    assert "delta is above" in ManySamples(canaries=2000, sgd=ThirdOfTheNoise)(1e-3).alarm
+    assert "So delta at epsilon" in ManySamples(canaries=2000, sgd=ThirdOfTheNoise)(1e-3).alarm
 
 
 @pytest.mark.slow  # fewer samples than 6,000 show too little; test_poisson sees it, too
 def test_two_batches_for_ever_are_caught(monkeypatch):
     monkeypatch.setattr(PoissonBatches, "draw_samples", two_batches_for_ever)
-    assert "delta is above" in ManySamples()(1e-3).alarm
+    assert "So delta at epsilon" in ManySamples()(1e-3).alarm
