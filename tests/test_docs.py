@@ -123,6 +123,13 @@ def test_the_site_asks_nobody_else(site):
 
 
 @pytest.mark.site
+def test_examples_of_the_reference_are_code(site):
+    """Text that begins with ">" becomes a quotation."""
+    quoted = [page.name for page in (site / "reference").glob("*.html") if "<blockquote>" in page.read_text()]
+    assert not quoted
+
+
+@pytest.mark.site
 def test_the_reference_has_every_public_class(site):
     text = "".join(path.read_text() for path in (site / "reference").glob("*.html"))
     missing = [name for name in lightning_fedq.__all__ if not re.search(rf'id="[\w.]+\.{name}"', text)]

@@ -93,8 +93,8 @@ class DPSGD(pl.Callback):
     """DP-SGD callback: per-sample clipping and noise for an ordinary module with any optimiser.
 
     Args:
-        noise_multiplier: Standard deviation of the noise on the summed gradient, divided by `max_grad_norm`,
-            > 0.
+        noise_multiplier: Standard deviation of the noise on the summed gradient, > 0, divided by
+            `max_grad_norm`.
         max_grad_norm: L2 norm to which each per-sample gradient is clipped, > 0.
         delta: Delta at which `dp/epsilon` is logged, in (0, 1 / n) for n samples of the largest client.
         seed: An integer makes batches, noise and all random draws of a step reproducible, and NOT private.

@@ -25,8 +25,9 @@ LARGEST_LEAKAGE = math.sqrt(math.log(2.0))
 def jensen_shannon(p: Sequence[float], q: Sequence[float]) -> float:
     """Return the Jensen-Shannon divergence of two probability mass functions, in nats, at most ln 2.
 
-    >>> round(jensen_shannon([0.9, 0.1], [0.5, 0.5]), 9)
-    0.101749225
+    Examples:
+        >>> round(jensen_shannon([0.9, 0.1], [0.5, 0.5]), 9)
+        0.101749225
     """
     total = 0.0
     for a, b in zip(p, q, strict=True):
@@ -47,8 +48,9 @@ def recovery_leakage(hit_rate: float, num_candidates: int) -> float:
     Raises:
         ValueError: If an argument is out of its range.
 
-    >>> round(recovery_leakage(1.0, 100), 9)
-    0.815534434
+    Examples:
+        >>> round(recovery_leakage(1.0, 100), 9)
+        0.815534434
     """
     if not 0.0 <= hit_rate <= 1.0:
         raise ValueError(f"hit_rate must be in [0, 1], got {hit_rate}")
