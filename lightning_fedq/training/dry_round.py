@@ -232,7 +232,8 @@ def silence(trainer: Any) -> None:
     A fork shares files and connections with its parent. So this includes loggers that callbacks or modules
     hold, and writers that they use directly.
     """
-    found = [one for one in gc.get_objects() if isinstance(one, pl.loggers.Logger)]
+    # by type, because a proxy of an object that is gone has no class
+    found: list[Any] = [one for one in gc.get_objects() if issubclass(type(one), pl.loggers.Logger)]
     for logger in {id(one): one for one in [*trainer.loggers, *found]}.values():
         with suppress(TypeError):  # a class that can't be extended
             logger.__class__ = type("Silent", (type(logger),), _SILENT)

@@ -3,6 +3,7 @@
 import copy
 import os
 import time
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -259,3 +260,14 @@ def test_a_fork_opens_no_connection_of_wandb(tmp_path, monkeypatch):
     logger.experiment.log({"a": 2.0})
     assert "b" not in dict(wandb.run.summary)
     wandb.finish()
+
+
+def test_a_proxy_of_an_object_that_is_gone_stops_no_trial():
+    """Whoever looks at all objects meets it, and it has no class: the fit ended with a ReferenceError."""
+    gone = Classifier()
+    proxy = weakref.proxy(gone)
+    del gone
+    trainer = make_trainer(Federated(FedAvg(), 4, seed=0))
+    trainer.fit(Classifier(), datamodule=Digits(80))
+    with pytest.raises(ReferenceError):
+        _ = proxy.training
