@@ -49,7 +49,7 @@ ALLOWED = {
     "privacy.grid": {"privacy.losses", *ARRAYS},
     "privacy.accounting": {"mechanisms.interface", "privacy.losses", "privacy.grid", *ARRAYS},
     "dpsgd.opacus": {"imports", "functional", "privacy.accounting", "privacy.grid", "opacus", *ARRAYS},
-    "dpsgd.statement": {"dpsgd.opacus", "privacy.verdict"},
+    "dpsgd.statement": {"dpsgd.opacus", "privacy.assumptions", "privacy.verdict"},
     "privacy": {
         *("mechanisms.interface", "imports", "functional", "keys", "dpsgd.opacus", "dpsgd.statement"),
         *("privacy.losses", "privacy.grid", "privacy.accounting", "privacy.verdict", "privacy.run"),

@@ -21,7 +21,7 @@ from lightning_fedq.imports import extra
 from lightning_fedq.mechanisms import GaussianNoise, LaplaceNoise
 from lightning_fedq.mechanisms.bases.calibration import gaussian_noise_multiplier, laplace_noise_multiplier
 from lightning_fedq.privacy.account import Account
-from lightning_fedq.privacy.planning import Option, Problem, relative_error
+from lightning_fedq.privacy.planning import Option, Problem, noise_ratio, relative_error
 from lightning_fedq.privacy.target import planned_charges
 
 NAMES = {"GaussianNoise, by Opacus": "GaussianNoise", "LaplaceNoise, by Opacus": "LaplaceNoise"}
@@ -135,7 +135,6 @@ def with_opacus_noise(option: Option, problem: Problem) -> Option:
     run = problem.run(noisier, option.law)
     spent = Account(run, target.delta).epsilon(target.against, charges, secret=False)
     error = relative_error(noisier, problem.cohort, problem.params, problem.homogeneity)
-    signal = problem.homogeneity * problem.rounds
     name = f"{option.name}, by Opacus"
-    ratio_of = None if error is None else error / signal
-    return replace(option, name=name, mechanism=noisier, epsilon=spent, error=error, ratio=ratio_of)
+    noise = noise_ratio(error, problem.rounds, problem.homogeneity)
+    return replace(option, name=name, mechanism=noisier, epsilon=spent, error=error, ratio=noise)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from lightning_fedq.privacy.assumptions import SECRET_KEYS
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS, format_epsilon, verdict
 
 
@@ -121,7 +122,7 @@ class SampleStatement:
         """Assumptions of the guarantee and who sees to each."""
         person = "is one row" if self.rows == 1 else f"has at most {self.rows} rows"
         return (
-            ("secret batches and noise", "library; you: no machine is copied, restored or forked"),
+            ("secret batches and noise", SECRET_KEYS.who),
             (f"each person {person} of all clients' data", "you, with rows_per_person"),
             ("nothing else depends on training batches", "library; you: metrics and code of the module"),
         )
@@ -135,7 +136,7 @@ class SampleStatement:
                 "All rows of a person are charged at the client where they cost most.",
                 "Rows that indices repeat are refused, and equal rows also, unless count_equal_rows is",
                 "False. Short or coarse rows of a TensorDataset count as different rows: fewer than 32 whole",
-                "numbers, or only -1, 0 and 1.",
+                "numbers, or only -1, 0 and 1. So do samples that can't be pickled.",
                 "The participating clients and their numbers of samples count as public.",
                 "Not covered: metrics that the module logs from training batches, and samples that are mixed",
                 "before training_step. If Federated has a seed and DPSGD has none, steps of a killed process",

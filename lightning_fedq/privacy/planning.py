@@ -272,7 +272,7 @@ def _solve(name: str, mechanism: Mechanism, problem: Problem, law: CohortLaw) ->
         return Option(name, None, law, reason=str(refused))
     context = make_plan_context(calibration.mechanism, cohort, problem.params)
     error = relative_error(calibration.mechanism, cohort, problem.params, problem.homogeneity)
-    ratio = None if error is None else error / (problem.homogeneity * problem.rounds)
+    ratio = noise_ratio(error, problem.rounds, problem.homogeneity)
     secagg = problem.secure_aggregation if problem.behind_masks else None
     bits, _ = bits_behind(calibration.mechanism, context, secagg)
     clients_needed = (
@@ -331,7 +331,11 @@ def planned_noise(
         rounds: Number of rounds of the run, >= 1.
         homogeneity: Similarity of the clients' updates, eta, in (0, 1].
     """
-    error = relative_error(mechanism, cohort, params, homogeneity)
+    return noise_ratio(relative_error(mechanism, cohort, params, homogeneity), rounds, homogeneity)
+
+
+def noise_ratio(error: float | None, rounds: int, homogeneity: float) -> float | None:
+    """Return R of an error E of `relative_error`: E / (eta rounds). None without a bound on E."""
     return None if error is None else error / (homogeneity * rounds)
 
 
