@@ -13,12 +13,11 @@ import queue
 import threading
 import types
 import weakref
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import parametrize
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
@@ -220,12 +219,6 @@ class ParametersOutsideOfModules(Case):
 
 
 # ---- identity ---------------------------------------------------------------------------------------------
-class _Missing:
-    def __repr__(self):
-        return "MISSING"
-
-
-MISSING = _Missing()
 
 
 class ById(Case):
@@ -339,9 +332,6 @@ class ImportedInside(DeepInAGlobal):
         return self.loss(batch) / published.COUNTS.step
 
 
-TEACHER = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)).requires_grad_(False).eval()
-
-
 class TeacherNamedThatFollows(Case):
     refused = "names STUDENT directly: the original Linear, which training changes"
 
@@ -373,20 +363,6 @@ class ClockOfTheTrainerNamed(TrainerNamed):
 
     def training_step(self, batch, batch_idx):
         return self.loss(batch) / (1 + trainer.global_step)  # noqa: F821
-
-
-class _Registry(dict[str, Callable[..., Any]]):
-    def register(self, function):
-        self[function.__name__] = function
-        return function
-
-
-LOSSES = _Registry()
-
-
-@LOSSES.register
-def smooth(scores: Tensor, labels: Tensor) -> Tensor:
-    return nn.functional.cross_entropy(scores, labels, label_smoothing=0.2)
 
 
 HOLDER = types.SimpleNamespace(module=None)
@@ -522,21 +498,6 @@ class StepInBackward(Case):
         return torch.optim.SGD(self.parameters(), lr=0.0)
 
 
-class _Reverse(torch.autograd.Function):
-    scale: ClassVar[float] = 0.5
-
-    @staticmethod
-    def forward(ctx, inputs):
-        return inputs.view_as(inputs)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return -_Reverse.scale * grad
-
-
-# ---- optimisers and schedules -----------------------------------------------------------------------------
-# ---- metrics ----------------------------------------------------------------------------------------------
-# ---- callbacks --------------------------------------------------------------------------------------------
 # ---- data -------------------------------------------------------------------------------------------------
 class OwnBatches(Case):
     """A class of batches that says how it moves."""

@@ -256,7 +256,7 @@ def test_where_a_global_has_more_than_is_looked_at_it_is_said(monkeypatch):
 
 ONE_AT_A_TIME = {
     **dict.fromkeys(("MeanTeacher", "Moco"), "training writes into frozen parameters"),
-    **dict.fromkeys(("Closure", "SharpnessAware", "SlowWeights", "OwnEstimates"), "is not elementwise"),
+    **dict.fromkeys(("Closure", "SharpnessAware"), "is not elementwise"),
     "LabelledAndNot": "its own training loaders",
     **dict.fromkeys(("Gan", "TruncatedBackpropagation"), "uses manual optimisation"),
     **dict.fromkeys(("RunningWeight", "MemoryOfEpochs"), "reads the value of a tensor"),

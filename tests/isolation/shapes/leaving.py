@@ -4,7 +4,6 @@ What pickling can carry is isolated; the rest is found by the trial in forks, an
 """
 
 import functools
-import logging
 import mmap
 import multiprocessing
 import os
@@ -184,20 +183,6 @@ class OnTheStrategy(_Kept):
 
     def kept(self):
         return float(getattr(self.trainer.strategy.accelerator, "seen", 0.0))
-
-
-class _Records(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen = []
-
-    def emit(self, record):
-        self.seen.append(float(record.args[0]))
-
-
-_LOG, _HANDLER = logging.getLogger("leaving"), _Records()
-_LOG.addHandler(_HANDLER)
-_LOG.propagate = False
 
 
 class ByWarnings(_Kept):

@@ -17,7 +17,6 @@ import queue
 import random
 import sys
 import threading
-import types
 import typing
 import warnings
 import weakref
@@ -159,8 +158,6 @@ def _cell_of(name):
 _LOCAL, _VARIABLE = threading.local(), contextvars.ContextVar("seen", default=0.0)
 _QUEUE = queue.Queue()
 _POINTER = ctypes.c_double(0.0)
-_NAMESPACE, _WEAK = types.SimpleNamespace(seen=0.0), weakref.WeakValueDictionary[str, Any]()
-_CYCLE, _STREAM = [0.0], iter(lambda: 0.0, 1.0)
 
 
 def _add(holder, name, loss):
@@ -313,7 +310,7 @@ class _Scaled(nn.Module):
         return weight
 
 
-_STATIC, _METRIC, _GENERATOR = torch.zeros(1), torchmetrics.MeanMetric(), torch.Generator()
+_METRIC, _GENERATOR = torchmetrics.MeanMetric(), torch.Generator()
 _row("HookOfAllModules", lambda s, x: None, lambda s: sum(_SEEN_BY_HOOKS), _unhook, _all_hooks)
 _row(
     "OfAnAutogradFunction",
@@ -348,7 +345,7 @@ _row(
 
 # ---- what is a client's own: isolated ---------------------------------------------------------------------
 class _Itself:
-    """Counts by way of a property, slots and a generator of its own."""
+    """Keeps a list in a slot."""
 
     __slots__ = ("__weakref__", "inner")
 
