@@ -73,6 +73,12 @@ class Digits(pl.LightningDataModule):
     test_dataloader = val_dataloader
 
 
+def parts_of(sizes):
+    """Indices of clients that hold so many samples each, one client's behind the other's."""
+    ends = [sum(sizes[: number + 1]) for number in range(len(sizes))]
+    return [list(range(end - size, end)) for end, size in zip(ends, sizes, strict=True)]
+
+
 def make_trainer(*callbacks, **settings):
     quiet = {
         "max_epochs": 2,

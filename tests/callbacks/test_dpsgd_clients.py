@@ -11,16 +11,16 @@ from lightning_fedq.callbacks import DPSGD, Federated, PrivacyBudget
 from lightning_fedq.data import FederatedDataModule
 from lightning_fedq.mechanisms import LDPQ, FedAvg
 from lightning_fedq.mechanisms.interface import Adversary
-from tests.callbacks.test_federated_resume import Interrupted, Saves
-from tests.digits_run import Classifier, Digits, digits, make_trainer, weights_of
+from tests.callbacks.steps import Saves
+from tests.callbacks.test_federated_resume import Interrupted
+from tests.digits_run import Classifier, Digits, digits, make_trainer, parts_of, weights_of
 
 SIZES = (20, 40, 60)
 STEPS = (2, 4, 6)
 
 
 def parts():
-    ends = [sum(SIZES[: i + 1]) for i in range(len(SIZES))]
-    return [list(range(end - size, end)) for end, size in zip(ends, SIZES, strict=True)]
+    return parts_of(SIZES)
 
 
 def federation(mechanism=None, **settings):
@@ -159,7 +159,9 @@ def test_a_budget_beside_two_guarantees_asks_which_one_it_is_about():
 
 def saving(folder):
     """Checkpoints after every batch of a client, in a folder that holds the journal, too."""
-    return Saves(folder), pl.callbacks.ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
+    return Saves(folder, "on_train_batch_end"), pl.callbacks.ModelCheckpoint(
+        folder, filename="{epoch}", save_top_k=-1
+    )
 
 
 def histories(private):
@@ -169,7 +171,7 @@ def histories(private):
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
 def test_resumed_with_seeds_is_bit_identical_also_from_mid_round(tmp_path):
     private = dpsgd()
-    whole, _ = fit(federation(cohort=2), private, Saves(tmp_path), max_epochs=3)
+    whole, _ = fit(federation(cohort=2), private, Saves(tmp_path, "on_train_batch_end"), max_epochs=3)
     paths = sorted(tmp_path.glob("*.ckpt"), key=lambda path: int(path.stem.rpartition("=")[2]))
     assert len(paths) >= 18
     for path in (paths[1], paths[8], paths[-2]):
@@ -215,7 +217,7 @@ def test_without_a_seed_a_killed_process_is_paid_for_from_the_journal(tmp_path):
         return [account.steps for account in private.accounts.values()]
 
     fit(federation(seed=None), dpsgd(seed=None), *saving(tmp_path), max_epochs=3, enable_checkpointing=True)
-    middle = tmp_path / "step=5.ckpt"  # in the second client's first round; later ones die with the process
+    middle = tmp_path / "5.ckpt"  # in the second client's first round; later ones die with the process
     for path in tmp_path.glob("*.ckpt"):
         if path != middle:
             path.unlink()
@@ -227,7 +229,7 @@ def test_without_a_seed_a_killed_process_is_paid_for_from_the_journal(tmp_path):
     seeded = dpsgd()
     folder = tmp_path / "seeded"
     fit(federation(), dpsgd(), *saving(folder), max_epochs=3, enable_checkpointing=True)
-    fit(federation(), seeded, ckpt=folder / "step=5.ckpt", max_epochs=1)
+    fit(federation(), seeded, ckpt=folder / "5.ckpt", max_epochs=1)
     assert steps(seeded) == list(STEPS)  # the same messages again
 
 
@@ -236,7 +238,7 @@ def test_without_a_seed_rounds_must_cost_what_they_cost_in_the_checkpoint(tmp_pa
     """The journal counts lost rounds and does not price them: cheaper ones now would hide what was spent."""
     settings = {"enable_checkpointing": True, "max_epochs": 2}
     fit(federation(seed=None, local_epochs=2), dpsgd(seed=None), *saving(tmp_path), **settings)
-    middle = tmp_path / "step=5.ckpt"
+    middle = tmp_path / "5.ckpt"
     message = (
         r"client 0 had noise multiplier 1, sampling rate 0.5 and 4 steps, and .* multiplier {}, "
         r"sampling rate 0.5 and {} steps. Keep the checkpoint's noise, batch_size, local_epochs"

@@ -18,17 +18,17 @@ from lightning_fedq.secagg import SecAgg
 from tests.callbacks.test_privacy import Linear, budget, cost, federated, trainer
 
 
-class FailsInRoundZero(pl.Callback):
-    """A user's own callback that fails once clients have sent their first messages."""
+class FailsAtClient(pl.Callback):
+    """A user's own callback that fails once so many clients have sent their first messages."""
 
     is_shared_by_clients = True
 
-    def __init__(self) -> None:
-        self.clients = 0
+    def __init__(self, number=6) -> None:
+        self.number, self.clients = number, 0
 
     def on_train_epoch_end(self, trainer, pl_module):
         self.clients += 1
-        if self.clients == 6:
+        if self.clients == self.number:
             raise RuntimeError("the disk is full")
 
 
@@ -52,7 +52,7 @@ def test_five_failures_in_round_zero_are_five_charges():
     fed = federated()
     for done in range(5):
         with pytest.raises(RuntimeError, match="the disk is full"):
-            trainer(FailsInRoundZero(), fed).fit(Linear())
+            trainer(FailsAtClient(), fed).fit(Linear())
         assert fed.ledger.charges.tolist() == [done + 1] * 6
     trainer(fed, epochs=2).fit(Linear())
     assert fed.ledger.charges.tolist() == [7] * 6
@@ -61,7 +61,7 @@ def test_five_failures_in_round_zero_are_five_charges():
 def test_after_a_fit_that_failed_the_next_has_the_budget_of_its_own_callbacks():
     fed, raised = federated(), budget(cost(5))
     with pytest.raises(RuntimeError, match="the disk is full"):
-        trainer(FailsInRoundZero(), fed, budget(cost(1)), epochs=9).fit(Linear())
+        trainer(FailsAtClient(), fed, budget(cost(1)), epochs=9).fit(Linear())
     trainer(fed, raised, epochs=9).fit(Linear())
     assert fed.ledger.charges.tolist() == [5] * 6 and raised.epsilon_spent == pytest.approx(cost(5))
 

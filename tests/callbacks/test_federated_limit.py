@@ -11,15 +11,14 @@ from lightning_fedq.data import FederatedDataModule
 from lightning_fedq.mechanisms import LDPQ, CorBin, FedAvg
 from tests.by_hand import data_order, federated_averaging, plans_of, sgd_step
 from tests.callbacks.test_federated_resume import Interrupted
-from tests.digits_run import Classifier, Digits, digits, make_trainer, weights_of
+from tests.digits_run import Classifier, Digits, digits, make_trainer, parts_of, weights_of
 
 SIZES = (35, 20, 7, 80, 40, 15)
 """Samples of each client; batches of 10, so 4, 2, 1, 8, 4 and 2 batches a pass."""
 
 
 def parts():
-    ends = [sum(SIZES[: i + 1]) for i in range(len(SIZES))]
-    return [list(range(end - size, end)) for end, size in zip(ends, SIZES, strict=True)]
+    return parts_of(SIZES)
 
 
 def federated(**settings):
@@ -75,8 +74,7 @@ def test_is_federated_averaging_over_the_first_batches_of_every_client(clients_p
 def test_a_fraction_is_of_each_clients_own_batches(clients_per_step):
     inputs, labels = digits()
     sizes, limit = (40, 20, 80, 30), 0.5
-    ends = [sum(sizes[: i + 1]) for i in range(4)]
-    held = [list(range(end - size, end)) for end, size in zip(ends, sizes, strict=True)]
+    held = parts_of(sizes)
     train = TensorDataset(inputs[:170], labels[:170])
     seen = {}
 
@@ -116,9 +114,8 @@ def test_all_stack_sizes_train_on_the_very_same_batches(limit, local):
     """Bit for bit: 8 clients, batches of 4, digits in sixteenths: sums of at most 24 bits."""
     inputs, labels = digits()
     sizes = (4, 8, 12, 16, 8, 4, 20, 24) if isinstance(limit, int) else (8, 8, 12, 16, 8, 12, 20, 24)
-    ends = [sum(sizes[: i + 1]) for i in range(8)]
-    held = [list(range(end - size, end)) for end, size in zip(ends, sizes, strict=True)]
-    train = TensorDataset(inputs[: ends[-1]], labels[: ends[-1]])
+    held = parts_of(sizes)
+    train = TensorDataset(inputs[: sum(sizes)], labels[: sum(sizes)])
     found = []
     for clients_per_step in (1, 2, 3, 8):
         fed, module = federated(num_clients=8, clients_per_step=clients_per_step, **local), Exact()

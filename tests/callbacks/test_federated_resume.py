@@ -1,5 +1,4 @@
 import signal
-from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +8,8 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.data import Dirichlet
 from lightning_fedq.mechanisms import CorBin, FedAvg
+from lightning_fedq.secagg import SecAgg
+from tests.callbacks.steps import Saves
 from tests.digits_run import Classifier, Digits, make_trainer, weights_of
 
 ROUNDS, CLIENTS = 4, 6
@@ -31,22 +32,6 @@ class Interrupted(pl.Callback):
         self.left -= 1
         if self.left == 0:
             raise self.error
-
-
-class Saves(pl.Callback):
-    """Saves after every batch of a client, or of a stack."""
-
-    is_shared_by_clients = True
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.count = folder, 0
-
-    def on_train_batch_end(self, trainer, *args):
-        self.count += 1
-        trainer.save_checkpoint(self.folder / f"step={self.count}.ckpt")
-
-
-Saves.knows_clients = True
 
 
 Interrupted.knows_clients = True  # known to leave stacks alone
@@ -96,7 +81,7 @@ def test_resumed_with_rounds_of_different_length(tmp_path):
 @pytest.mark.parametrize("clients_per_step", [1, 4])
 def test_resumed_from_a_checkpoint_in_mid_round(tmp_path, clients_per_step):
     """The interrupted round is repeated from its start, with the same streams."""
-    whole, _ = fit(tmp_path / "whole", clients_per_step, Saves(tmp_path / "batches"))
+    whole, _ = fit(tmp_path / "whole", clients_per_step, Saves(tmp_path / "batches", "on_train_batch_end"))
     checkpoints = sorted((tmp_path / "batches").glob("*.ckpt"), key=lambda p: int(p.stem.rpartition("=")[2]))
     per_round = len(checkpoints) // ROUNDS
     assert per_round == (24 if clients_per_step == 1 else 8)
@@ -122,7 +107,7 @@ class Told(pl.Callback):
 
 def test_callbacks_are_told_of_the_start_of_a_round_that_is_repeated(tmp_path):
     """To Lightning the repeated round would be one in its middle, whose start it leaves out."""
-    make_trainer(federation(1, seed=3), Saves(tmp_path), max_epochs=2).fit(
+    make_trainer(federation(1, seed=3), Saves(tmp_path, "on_train_batch_end"), max_epochs=2).fit(
         Classifier(), datamodule=Digits(80)
     )
     paths = sorted(tmp_path.glob("*.ckpt"), key=lambda path: int(path.stem.rpartition("=")[2]))
@@ -166,15 +151,53 @@ def test_without_a_seed_an_interrupted_round_stays_charged_and_is_a_new_attempt(
 
 
 @pytest.mark.parametrize(
-    "other", [{"mechanism": FedAvg()}, {"num_clients": 5}, {"seed": 4}, {"partition": Dirichlet(9.0)}]
+    ("other", "words"),
+    [
+        ({"mechanism": FedAvg()}, r"mechanism = CorBin\(.*\(here FedAvg\(\)\)"),
+        ({"num_clients": 5}, r"num_clients = 6 \(here 5\)"),
+        ({"seed": 4}, "seed = "),
+        ({"partition": Dirichlet(9.0)}, "partition = "),
+        ({"broadcast_bits": 5}, r"broadcast_bits = None \(here 5\)"),
+        ({"secure_aggregation": SecAgg()}, r"secure_aggregation = None \(here SecAgg\("),
+    ],
 )
-def test_a_checkpoint_of_another_federation_is_refused(tmp_path, other):
-    if not (checkpoint := tmp_path / "one.ckpt").exists():
+def test_a_checkpoint_of_another_federation_is_refused(tmp_path_factory, tmp_path, other, words):
+    checkpoint = tmp_path_factory.getbasetemp() / "of-one-round" / "one.ckpt"
+    if not checkpoint.exists():
         trainer = make_trainer(federation(1), max_epochs=1)
         trainer.fit(module(), datamodule=Digits(120))
         trainer.save_checkpoint(checkpoint)
-    with pytest.raises(ValueError, match=f"checkpoint is of another federation: {next(iter(other))} = "):
+    with pytest.raises(ValueError, match=f"checkpoint is of another federation: .*{words}"):
         fit(tmp_path, 1, resume=checkpoint, **other)
+
+
+def normed():
+    torch.manual_seed(0)
+    return Classifier(nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 10)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "make"),
+    [
+        ({"broadcast_bits": 4}, module),
+        ({"secure_aggregation": SecAgg(), "dropout_probability": 0.2}, module),
+        ({"mechanism": FedAvg()}, normed),
+    ],
+    ids=["broadcast_bits", "secure_aggregation", "shared statistics"],
+)
+def test_a_run_that_goes_on_ends_as_one(tmp_path, settings, make):
+    def train(rounds, resume=None):
+        fed, model = federation(4, **settings), make()
+        trainer = make_trainer(fed, max_epochs=rounds)
+        trainer.fit(model, datamodule=Digits(120), ckpt_path=resume)
+        return fed, model, trainer
+
+    fed, whole, _ = train(3)
+    train(2)[-1].save_checkpoint(tmp_path / "two.ckpt")
+    again, resumed, _ = train(3, tmp_path / "two.ckpt")
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[name]), name
+    assert repr(again.records) == repr(fed.records)
 
 
 def test_a_run_that_is_stopped_ends_with_a_whole_round():

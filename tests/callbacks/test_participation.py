@@ -10,6 +10,7 @@ from lightning_fedq.callbacks import Federated, PrivacyBudget, RunFolder
 from lightning_fedq.mechanisms import LDPQ, GaussianNoise, RotatedAxes
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.target import PrivacyTarget
+from tests.callbacks.steps import Fails
 from tests.described import privacy_report
 from tests.digits_run import make_trainer
 from tests.one_round import make_context
@@ -69,12 +70,6 @@ def test_a_fit_that_goes_on_counts_the_cohorts_that_have_been_asked():
     assert federated.ledger.max_charges == 1
 
 
-class Dies(pl.Callback):
-    def on_train_batch_end(self, trainer, *args):
-        if trainer.current_epoch == 2:
-            raise KeyError("power cut")
-
-
 def saving(folder):
     return pl.callbacks.ModelCheckpoint(folder, save_top_k=-1, filename="{epoch}")
 
@@ -131,7 +126,7 @@ def test_what_was_sent_and_lost_is_not_sent_again_and_the_training_goes_on(tmp_p
     """With secure keys a repetition would be a second message of clients that have spent all they have."""
     first = federation(num_clients=16 + spare)
     with pytest.raises(KeyError, match="power cut"):
-        fit(first, Dies(), saving(tmp_path))
+        fit(first, Fails(KeyError("power cut"), 2), saving(tmp_path))
     assert int(first.ledger.charges.sum()) == 12
     again = federation(num_clients=16 + spare)
     with pytest.warns(UserWarning, match="Round 3 was sent and lost, and its clients have spent"):
@@ -234,7 +229,7 @@ def test_turns_go_on_after_a_kill_and_the_lost_one_is_charged(tmp_path):
     settings = {"privacy": None, "num_clients": 12, "mechanism": LDPQ(1.0)}
     first, again = in_turn(**settings), in_turn(**settings)
     with pytest.raises(KeyError, match="power cut"):
-        fit(first, Dies(), saving(tmp_path))
+        fit(first, Fails(KeyError("power cut"), 2), saving(tmp_path))
     fit(again, saving(tmp_path), ckpt_path=tmp_path / "epoch=1.ckpt")
     cohorts = [set(first.planner.cohort(round)) for round in range(4)]
     assert [set(again.planner.cohort(round)) for round in range(4)] == cohorts

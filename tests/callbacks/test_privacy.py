@@ -84,17 +84,17 @@ def test_the_run_stops_after_the_last_round_that_fits(first):
     assert float(run.callback_metrics["fed/epsilon"]) == pytest.approx(cost(rounds), rel=1e-6)
 
 
-def test_min_epochs_cannot_overrun_the_budget():
+@pytest.mark.parametrize(
+    ("settings", "limit", "words"),
+    [
+        ({"min_epochs": 30}, {}, "The privacy budget allows"),
+        ({}, {"on_exhausted": "raise"}, "Raise the budget, or stop the training here"),
+    ],
+)
+def test_a_run_that_must_go_on_fails_before_the_round_that_does_not_fit(settings, limit, words):
     fed = federated()
-    with pytest.raises(RuntimeError, match="The privacy budget allows"):
-        trainer(fed, budget(), min_epochs=30).fit(Linear())
-    assert cost(len(fed.records)) <= 2.0
-
-
-def test_raise_fails_before_the_round_that_does_not_fit():
-    fed = federated()
-    with pytest.raises(RuntimeError, match="Raise the budget, or stop the training here"):
-        trainer(fed, budget(on_exhausted="raise")).fit(Linear())
+    with pytest.raises(RuntimeError, match=words):
+        trainer(fed, budget(**limit), **settings).fit(Linear())
     assert cost(len(fed.records)) <= 2.0 < cost(len(fed.records) + 1)
 
 

@@ -23,6 +23,7 @@ from lightning_fedq.privacy.verdict import format_epsilon
 from lightning_fedq.reports.runs import read_rows
 from lightning_fedq.training.accounts import describe_noise
 from tests.callbacks.runs import small_data, small_model, small_run
+from tests.callbacks.steps import EndsAfter, Fails
 from tests.digits_run import Classifier, Digits, digits, make_trainer
 
 DIM = 650
@@ -87,22 +88,16 @@ def test_an_old_run_is_left_alone(tmp_path):
     assert len(read_rows(tmp_path / "mine-2" / "metrics.csv")) == 2
 
 
-def test_a_resumed_run_goes_on_in_its_folder(tmp_path):
-    first = small_run(RunFolder("mine", str(tmp_path)), rounds=2)
-    first.save_checkpoint(tmp_path / "two.ckpt")
-    trainer = small_run(RunFolder("other", str(tmp_path)), rounds=3, fit=False)
-    trainer.fit(small_model(), datamodule=small_data(), ckpt_path=tmp_path / "two.ckpt")
-    assert [row["round"] for row in read_rows(tmp_path / "mine" / "metrics.csv")] == [1, 2, 3]
-    assert not (tmp_path / "other").exists()
-
-
-def test_a_checkpoint_of_0_2_which_had_all_rows_goes_on_in_its_folder(tmp_path):
+@pytest.mark.parametrize("of_0_2", [False, True])
+def test_a_resumed_run_goes_on_in_its_folder(of_0_2, tmp_path):
+    """Also from a checkpoint of 0.2, which had all rows."""
     first = small_run(folder := RunFolder("mine", str(tmp_path)), rounds=2)
     first.save_checkpoint(tmp_path / "two.ckpt")
-    checkpoint = torch.load(tmp_path / "two.ckpt", weights_only=False)
-    [key] = [key for key in checkpoint["callbacks"] if key.startswith("RunFolder")]
-    checkpoint["callbacks"][key] = {"path": str(folder.path), "rows": folder.rows}
-    torch.save(checkpoint, tmp_path / "two.ckpt")
+    if of_0_2:
+        checkpoint = torch.load(tmp_path / "two.ckpt", weights_only=False)
+        [key] = [key for key in checkpoint["callbacks"] if key.startswith("RunFolder")]
+        checkpoint["callbacks"][key] = {"path": str(folder.path), "rows": folder.rows}
+        torch.save(checkpoint, tmp_path / "two.ckpt")
     trainer = small_run(RunFolder("other", str(tmp_path)), rounds=3, fit=False)
     trainer.fit(small_model(), datamodule=small_data(), ckpt_path=tmp_path / "two.ckpt")
     assert [row["round"] for row in read_rows(tmp_path / "mine" / "metrics.csv")] == [1, 2, 3]
@@ -163,19 +158,11 @@ def test_the_summary_is_shown_unless_told_otherwise(tmp_path, capsys):
     assert "Bits" not in capsys.readouterr().out
 
 
-class FailsInRound(pl.Callback):
-    """After the second batch of the second round."""
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        if trainer.current_epoch == 1 and batch_idx == 1:
-            raise RuntimeError("power cut")
-
-
 @pytest.mark.pictures
 def test_a_round_that_was_stopped_adds_no_row(tmp_path):
     folder = RunFolder("mine", str(tmp_path), mode="max")
     with pytest.raises(RuntimeError, match="power cut"):
-        small_run(folder, FailsInRound(), rounds=3)
+        small_run(folder, Fails(RuntimeError("power cut"), 1, 1), rounds=3)
     assert [row["round"] for row in folder.rows] == [1]
 
 
@@ -236,34 +223,16 @@ def test_a_delta_that_no_report_can_use_is_refused_before_the_training(tmp_path)
     assert not (tmp_path / "mine").exists()
 
 
-class StopsIn(pl.Callback):
-    """Raises in the second batch of a round."""
-
-    def __init__(self, epoch: int, error: BaseException) -> None:
-        self.epoch, self.error = epoch, error
-
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        if trainer.current_epoch == self.epoch and batch_idx == 1:
-            raise self.error
-
-
 @pytest.mark.parametrize(("error", "raised"), [(KeyboardInterrupt(), SystemExit), (OSError("gone"), OSError)])
 def test_an_interrupted_run_says_what_was_spent(error, raised, tmp_path):
     with pytest.raises(raised):
-        small_run(RunFolder("mine", str(tmp_path)), StopsIn(2, error), rounds=5, seed=None)
+        small_run(RunFolder("mine", str(tmp_path)), Fails(error, 2, 1), rounds=5, seed=None)
     path = tmp_path / "mine"
     summary = json.loads((path / "summary.json").read_text())
     privacy = json.loads((path / "privacy.json").read_text())
     assert summary["rounds"] == 2 and privacy["ended"] == f"by {type(error).__name__} after round 2"
     assert "| 4 | 3 |" in (path / "privacy.md").read_text(), "the round that was begun is charged"
     assert "| ended | by" in (path / "report.md").read_text()
-
-
-class Stops(pl.Callback):
-    """After the second round, as EarlyStopping may."""
-
-    def on_validation_end(self, trainer, pl_module):
-        trainer.should_stop = trainer.current_epoch == 1
 
 
 def test_a_run_that_was_stopped_says_what_holds_if_releases_ended_it(tmp_path):
@@ -273,7 +242,7 @@ def test_a_run_that_was_stopped_says_what_holds_if_releases_ended_it(tmp_path):
         (target, "the target of epsilon 8"),
     ):
         settings = {"mechanism": GaussianNoise(1.0, 2.0), "seed": None, "privacy": limit}
-        small_run(RunFolder(str(limit is None), str(tmp_path)), Stops(), rounds=5, **settings)
+        small_run(RunFolder(str(limit is None), str(tmp_path)), EndsAfter(2), rounds=5, **settings)
         said = json.loads((tmp_path / str(limit is None) / "privacy.json").read_text())["headline"]
         assert f". If released outputs decided when to end, {what} holds instead." in said
         assert "over 2 rounds" in said
@@ -282,7 +251,7 @@ def test_a_run_that_was_stopped_says_what_holds_if_releases_ended_it(tmp_path):
 @pytest.mark.pictures
 def test_a_run_that_was_stopped_says_after_which_round_of_how_many(tmp_path):
     """It is no run of two rounds, and stays what it was when it is tested."""
-    trainer = small_run(RunFolder("mine", str(tmp_path)), Stops(), rounds=5)
+    trainer = small_run(RunFolder("mine", str(tmp_path)), EndsAfter(2), rounds=5)
     path = tmp_path / "mine"
     for _ in range(2):
         privacy = json.loads((path / "privacy.json").read_text())
@@ -361,7 +330,7 @@ def test_epsilon_by_round_grows_to_the_epsilon_of_the_report(tmp_path):
 
 def test_a_run_that_fails_in_its_first_round_has_no_report(tmp_path):
     with pytest.raises(OSError, match="gone"):
-        small_run(RunFolder("mine", str(tmp_path)), StopsIn(0, OSError("gone")), rounds=2)
+        small_run(RunFolder("mine", str(tmp_path)), Fails(OSError("gone"), 0, 1), rounds=2)
     assert not (tmp_path / "mine" / "summary.json").exists()
 
 

@@ -17,6 +17,7 @@ from lightning_fedq.mechanisms import CPA, LDPQ
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.document import to_json
 from lightning_fedq.rounds import RoundPlanner
+from tests.callbacks.test_federated_ledger import FailsAtClient
 from tests.callbacks.test_privacy import trainer
 
 WIDTH = 310
@@ -154,25 +155,11 @@ def test_a_finished_run_reports_its_most_charged_client_and_a_histogram(tmp_path
     assert json.loads(to_json(to_come))["charged"] == saved["charged"]
 
 
-class FailsAtTheEnd(pl.Callback):
-    """When the second client of the round trains, and the first has sent."""
-
-    is_shared_by_clients = True
-
-    def __init__(self) -> None:
-        self.clients = 0
-
-    def on_train_epoch_end(self, trainer, pl_module):
-        self.clients += 1
-        if self.clients == 2:
-            raise RuntimeError("the disk is full")
-
-
 def test_repeated_attempts_of_one_cohort_are_counted_on_that_cohort(tmp_path):
     fed = Federated(LDPQ(0.01), 10, cohort=2, clients_per_step=1)
     for _ in range(6):
         with pytest.raises(RuntimeError, match="the disk is full"):
-            trainer(FailsAtTheEnd(), fed).fit(Wide())
+            trainer(FailsAtClient(2), fed).fit(Wide())
     saved = report_and_folder(tmp_path, fed, rounds=1)
     assert saved["rounds"] == 7
     assert row(saved)["epsilon_run"] == pytest.approx(randomized_response_epsilon(0.01, WIDTH * 7, 1e-5))

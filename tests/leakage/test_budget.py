@@ -9,7 +9,7 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import DPSGD, Federated
 from lightning_fedq.leakage import LeakageBudget
 from lightning_fedq.mechanisms import FedAvg, NearOptimalUtility
-from tests.callbacks.test_federated_resume import Saves
+from tests.callbacks.steps import Saves
 from tests.digits_run import Classifier, Digits, make_trainer, weights_of
 
 CLIENTS = 4
@@ -167,7 +167,7 @@ def test_resumed_is_bit_identical_also_from_mid_round(tmp_path):
         return federation(cohort=3), LeakageBudget(probe_size=8, attempts=200, every_n_rounds=2)
 
     fed, budget = both()
-    whole, _ = fit(fed, budget, Saves(tmp_path), max_epochs=4)
+    whole, _ = fit(fed, budget, Saves(tmp_path, "on_train_batch_end"), max_epochs=4)
     paths = sorted(tmp_path.glob("*.ckpt"), key=lambda path: int(path.stem.rpartition("=")[2]))
     assert len(paths) == 48, len(paths)
     for path in (paths[1], paths[8], paths[-2]):

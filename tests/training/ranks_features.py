@@ -17,6 +17,7 @@ from lightning_fedq.data.models import FixedFeatures
 from lightning_fedq.mechanisms.interface import Adversary
 from tests.canary.test_canary import FEATURES as LIGHTNING, Model
 from tests.contract.test_mechanisms import ROWS
+from tests.digits_run import ManualSteps
 from tests.training.test_constraints import Normaliser
 
 CLIENTS, SIZE = 7, 4
@@ -68,21 +69,13 @@ def _own(kind):
     return fedq.FederatedDataModule(clients=sets, val=Data()._set(0, SIZE), batch_size=SIZE)
 
 
-class ByHand(Model):
-    """Optimises by hand, with a schedule that goes by the client's own losses."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
+class ByHand(ManualSteps, Model):
+    """Optimises by hand, with a schedule that goes by the client's own weights."""
 
     def training_step(self, batch, batch_idx):
-        optimizer = self.optimizers()
-        loss = nn.functional.cross_entropy(self.head(self.backbone(batch[0])), batch[1])
-        optimizer.zero_grad()
-        self.manual_backward(loss)
-        optimizer.step()
-        for group in optimizer.param_groups:
-            group["lr"] *= 0.9 + 0.01 * float(loss.detach())
+        super().training_step(batch, batch_idx)
+        for group in self.optimizers().param_groups:
+            group["lr"] *= 0.9 + 0.01 * float(self.head.bias.detach().norm())
 
 
 class Draws(Model):

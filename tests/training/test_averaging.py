@@ -8,6 +8,7 @@ from lightning_fedq.mechanisms import FedAvg
 from lightning_fedq.training.checks import check_averaging
 from reproductions.useful.training import tail_from
 from tests.callbacks.silent import Silent
+from tests.callbacks.steps import Fails
 from tests.digits_run import Classifier, Digits, make_trainer, weights_of
 
 
@@ -90,11 +91,6 @@ def test_the_mean_of_a_tail_is_a_function_and_goes_on_from_a_checkpoint(tmp_path
             if not trainer.sanity_checking:
                 self.models.append(weights_of(pl_module))
 
-    class Stop(pl.Callback):
-        def on_train_epoch_start(self, trainer, pl_module):
-            if trainer.current_epoch == 5:
-                raise KeyError("power cut")
-
     def run(*more, ckpt_path=None):
         seen, validated, module, fed = Servers(), Validated(), Classifier(), federated()
         averaging = pl.callbacks.WeightAveraging(avg_fn=tail_from(3))
@@ -113,19 +109,12 @@ def test_the_mean_of_a_tail_is_a_function_and_goes_on_from_a_checkpoint(tmp_path
         torch.testing.assert_close(got, wanted)
     torch.testing.assert_close(weights_of(module), expected[-1])
     with pytest.raises(KeyError, match="power cut"):
-        run(Stop())
+        run(Fails(KeyError("power cut"), 5))
     resumed, *_ = run(ckpt_path=tmp_path / "epoch=4.ckpt")
     torch.testing.assert_close(weights_of(resumed), weights_of(module))
 
 
 def test_a_round_that_is_stopped_enters_no_average():
-    class Stop(pl.Callback):
-        is_shared_by_clients = True
-
-        def on_train_batch_end(self, trainer, *args):
-            if trainer.current_epoch == 1:
-                raise RuntimeError("power cut")
-
     class Epochs(pl.callbacks.WeightAveraging):
         def should_update(self, step_idx=None, epoch_idx=None):
             return epoch_idx is not None
@@ -133,9 +122,9 @@ def test_a_round_that_is_stopped_enters_no_average():
     seen, module = Globals(), Classifier()
     averaging = Epochs()
     with pytest.raises(RuntimeError, match="power cut"):
-        make_trainer(averaging, federated(clients_per_step=1), Stop(), seen, max_epochs=3).fit(
-            module, datamodule=Digits(60)
-        )
+        make_trainer(
+            averaging, federated(clients_per_step=1), Fails(RuntimeError("power cut"), 1), seen, max_epochs=3
+        ).fit(module, datamodule=Digits(60))
     assert averaging._average_model is not None and int(averaging._average_model.n_averaged) == 1
     assert torch.equal(weights_of(module), seen.models[0])
 

@@ -9,7 +9,7 @@ from lightning_fedq.clients.vector import num_coordinates
 from lightning_fedq.mechanisms import LDPQ, FedAvg
 from tests.by_hand import averaging_with_own
 from tests.callbacks.silent import Silent
-from tests.digits_run import Classifier, Digits, digits, make_trainer
+from tests.digits_run import Classifier, Digits, ManualSteps, digits, make_trainer
 
 CLIENTS, BATCH = 4, 5
 
@@ -153,16 +153,8 @@ def test_an_integer_pointer_that_nobody_keeps_is_named_with_a_cure_that_helps():
     fit(federated("local"), Queue(), rounds=1)
 
 
-class QueueByHand(Queue):
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-
-    def training_step(self, batch, batch_idx):
-        optimizer = self.optimizers()
-        optimizer.zero_grad()
-        self.manual_backward(self.loss(*batch))
-        optimizer.step()
+class QueueByHand(ManualSteps, Queue):
+    pass
 
 
 def test_a_queue_in_manual_optimisation_is_the_same_queue():
@@ -234,21 +226,6 @@ def test_a_frozen_backbone_in_eval_mode_stays_as_it_is(where):
     for name, value in module.backbone.state_dict().items():
         assert torch.equal(value, fresh.backbone.state_dict()[name]), name
     assert fed.engine is not None and fed.engine.segments == (80, 10)
-
-
-@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
-def test_resumed_with_shared_statistics(tmp_path):
-    whole = fit(federated())
-    first = federated()
-    trainer = make_trainer(first, max_epochs=2)
-    trainer.fit(normed(), datamodule=Digits(80, BATCH))
-    trainer.save_checkpoint(tmp_path / "two.ckpt")
-    again = normed()
-    make_trainer(federated(), max_epochs=3).fit(
-        again, datamodule=Digits(80, BATCH), ckpt_path=tmp_path / "two.ckpt"
-    )
-    for name, value in whole.state_dict().items():
-        assert torch.equal(value, again.state_dict()[name]), name
 
 
 def test_an_unknown_way():

@@ -72,31 +72,14 @@ def fit(clients_per_step, module, data=None):
     return fed.clients_per_step_chosen, weights_of(module)
 
 
-@pytest.mark.parametrize(
-    "draw", [dropout, transposed, feature_dropout, noise, integers, gumbel, shuffled, coins, attention]
-)
-def test_random_numbers_do_not_depend_on_the_stack(draw):
-    _, alone = fit(1, Random(draw))
-    for size in (2, 4, 6):
-        chosen, weights = fit(size, Random(draw))
-        assert chosen == size
-        torch.testing.assert_close(weights, alone, atol=2e-6, rtol=1e-5)
-
-
-def test_draws_that_begin_late_are_each_clients_own():
+class Late(Random):
     """The rehearsal, and the first steps, draw nothing."""
 
-    class Late(Random):
-        def training_step(self, batch, batch_idx):
-            inputs, labels = batch
-            scores = self.backbone(inputs)
-            scores = dropout(scores) if self.trainer.current_epoch else scores
-            return nn.functional.cross_entropy(scores, labels)
-
-    _, alone = fit(1, Late(None))
-    chosen, weights = fit(4, Late(None))
-    assert chosen == 4
-    torch.testing.assert_close(weights, alone, atol=2e-6, rtol=1e-5)
+    def training_step(self, batch, batch_idx):
+        inputs, labels = batch
+        scores = self.backbone(inputs)
+        scores = self.draw(scores) if self.trainer.current_epoch else scores
+        return nn.functional.cross_entropy(scores, labels)
 
 
 class Jittered(Dataset[Any]):
@@ -115,11 +98,19 @@ class JitteredDigits(Digits):
         return Jittered()
 
 
-def test_random_transforms_and_masks_come_from_one_sequence():
-    _, alone = fit(1, Random(dropout), JitteredDigits(117))
-    chosen, weights = fit(4, Random(dropout), JitteredDigits(117))
-    assert chosen == 4
-    torch.testing.assert_close(weights, alone, atol=2e-6, rtol=1e-5)
+DRAWS = [dropout, transposed, feature_dropout, noise, integers, gumbel, shuffled, coins, attention]
+
+
+@pytest.mark.parametrize(
+    ("draw", "kind", "data"),
+    [*((draw, Random, Digits) for draw in DRAWS), (dropout, Late, Digits), (dropout, Random, JitteredDigits)],
+)
+def test_random_numbers_do_not_depend_on_the_stack(draw, kind, data):
+    _, alone = fit(1, kind(draw), data(117))
+    for size in (2, 4, 6):
+        chosen, weights = fit(size, kind(draw), data(117))
+        assert chosen == size
+        torch.testing.assert_close(weights, alone, atol=2e-6, rtol=1e-5)
 
 
 def test_in_place_draws_that_cannot_be_mapped_go_one_client_at_a_time():

@@ -228,19 +228,43 @@ def test_an_unknown_choice_is_refused():
 # ---- who watches -----------------------------------------------------------------------------------------
 
 
+def checkpoint(folder, **settings):
+    return pl.callbacks.ModelCheckpoint(folder, **settings)
+
+
 @pytest.mark.parametrize(
-    "callback",
+    ("make", "words", "private", "welcome"),
     [
-        lambda folder: pl.callbacks.EarlyStopping("train_other"),
-        lambda folder: pl.callbacks.ModelCheckpoint(folder, monitor="train_secret_epoch"),
+        (
+            lambda folder: pl.callbacks.EarlyStopping("train_other"),
+            "EarlyStopping watches 'train_.*Watch a metric of the validation",
+            {},
+            {"client_metrics": "shared"},
+        ),
+        (
+            lambda folder: checkpoint(folder, monitor="train_secret_epoch"),
+            "ModelCheckpoint watches 'train_.*Watch a metric of the validation",
+            {},
+            {"client_metrics": "shared"},
+        ),
+        (
+            lambda folder: checkpoint(folder, monitor="fed/sim_mse"),
+            "ModelCheckpoint watches 'fed/sim_mse', which is computed from",
+            {},
+            {"seed": 0},
+        ),
+        (
+            lambda folder: checkpoint(folder, filename="{fed/uplink_bits}"),
+            "ModelCheckpoint names its files by 'fed/uplink_bits'",
+            {"mechanism": LayeredGaussian(1.0, 1.0)},
+            {},
+        ),
     ],
 )
-def test_who_watches_what_stays_with_the_clients_is_named(tmp_path, callback):
-    watching = callback(tmp_path / "best")
-    name = type(watching).__name__
-    with pytest.raises(ValueError, match=rf"{name} watches 'train_.*Watch a metric of the validation"):
-        run(tmp_path, watching)
-    run(tmp_path / "shared", callback(tmp_path / "shared" / "best"), client_metrics="shared")
+def test_nothing_that_stays_with_clients_chooses_or_names_a_model(tmp_path, make, words, private, welcome):
+    with pytest.raises(ValueError, match=words):
+        run(tmp_path, make(tmp_path / "best"), **private)
+    run(tmp_path / "welcome", make(tmp_path / "welcome" / "best"), **welcome)
 
 
 def test_a_schedule_that_watches_is_named(tmp_path):
@@ -324,24 +348,6 @@ def test_lengths_that_tell_of_updates_are_in_no_checkpoint_of_a_private_run(mech
     assert [row["uplink_bits"] for row in folder.rows] == sent[:-1] or [
         row["uplink_bits"] for row in folder.rows
     ] == sent
-
-
-def test_no_file_of_a_private_run_is_named_by_lengths_that_tell_of_updates(tmp_path):
-    def named(folder):
-        return pl.callbacks.ModelCheckpoint(folder / "best", filename="{fed/uplink_bits}")
-
-    with pytest.raises(ValueError, match="ModelCheckpoint names its files by 'fed/uplink_bits'"):
-        run(tmp_path, named(tmp_path), mechanism=LayeredGaussian(1.0, 1.0))
-    run(tmp_path / "fixed", named(tmp_path / "fixed"))
-
-
-def test_nobody_chooses_a_private_model_by_exact_updates(tmp_path):
-    def best(folder):
-        return pl.callbacks.ModelCheckpoint(folder / "best", monitor="fed/sim_mse")
-
-    with pytest.raises(ValueError, match="ModelCheckpoint watches 'fed/sim_mse', which is computed from"):
-        run(tmp_path, best(tmp_path))
-    run(tmp_path / "seeded", best(tmp_path / "seeded"), seed=0)
 
 
 @pytest.mark.parametrize("auto_insert_metric_name", [True, False])

@@ -14,6 +14,7 @@ from lightning_fedq.callbacks import Federated
 from lightning_fedq.data import Dirichlet, FederatedDataModule
 from lightning_fedq.mechanisms import FedAvg
 from tests.by_hand import data_order, federated_averaging, plans_of, sgd_step
+from tests.callbacks.steps import Saves
 from tests.digits_run import Classifier, Digits, ManualSteps, digits, make_trainer, weights_of
 
 SAMPLES, BATCH = 120, 10
@@ -230,10 +231,15 @@ def test_a_rate_that_is_set_at_the_start_of_an_epoch_holds_for_all_of_its_client
             trainer.optimizers[0].param_groups[0]["lr"] = falling(trainer.current_epoch)
 
     for clients_per_step in (1, 5):
-        for module, callbacks in ((Hand(), []), (Classifier(), [Callback()])):
-            fed = federated(clients_per_step=clients_per_step)
-            weights, _ = run(fed, module, *callbacks, max_epochs=3)
-            same(weights, by_hand(fed, 3, lambda step: falling(step // 3)))
+        for module, before, behind in (
+            (Hand, [], []),
+            (Classifier, [Callback()], []),
+            (Classifier, [], [Callback()]),
+        ):
+            fed, trained = federated(clients_per_step=clients_per_step), module()
+            trainer = make_trainer(*before, fed, *behind, max_epochs=3)
+            trainer.fit(trained, datamodule=Digits(SAMPLES, BATCH))
+            same(weights_of(trained), by_hand(fed, 3, lambda step: falling(step // 3)))
 
 
 def test_a_schedule_by_round_beside_one_by_step_keeps_its_own_time():
@@ -366,23 +372,20 @@ def test_a_plateau_stepped_by_hand_once_a_round_is_welcome():
     assert module.lr_schedulers().last_epoch == 4
 
 
-class ByHand(Classifier):
+class ByHand(ManualSteps, Classifier):
     """Manual optimisation, and a plateau that is stepped at a place of one's choice."""
 
     def __init__(self, where: str) -> None:
         super().__init__()
-        self.automatic_optimization, self.where = False, where
+        self.where = where
 
     def _plateau(self, where, metric):
         if where == self.where:
             self.lr_schedulers().step(metric)
 
     def training_step(self, batch, batch_idx):
-        loss, optimizer = super().training_step(batch, batch_idx), self.optimizers()
-        optimizer.zero_grad()
-        self.manual_backward(loss)
-        optimizer.step()
-        self._plateau("training_step", float(loss.detach()))
+        super().training_step(batch, batch_idx)
+        self._plateau("training_step", float(self.backbone.weight.detach().norm()))
 
     def on_train_batch_end(self, *args):
         self._plateau("on_train_batch_end", float(self.backbone.weight.detach().norm()))
@@ -469,28 +472,11 @@ def test_reloads_the_loader_on_the_same_split():
 # ---- resume ---------------------------------------------------------------------------------------------
 
 
-class Keeps(pl.Callback):
-    """Saves after every batch of every client, or stack, and after every round."""
-
-    knows_clients = True  # or a stack would be given up for it
-    is_shared_by_clients = True
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.count = folder, 0
-
-    def on_train_batch_end(self, trainer, *args):
-        self.on_train_epoch_end(trainer)
-
-    def on_train_epoch_end(self, trainer, *args):
-        self.count += 1
-        trainer.save_checkpoint(self.folder / f"{self.count}.ckpt")
-
-
 @pytest.mark.parametrize("clients_per_step", [1, 5])
 @pytest.mark.parametrize("stop", [{"max_epochs": 3}, {"max_epochs": -1, "max_steps": 5}])
 def test_resumes_bit_for_bit(tmp_path, clients_per_step, stop):
     def fit(folder, resume=None):
-        keep = Keeps(tmp_path / folder)
+        keep = Saves(tmp_path / folder, "on_train_batch_end", "on_train_epoch_end")
         fed, module = federated(clients_per_step=clients_per_step), Falling()
         trainer = make_trainer(fed, keep, accumulate_grad_batches=2, **stop)
         trainer.fit(module, datamodule=Digits(SAMPLES, BATCH), ckpt_path=resume)
@@ -549,7 +535,12 @@ def test_every_client_starts_with_the_round_s_loss_scale_and_the_smallest_is_lef
 def test_a_checkpoint_in_mid_round_holds_the_round_s_loss_scale(tmp_path):
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1)
     plugin = pl.plugins.MixedPrecision("16-mixed", "cpu", scaler)
-    trainer = make_trainer(federated(), Keeps(tmp_path), plugins=[plugin], max_epochs=1)
+    trainer = make_trainer(
+        federated(),
+        Saves(tmp_path, "on_train_batch_end", "on_train_epoch_end"),
+        plugins=[plugin],
+        max_epochs=1,
+    )
     trainer.fit(Classifier(), datamodule=Digits(SAMPLES, BATCH))
     scales = [
         torch.load(tmp_path / f"{count}.ckpt", weights_only=True)["MixedPrecision"]["scale"]

@@ -8,7 +8,6 @@ import torch
 from pytorch_lightning.loggers import CSVLogger
 
 from lightning_fedq import Cyclic, Everybody, FixedSize, mechanisms as m
-from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated, PrivacyBudget, RunFolder
 from lightning_fedq.mechanisms import LDPQ, GaussianNoise
 from lightning_fedq.mechanisms.interface import Adversary, NonPrivate
@@ -17,6 +16,7 @@ from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.reports.runs import read_rows, summary_lines
 from lightning_fedq.secagg import SecAgg
 from lightning_fedq.training.accounts import make_report
+from tests.callbacks.steps import EndsAfter
 from tests.contract.test_targets import KINDS, WITHOUT
 from tests.described import Setting
 from tests.digits_run import Classifier, Digits, make_trainer
@@ -121,13 +121,6 @@ def test_secret_cohorts_log_no_epsilon(tmp_path):
     assert values["fed/megabytes_up"] > 0
 
 
-class StopAfterFour(pl.Callback):
-    knows_clients = True
-
-    def on_train_epoch_end(self, trainer, pl_module):
-        trainer.should_stop = trainer.current_epoch == 3
-
-
 @pytest.mark.parametrize(
     "length", [{"max_epochs": 4}, {"max_epochs": -1, "max_steps": 8}, {"max_epochs": -1}]
 )
@@ -136,7 +129,7 @@ def test_no_epsilon_of_a_round_is_smaller_than_the_report_s(length, tmp_path):
     target = PrivacyTarget(2.0, 1e-5, "secagg_server", over="round")
     masks = {"secure_aggregation": SecAgg(), "diagnostics": False}
     fed = Federated(LDPQ(1.0), 24, dropout_probability=0.1, privacy=target, **masks)
-    trainer = make_trainer(fed, StopAfterFour(), logger=CSVLogger(tmp_path, "", ""), **length)
+    trainer = make_trainer(fed, EndsAfter(4), logger=CSVLogger(tmp_path, "", ""), **length)
     trainer.fit(Classifier(), datamodule=Digits(400))
     rows = [row for row in read_rows(tmp_path / "metrics.csv") if row.get("fed/epsilon", 0) > 0]
     stated = make_report(fed, trainer, 1e-5).row(Adversary.SECAGG_SERVER).epsilon_run

@@ -8,6 +8,7 @@ from lightning_fedq.commands.privacy import report_of_checkpoint
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.training.checkpoints import find_journal
+from tests.callbacks.steps import Fails
 from tests.callbacks.test_federated_resume import ROUNDS, federation, fit, latest, module, pytestmark  # noqa: F401
 from tests.callbacks.test_federated_resume_killed import journal_lines
 from tests.digits_run import Digits, make_trainer
@@ -64,7 +65,7 @@ def test_a_budget_counts_what_a_killed_run_had_sent(tmp_path):
 def test_without_checkpoints_there_is_no_journal(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     fed = federation(4)
-    make_trainer(fed, max_epochs=1).fit(module(), datamodule=Digits(120))
+    make_trainer(fed, max_epochs=1, default_root_dir=tmp_path).fit(module(), datamodule=Digits(120))
     assert fed.engine is not None and fed.engine.ledger.journal is None
     assert not list(tmp_path.iterdir())
 
@@ -78,24 +79,21 @@ def test_a_journal_of_another_federation_beside_the_checkpoint_is_refused(tmp_pa
         fit(tmp_path, 4, resume=checkpoint, seed=None)
 
 
-class KilledInTheSecondRound(pl.Callback):
-    """The process is killed when parameters have joined and the first client has answered for them."""
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        if trainer.current_epoch == 1 and batch_idx == 1:
-            raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize("target", [None, fedq.PrivacyTarget(3e4, 1e-5, "server")])
 def test_a_killed_round_of_an_unfrozen_vector_is_charged_at_its_length(tmp_path, target):
-    """The checkpoint knows 90 coordinates, the round that was lost had 610: all charges count 610."""
+    """The checkpoint knows 90 coordinates, the round that was lost had 610: all charges count 610.
+
+    It is lost when parameters have joined and the first client has answered for them.
+    """
 
     def federated():
         return fedq.Federated(fedq.LDPQ(1.0), 4, clients_per_step=1, privacy=target)
 
     keep = pl.callbacks.ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1, save_on_exception=False)
     first = federated()
-    trainer = make_trainer(first, keep, KilledInTheSecondRound(), max_epochs=3, enable_checkpointing=True)
+    trainer = make_trainer(
+        first, keep, Fails(KeyboardInterrupt(), 1, 1), max_epochs=3, enable_checkpointing=True
+    )
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         trainer.fit(TwoLayers(), datamodule=Digits(80))
     assert first.ledger.dim == 610

@@ -127,11 +127,6 @@ def test_a_round_after_the_last_checkpoint_is_paid_for(tmp_path):
     assert again.ledger.max_charges == 4 + ROUNDS - 2
 
 
-def test_nothing_is_written_where_nobody_saves(tmp_path):
-    run(tmp_path, max_epochs=1)
-    assert not [path for path in tmp_path.rglob("*") if "ledger" in path.name]
-
-
 def test_a_checkpoint_by_hand_after_the_fit_names_a_journal(tmp_path):
     fed = federation(4, seed=None, local_epochs=1)
     trainer = make_trainer(fed, max_epochs=1, default_root_dir=tmp_path)

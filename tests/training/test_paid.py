@@ -29,6 +29,7 @@ from lightning_fedq.privacy.verdict import format_epsilon
 from lightning_fedq.training.accounts import make_report
 from lightning_fedq.training.checkpoints import journal_folders
 from lightning_fedq.training.user_messages import describe_outcome
+from tests.callbacks.steps import EndsAfter
 from tests.described import Setting
 from tests.digits_run import Classifier, Digits, make_trainer
 from tests.training.beside import ROUNDS
@@ -250,25 +251,13 @@ def test_a_target_that_is_resumed_in_a_used_folder_has_its_rounds_and_no_more(tm
     assert federated.ledger.max_charges == 6
 
 
-class StopsAfter(pl.Callback):
-    """Ends the training after some rounds."""
-
-    knows_clients, writes_in_rounds = True, False
-
-    def __init__(self, rounds):
-        self.rounds = rounds
-
-    def on_train_epoch_end(self, trainer, pl_module):
-        trainer.should_stop = trainer.current_epoch + 1 == self.rounds
-
-
 @pytest.mark.parametrize("copied", [False, True])
 def test_a_target_that_was_stopped_goes_on_beside_other_runs(tmp_path, copied):
     """Beside another run's three rounds, or beside a copy of its own folder that went on."""
     folder = tmp_path / "one"
     if not copied:
         fit(folder, 3, federated=limited("target")[0])
-    _, _, last = fit(folder, 3, StopsAfter(2), federated=limited("target")[0])
+    _, _, last = fit(folder, 3, EndsAfter(2), federated=limited("target")[0])
     if copied:
         other = copytree(folder, tmp_path / "two")
         fit(folder, 3, federated=limited("target")[0], resume=last)
@@ -354,7 +343,7 @@ def dropping(kind):
 def test_loggers_page_and_command_say_one_number_of_a_run_with_dropouts(tmp_path, kind, stop):
     """Stopped after 3 of 6 rounds, loggers paid for dropouts in 6 rounds, the page in 3: 5.315 and 4.671."""
     federated, callbacks = dropping(kind)
-    callbacks += [StopsAfter(3)] if stop else []
+    callbacks += [EndsAfter(3)] if stop else []
     _, trainer, last = fit(tmp_path, 6, *callbacks, federated=federated)
     page = make_report(federated, trainer, DELTA).row(Adversary.OUTSIDER).epsilon
     assert trainer.current_epoch == (3 if stop else 6) and 0 < page < 1000
@@ -475,7 +464,7 @@ def test_a_run_that_ended_early_names_the_limit_that_holds_at_any_end(tmp_path, 
         budgets = [fedq.PrivacyBudget(7.5, DELTA, "server", "warn" if kind == "warns" else "stop")]
     federated = fedq.Federated(mechanism, CLIENTS, **settings)
     folder = fedq.RunFolder("run", tmp_path, show=False)
-    _, trainer, _ = fit(tmp_path / "ckpt", 6, StopsAfter(3), *budgets, folder, federated=federated)
+    _, trainer, _ = fit(tmp_path / "ckpt", 6, EndsAfter(3), *budgets, folder, federated=federated)
     limit = {
         "budget": "the budget of epsilon 7.5 at delta 1e-05 against the server that sees every message",
         "target": "the target of epsilon 8",

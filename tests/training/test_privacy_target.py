@@ -14,6 +14,7 @@ from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.planning import Problem, plan
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from lightning_fedq.training.privacy_target import _format_ratio
+from tests.callbacks.steps import EndsAfter
 from tests.described import Setting, allowed_dropouts, calibrate, planned_charges
 from tests.digits_run import make_trainer
 from tests.one_round import make_context
@@ -350,7 +351,7 @@ def aimed(epsilon=8.0, **settings):
 def test_a_target_goes_on_with_a_ledger_that_was_handed_on():
     """The second training adds its rounds to those that are charged; all of them are within the target."""
     first = aimed()
-    trained(first, 3, callbacks=(StopsAfter(1),))
+    trained(first, 3, callbacks=(EndsAfter(1),))
     assert first.ledger.max_charges == 1
     second = aimed(ledger=first.ledger)
     trained(second, 2)
@@ -370,7 +371,7 @@ def test_a_target_over_a_round_goes_on_with_any_number_of_rounds():
 
 def test_a_ledger_of_other_settings_is_refused_when_the_mechanism_is_known_and_the_cure_works():
     first = aimed()
-    trained(first, 3, callbacks=(StopsAfter(1),))
+    trained(first, 3, callbacks=(EndsAfter(1),))
     with pytest.raises(ValueError, match=r"charged 1 rounds of a client for RotatedCoins.* less those 1,"):
         trained(aimed(ledger=first.ledger), 3)
     with pytest.raises(ValueError, match="The ledger is of 20 clients"):
@@ -380,11 +381,3 @@ def test_a_ledger_of_other_settings_is_refused_when_the_mechanism_is_known_and_t
     alone = aimed()
     trained(alone, 1)
     assert alone.ledger.max_charges == 1
-
-
-class StopsAfter(pl.Callback):
-    def __init__(self, rounds):
-        self.rounds = rounds
-
-    def on_train_epoch_end(self, trainer, pl_module):
-        trainer.should_stop = trainer.current_epoch + 1 >= self.rounds

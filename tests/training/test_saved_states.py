@@ -1,7 +1,5 @@
 """Checkpoints of a run that claims privacy hold no state of a metric that a client's data have changed."""
 
-from pathlib import Path
-
 import pytest
 import torch
 import torchmetrics
@@ -10,6 +8,7 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import DPSGD, Federated
 from lightning_fedq.mechanisms import LDPQ
 from lightning_fedq.training.checkpoints import is_same_state
+from tests.callbacks.steps import Saves
 from tests.digits_run import Classifier, Digits, make_trainer
 
 
@@ -32,41 +31,28 @@ class Counts(Classifier):
         return super().validation_step(batch, batch_idx)
 
 
-class Saves(pl.Callback):
+def saves(folder, weights_only=False):
     """In the middle of every client, after every round, and where something is refused."""
-
-    is_shared_by_clients = True
-
-    def __init__(self, folder: Path, weights_only: bool = False) -> None:
-        self.folder, self.weights_only, self.count = folder, weights_only, 0
-
-    def on_train_batch_end(self, trainer, *_):
-        self.on_train_epoch_end(trainer)
-
-    def on_train_epoch_end(self, trainer, *_):
-        self.count += 1
-        trainer.save_checkpoint(self.folder / f"{self.count}.ckpt", weights_only=self.weights_only)
-
-    def on_exception(self, trainer, *_):
-        trainer.save_checkpoint(self.folder / "failed.ckpt")
+    hooks = "on_train_batch_end", "on_train_epoch_end", "on_exception"
+    return Saves(folder, *hooks, weights_only=weights_only)
 
 
 def test_a_persistent_metric_of_samples_is_in_no_checkpoint(tmp_path):
-    trainer = make_trainer(DPSGD(20.0, 1.0, delta=1e-3), Saves(tmp_path))
+    trainer = make_trainer(DPSGD(20.0, 1.0, delta=1e-3), saves(tmp_path))
     with pytest.raises(ValueError, match=r"Training changed seen.mean_value, seen.weight, which checkpoints"):
         trainer.fit(Counts("saved"), datamodule=Digits(60))
-    assert [file.name for file in tmp_path.glob("*.ckpt")] == ["failed.ckpt"]
-    saved = torch.load(tmp_path / "failed.ckpt", weights_only=True)["state_dict"]
+    [file] = tmp_path.glob("*.ckpt")  # where the training failed
+    saved = torch.load(file, weights_only=True)["state_dict"]
     assert saved["seen.weight"] == saved["seen.mean_value"] == 0
 
 
 @pytest.mark.parametrize("weights_only", [False, True])
 def test_a_persistent_metric_of_clients_is_in_no_checkpoint(weights_only, tmp_path):
-    saves = Saves(tmp_path, weights_only)
-    trainer = make_trainer(Federated(LDPQ(0.001), 3, clients_per_step=1), saves)
+    saving = saves(tmp_path, weights_only)
+    trainer = make_trainer(Federated(LDPQ(0.001), 3, clients_per_step=1), saving)
     trainer.fit(Counts("saved"), datamodule=Digits(60))
     files = list(tmp_path.glob("*.ckpt"))
-    assert len(files) == saves.count > 2 * 3 * 2
+    assert len(files) == saving.count > 2 * 3 * 2
     for file in files:
         saved = torch.load(file, weights_only=True)["state_dict"]
         assert saved["seen.weight"] == saved["seen.mean_value"] == 0, file
@@ -141,7 +127,7 @@ def test_states_of_callbacks_and_data_modules_are_in_no_checkpoint(
 ):
     fed, begun = Federated(LDPQ(0.001), 3, clients_per_step=1), data()
     before = str(begun.state_dict())
-    trainer = make_trainer(fed, *callbacks(), Saves(tmp_path, weights_only))
+    trainer = make_trainer(fed, *callbacks(), saves(tmp_path, weights_only))
     trainer.fit(module(), datamodule=begun)
     assert len(list(tmp_path.glob("*.ckpt"))) > 2 * 3 * 2
     for file in tmp_path.glob("*.ckpt"):

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import lightning_fedq as fedq
-from lightning_fedq._lightning import pl
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from lightning_fedq.secagg import Aggregation, Stage, expected_traffic
@@ -108,33 +107,6 @@ def test_the_bits_are_those_of_the_protocol():
     framed = record.num_received * 8 * FRAME_BYTES
     assert record.uplink_bits - record.protocol_bits == framed + record.num_received * 8 * layout.num_bytes
     assert run(None)[0].records[0].protocol_bits == 0
-
-
-def test_a_resumed_run_is_bit_identical(tmp_path):
-    _, expected = run(fedq.SecAgg())
-
-    class Keep(pl.Callback):
-        def on_train_epoch_end(self, trainer, pl_module):
-            if trainer.current_epoch == 0:
-                trainer.save_checkpoint(tmp_path / "one.ckpt")
-
-    first, _ = run(fedq.SecAgg(), Keep())
-    again = fedq.Federated(
-        fedq.LDPQ(1.0),
-        CLIENTS,
-        dropout_probability=0.2,
-        seed=0,
-        clients_per_step=4,
-        secure_aggregation=fedq.SecAgg(),
-    )
-    model = Classifier()
-    trainer = make_trainer(again, Keep(), max_epochs=3)
-    trainer.fit(model, datamodule=Digits(160), ckpt_path=tmp_path / "one.ckpt")
-    assert torch.equal(weights_of(model), expected)
-    assert again.records == first.records
-    other = fedq.Federated(fedq.LDPQ(1.0), CLIENTS, dropout_probability=0.2, seed=0, clients_per_step=4)
-    with pytest.raises(ValueError, match=r"another federation: secure_aggregation = SecAgg\("):
-        make_trainer(other, Keep()).fit(Classifier(), datamodule=Digits(160), ckpt_path=tmp_path / "one.ckpt")
 
 
 def test_liars_hide_behind_the_masks():

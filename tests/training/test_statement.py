@@ -6,19 +6,12 @@ import re
 import pytest
 
 import lightning_fedq as fedq
-from lightning_fedq._lightning import pl
 from lightning_fedq.cli import main
 from lightning_fedq.privacy.verdict import format_epsilon
+from tests.callbacks.steps import EndsAfter
 from tests.digits_run import Classifier, Digits, make_trainer
 
 DDG = fedq.DistributedDiscreteGaussian(0.1, 0.5, 0.01)
-
-
-class EndsTheRun(pl.Callback):
-    """After its first round."""
-
-    def on_validation_end(self, trainer, pl_module):
-        trainer.should_stop = not trainer.sanity_checking
 
 
 def said(caplog, federated, *callbacks):
@@ -148,5 +141,5 @@ def test_a_target_is_said_with_the_rounds_that_were_charged(caplog):
     """A run may end before the rounds that its noise was made for."""
     target = fedq.PrivacyTarget(8.0, 1e-5, "secagg_server")
     federated = fedq.Federated(DDG, 20, secure_aggregation=fedq.SecAgg(), privacy=target)
-    first, _ = said(caplog, federated, EndsTheRun())
+    first, _ = said(caplog, federated, EndsAfter(1))
     assert "met," in first and "spent over a round (" in first and "2 rounds" not in first

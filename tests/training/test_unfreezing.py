@@ -9,6 +9,7 @@ from torch import nn
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated, PrivacyBudget, ReloadBest
 from lightning_fedq.mechanisms import LDPQ, FedAvg, RotatedAxes
+from tests.by_hand import data_order, federated_averaging, plans_of
 from tests.callbacks.silent import Silent
 from tests.digits_run import Classifier, Digits, digits, make_trainer, weights_of
 
@@ -101,23 +102,19 @@ def test_unfreezing_is_that_of_a_loop_over_clients(way, clients_per_step):
     by_hand = TwoLayers().backbone if way == "module" else nn.Sequential(*fresh.backbone, fresh.head)
     by_hand.requires_grad_(True)
     inputs, labels = digits()
-    for round in range(3):
-        plan = fed.planner.plan(round, fed.mechanism)
-        trained = list((by_hand if round >= 1 else by_hand[2]).parameters())
-        start, total = [p.detach().clone() for p in trained], [torch.zeros_like(p) for p in trained]
-        for client in plan.survivors:
-            for p, q in zip(trained, start, strict=True):
-                p.data.copy_(q)
-            held = fed.client_indices[client]
-            order = torch.Generator().manual_seed(plan.stream_seed("data order", client))
-            for part in held[torch.randperm(len(held), generator=order)].split(BATCH):
-                loss = nn.functional.cross_entropy(by_hand(inputs[part]), labels[part])
-                for p, gradient in zip(trained, torch.autograd.grad(loss, trained), strict=True):
-                    p.data.sub_(0.5 * gradient)
-            for t, p, q in zip(total, trained, start, strict=True):
-                t += p.detach() - q
-        for p, q, t in zip(trained, start, total, strict=True):
-            p.data.copy_(q + t / CLIENTS)
+
+    def part_of(plan):
+        return by_hand if plan.round >= 1 else by_hand[2]
+
+    def train(client, plan):
+        trained, held = list(part_of(plan).parameters()), fed.client_indices[client]
+        for batch in held[torch.randperm(len(held), generator=data_order(plan, client))].split(BATCH):
+            loss = nn.functional.cross_entropy(by_hand(inputs[batch]), labels[batch])
+            for p, gradient in zip(trained, torch.autograd.grad(loss, trained), strict=True):
+                p.data.sub_(0.5 * gradient)
+
+    for plan in plans_of(fed, 3):
+        federated_averaging(part_of(plan), [plan], train)
     torch.testing.assert_close(weights_of(module), weights_of(by_hand), atol=1e-6, rtol=1e-5)
 
 
