@@ -266,8 +266,12 @@ def _files(shipped: dict[str, Path]) -> str:
 
 
 def configs_table() -> str:
-    """The complete runs."""
-    return _files(configs())
+    """The complete runs, without those of a mechanism on digits that protect nothing."""
+    of_mechanisms = {f"digits_{name}" for name in fragments()}
+    shown = configs().items()
+    return _files(
+        {name: path for name, path in shown if name not in of_mechanisms or not _BARE.search(_comment(path))}
+    )
 
 
 def fragments_table() -> str:
