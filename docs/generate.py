@@ -41,9 +41,7 @@ ROOT = DOCS.parent
 PAGES = (ROOT / "README.md", ROOT / "SECURITY.md", *sorted(DOCS.rglob("*.md")))
 LISTS = Path(inspect.getfile(mechanisms))
 PUBLIC: dict[str, tuple[str, ...]] = {
-    "callbacks": (),
     "leakage": ("LeakageBudget", "LeakageMonitor"),
-    "mechanisms": (),
     "data.datasets": (),
     "data.models": (),
     "flower": ("client_app", "server_app"),
@@ -56,7 +54,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "data": ("Partition",),
     "mechanisms.contract_suite": ("check_mechanism",),
 }
-"""Names that are public beside those of `lightning_fedq` itself, by module. () is its `__all__`."""
+"""Further public names by module; () is its `__all__`. Callbacks and mechanisms are names of `lightning_fedq`."""
 
 HOOKS = {
     "homomorphic": (
@@ -198,11 +196,15 @@ def mechanisms_table() -> str:
 
 
 def claims_table() -> str:
-    """Epsilon of a unit against each adversary, and how far one Byzantine client moves the sum."""
+    """Epsilon of a unit against each adversary, and how far one Byzantine client moves the sum.
+
+    Mechanisms without a guarantee are left out.
+    """
     adversaries = [who.name.lower() for who in Adversary]
     columns = ["mechanism", "unit", *adversaries, "influence"]
     heads = ["mechanism", "unit", *(f"`{name}`" for name in adversaries), "max. influence"]
-    return _table(heads, ([row[name].replace("*", r"\*") for name in columns] for row in _described()))
+    claiming = (row for row in _described() if row["unit"] != "-")
+    return _table(heads, ([row[name].replace("*", r"\*") for name in columns] for row in claiming))
 
 
 def adversaries_table() -> str:
@@ -231,7 +233,7 @@ def _example(hook: str) -> str:
 
 
 def hooks_table() -> str:
-    """What a mechanism may write, in the order of `Mechanism`.
+    """Hooks that a mechanism may write, in the order of `Mechanism`.
 
     Raises:
         ValueError: If `HOOKS` and the public names of `Mechanism` differ.
@@ -242,7 +244,7 @@ def hooks_table() -> str:
         raise ValueError(f"HOOKS in docs/generate.py and Mechanism differ in {set(names) ^ set(HOOKS)}")
     return _table(
         ["hook", "default", "implement it if", "example"],
-        ([f"`{name}`", *HOOKS[name], _example(name)] for name in HOOKS),
+        ([f"`{name}`", *HOOKS[name], _example(name)] for name in HOOKS if HOOKS[name][0] != "required"),
     )
 
 
