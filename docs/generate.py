@@ -54,7 +54,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "data": ("Partition",),
     "mechanisms.contract_suite": ("check_mechanism",),
 }
-"""Further public names by module; () is its `__all__`. Callbacks and mechanisms are names of `lightning_fedq`."""
+"""Further public names by module: () is its `__all__`. `lightning_fedq` has callbacks and mechanisms."""
 
 HOOKS = {
     "homomorphic": (
@@ -176,7 +176,7 @@ def _uses(path: Path) -> set[str]:
 
 
 def mechanisms_table() -> str:
-    """What each mechanism is, what it costs, and the digits run that shows it."""
+    """Each mechanism with its description, its bits, and the digits run that shows it."""
     runs = {path.stem: _uses(path) for path in configs().values() if path.stem.startswith("digits_")}
     shown = {f"digits_{name}" for name in fragments()}
     return _table(
@@ -283,7 +283,7 @@ def fragments_table() -> str:
 
 
 def commands_table() -> str:
-    """What `fedq` can do."""
+    """Commands of `fedq`, with their descriptions."""
     every = {**cli.TRAINING, **cli.OTHERS}
     return _table(["command", "description"], ([f"`fedq {name}`", text] for name, text in every.items()))
 
@@ -320,7 +320,7 @@ def renewed(text: str) -> str:
 
 
 def _help(command: str) -> str:
-    """What a command's own parser prints, 100 columns wide."""
+    """Help of a command's own parser, 100 columns wide."""
     shown, width = io.StringIO(), os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = "100"
     try:
@@ -332,7 +332,7 @@ def _help(command: str) -> str:
 
 
 def _flags(check: bool) -> dict[str, str]:
-    """What Lightning's parser prints for `fedq fit NAME`. Other packages than it is from can't check it."""
+    """Help of Lightning's parser for `fedq fit NAME`. Other packages than it is from can't check it."""
     kept: dict[str, str] = json.loads(HELP.read_text())
     if check and kept[WRITERS] != writers():
         return {name: kept[name] for name in (FLAGS, WRITERS)}
