@@ -73,16 +73,6 @@ def test_masked_and_accounted_agree_to_the_bit(active, dropped, sparse):
     assert seen[0].traffic.downlink_bits > 0
 
 
-def test_the_decoded_mean_is_that_of_the_plain_sum():
-    clients = list(range(7))
-    symbols = messages(clients, 7, 300)
-    summed = aggregation(fedq.SecAgg())
-    summed.add(clients, symbols)
-    rand = PublicRandomness(KEYS, 2)
-    plain = MECHANISM.decode(symbols, clients, context(7, 300), rand)
-    assert torch.equal(MECHANISM.decode(summed.finish(), clients, context(7, 300), rand), plain)
-
-
 @pytest.mark.parametrize("run", ["masked", "counted"])
 def test_bad_input(run):
     summed = aggregation(fedq.SecAgg(simulation=run))
