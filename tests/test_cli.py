@@ -36,9 +36,6 @@ from lightning_fedq.reports.runs import write_rows, write_summary
 from tests.callbacks.runs import small_run
 from tests.changed import changed
 
-# Lightning's command line calls what jsonargparse has deprecated
-pytestmark = pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
-
 
 def configuration(folder, **federated):
     """A run of two rounds on 60 digits with four clients."""

@@ -5,7 +5,6 @@ import torch
 
 import lightning_fedq as fedq
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, SeededKeys
-from lightning_fedq.mechanisms.interface import RoundContext
 from lightning_fedq.secagg import (
     Aggregation,
     SecAgg,
@@ -23,10 +22,7 @@ MECHANISM = fedq.LDPQ(epsilon_per_coordinate=1.0)
 
 
 def context(num_clients, dim):
-    groups = tuple((client,) for client in range(num_clients))
-    return RoundContext(
-        2, groups, (dim,), torch.zeros(1, dtype=torch.double), torch.ones(1, dtype=torch.double)
-    )
+    return make_context(MECHANISM, range(num_clients), (dim,), round=2)
 
 
 def aggregation(secagg, num_clients=7, dim=300):
