@@ -17,12 +17,8 @@ from lightning_fedq.commands.privacy import report_of_config
 from lightning_fedq.commands.run import FedqCLI
 from lightning_fedq.privacy.document import is_met
 
-# Lightning's command line calls what jsonargparse has deprecated
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning"),
-    # ten samples a client are too few for it
-    pytest.mark.filterwarnings("ignore:LeakageBudget uses the best sampling probability:UserWarning"),
-]
+# ten samples a client are too few for it
+pytestmark = pytest.mark.filterwarnings("ignore:LeakageBudget uses the best sampling probability:UserWarning")
 ROOT = Path(__file__).parents[1]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 FRAGMENTS = sorted((ROOT / "callbacks").glob("*.yaml"))

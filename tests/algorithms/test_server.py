@@ -77,7 +77,6 @@ def test_a_federation_learns_and_resumes(kind, lr, tmp_path):
     assert torch.equal(weights_of(run(6, tmp_path / "three.ckpt")[1]), weights_of(module))
 
 
-@pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
 def test_from_a_configuration(tmp_path):
     """`fedq fit` with both in YAML, as the guide says it."""
     more = {

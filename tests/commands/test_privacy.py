@@ -29,8 +29,6 @@ from tests.commands.federations import FEDERATIONS, federation
 from tests.described import page as markdown
 from tests.digits_run import Classifier, Digits, make_trainer
 
-# Lightning's command line calls what jsonargparse has deprecated
-pytestmark = pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 

@@ -24,9 +24,6 @@ from lightning_fedq.training.accounts import planned_run
 from tests.digits_run import Classifier, make_trainer
 from tests.test_cli import configuration
 
-# Lightning's command line calls what jsonargparse has deprecated
-pytestmark = pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
-
 NOISE = {
     "class_path": "lightning_fedq.mechanisms.GaussianNoise",
     "init_args": {"clip_norm": 1.0, "noise_multiplier": 2.0},

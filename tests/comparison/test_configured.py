@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,19 +125,3 @@ def test_from_python(small: Path, tmp_path: Path) -> None:
         with (folder / "metrics.csv").open() as file:
             found = [line["compare/score"] for line in csv.DictReader(file)]
         assert next(float(score) for score in found if score) in scores
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--on", "nothing.yaml"], "There is no task nothing.yaml, only digits"),
-        (["--on", "small.yaml", "--tune"], "has none to search. Omit --tune."),
-        (["--on", "small.yaml", "--delta", "0.5"], "delta"),
-        ([*ON, "--monitor", "wer"], "No run has a metric wer. --monitor takes one of "),
-    ],
-)
-def test_wrong_arguments_are_answered_in_a_line(
-    arguments: Sequence[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["compare", *ASKED, *arguments]) == 2
-    assert words in capsys.readouterr().err
