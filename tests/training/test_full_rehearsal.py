@@ -159,7 +159,10 @@ class Probe(pl.Callback):
         self.optimizer.step()
 
 
-def test_a_callback_is_the_same_before_and_behind_federated():
+@pytest.mark.parametrize("forks", ["", "no forks here"])
+def test_a_callback_is_the_same_before_and_behind_federated(forks, monkeypatch):
+    """All hooks of the start have run when a client tries, in a fork and in this process."""
+    monkeypatch.setattr("lightning_fedq.training.fit.find_fork_obstacle", lambda trainer: forks)
     found = []
     for is_before in (False, True):
         federated = Federated(FedAvg(), 4, seed=1, clients_per_step=1)
@@ -167,8 +170,14 @@ def test_a_callback_is_the_same_before_and_behind_federated():
         module = Teacher()
         make_trainer(*order, max_epochs=2).fit(module, datamodule=Digits(80))
         found.append(weights_of(module))
-        assert "teacher.weight" in federated.fit.vector.buffer_names
+        assert federated.fit.side.findings.failure == "" and len(federated.records) == 2
+        assert federated.fit.vector.shared == ("teacher.weight", "teacher.bias")
     assert torch.equal(*found)
+
+
+class FailsToStep(Teacher):
+    def training_step(self, batch, batch_idx):
+        raise KeyError("no step today")
 
 
 @pytest.mark.parametrize("forks", ["", "no forks here"])
@@ -177,6 +186,7 @@ def test_a_rehearsal_that_failed_refuses_tensors_of_which_no_layer_tells(forks, 
     monkeypatch.setattr("lightning_fedq.training.fit.find_fork_obstacle", lambda trainer: forks)
     words = r"The first steps of a client fail in Probe.on_fit_start \(KeyError: 'no probe today'\)"
     refused(KeyError, words, Teacher(), Probe(fails=True), seed=1)
+    refused(KeyError, "no step today", FailsToStep(), seed=1)
 
 
 class Doubling(Correction):

@@ -377,11 +377,6 @@ def test_each_condition_is_refused_by_name_with_the_cure(settings, words):
         own(**settings)
 
 
-def test_real_clients_are_refused():
-    with pytest.raises(ValueError, match="real clients"):
-        RoundPlanner(12, 0, fedq.Poisson(3), real_clients=True)
-
-
 def test_a_round_that_was_given_up_voids_the_claim(monkeypatch):
     federated = own()
     monkeypatch.setattr(RoundPlanner, "cohort", lambda self, round, attempt=0: [1, 2])
