@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from importlib.metadata import version
 from typing import Literal
 
@@ -228,7 +228,7 @@ class Bits:
 
 
 def _current_origin() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
 
 
 @dataclass(frozen=True)
