@@ -16,7 +16,8 @@ from typing import Any
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.clients.client_loop import ClientLoop
-from lightning_fedq.clients.snapshot import SharedObject, Twin
+from lightning_fedq.clients.object_table import SharedObject
+from lightning_fedq.clients.snapshot import Twin
 from lightning_fedq.clients.undo import Undo
 
 

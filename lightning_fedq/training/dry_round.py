@@ -39,7 +39,7 @@ from lightning_fedq.clients.hooks import (
     trains_with_clients,
 )
 from lightning_fedq.clients.measurement import compute_statistics
-from lightning_fedq.clients.snapshot import NotCopyableError
+from lightning_fedq.clients.not_copyable import NotCopyableError
 from lightning_fedq.clients.stale import is_user_s, stale_hooks
 from lightning_fedq.clients.vector import ChangedTensors, Vector, find_changed
 from lightning_fedq.clients.worker import ClientWorker
