@@ -164,7 +164,7 @@ class Vector:
         check_matches(module, local)
         check_matches(module, shared, "extra_buffers")
         self.module, self.mode, self._rehearsed, self._optimizers = module, mode, rehearsed, optimizers
-        self._sharing, self._declared = tuple(shared), dict(constraints or {})
+        self._extra_patterns, self._declared = tuple(shared), dict(constraints or {})
         self.personal, self._patterns = PersonalTensors(), tuple(local)
         self._match_patterns()
         if members is not None:
@@ -176,7 +176,8 @@ class Vector:
     def _match_patterns(self) -> None:
         """Match the patterns with the module's current names."""
         names = named_tensors(self.module)
-        self._staying, self._said = match_names(names, self._patterns), match_names(names, self._sharing)
+        self._staying = match_names(names, self._patterns)
+        self._extra = match_names(names, self._extra_patterns)
 
     def find_members(self) -> Members:
         """Derive the members from the module, its optimisers and the modes of its layers.
@@ -191,25 +192,25 @@ class Vector:
         local = tuple(name for name in trained if name in self._staying)
         parameters = tuple(name for name in trained if name not in local)
         check_something_sent(parameters, local, self._patterns)
-        floats = [name for name, tensor in named_tensors(self.module).items() if tensor.is_floating_point()]
-        declared = tuple(name for name in floats if name in self._said and name not in trained)
+        floats = {name: t for name, t in named_tensors(self.module).items() if t.is_floating_point()}
+        extra = tuple(name for name in floats if name in self._extra and name not in trained)
         if self.mode == "frozen":
-            return Members(parameters, declared, local=local)
-        changed = self._rehearsed.current(self.module, trained)
+            return Members(parameters, extra, local=local)
         # buffers that match `personal_parameters` stay with clients, even if no step changed them
-        local_buffers = {name: b for name, b in self.module.named_buffers() if name in self._staying}
-        declared += tuple(name for name, buffer in local_buffers.items() if buffer.is_floating_point())
-        changed = (*changed, *(name for name in declared if name not in changed))
-        buffers = tuple(sorted(changed, key=self._is_personal))  # sent buffers first
+        staying_buffers = [name for name, _ in self.module.named_buffers() if name in self._staying]
+        staying_floats = [name for name in staying_buffers if name in floats]
+        changed = self._rehearsed.current(self.module, trained)
+        all_floats = dict.fromkeys((*changed, *extra, *staying_floats))
+        buffers = tuple(sorted(all_floats, key=self._is_personal))  # sent buffers first
         counters = find_counters(self.module, buffers)
-        whole = (name for name, buffer in local_buffers.items() if not buffer.is_floating_point())
-        others = dict.fromkeys((*self._rehearsed.integers, *whole))
-        integers = tuple(name for name in others if self._is_personal(name) and name not in counters)
+        staying_integers = [name for name in staying_buffers if name not in floats]
+        all_integers = dict.fromkeys((*self._rehearsed.integers, *staying_integers))
+        integers = tuple(name for name in all_integers if self._is_personal(name) and name not in counters)
         return Members(parameters, buffers, counters, integers, local)
 
     def _is_personal(self, buffer: str) -> bool:
         """Return whether every client keeps its own values of this buffer."""
-        return buffer not in self._said and (self.mode == "local" or buffer in self._staying)
+        return buffer not in self._extra and (self.mode == "local" or buffer in self._staying)
 
     def set_members(self, members: Members) -> None:
         """Build the flat vector from these members.
