@@ -131,3 +131,8 @@ def _equal(left: Tensor, right: Tensor) -> bool:
         return False
     # torch.equal treats a NaN as different from itself
     return bool(torch.equal(left, right) or torch.equal(left.nan_to_num(), right.nan_to_num()))
+
+
+def has_other_state(module: nn.Module) -> bool:
+    """Return whether training may change tensors that it does not train: buffers or frozen parameters."""
+    return any(True for _ in module.buffers()) or not all(p.requires_grad for p in module.parameters())

@@ -22,8 +22,8 @@ from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.data.batches import BatchRule
 from lightning_fedq.data.partition import IID
+from lightning_fedq.flower.batch_counters import check_counted
 from lightning_fedq.flower.exchange import Exchange
-from lightning_fedq.flower.local_round import check_counted
 from lightning_fedq.flower.remote_population import RemoteClients
 from lightning_fedq.flower.roster import Roster
 from lightning_fedq.flower.settings import (

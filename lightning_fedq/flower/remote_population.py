@@ -23,13 +23,12 @@ from lightning_fedq.data.generator_turns import preserve_generators
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.flower.cohort import Cohort, count_needed_answers, wait_for_enough
 from lightning_fedq.flower.exchange import Exchange
-from lightning_fedq.flower.local_round import check_schedules
 from lightning_fedq.flower.persistent_state import NEVER, Attempt
 from lightning_fedq.flower.records import Fields
 from lightning_fedq.flower.remote_evaluator import RemoteEvaluator
 from lightning_fedq.flower.roster import Roster
 from lightning_fedq.flower.secure import remote_sums
-from lightning_fedq.flower.settings import only_simulated
+from lightning_fedq.flower.settings import check_schedules, only_simulated
 from lightning_fedq.rounds import Broadcast, RoundPlan, RoundRecord, RoundServer
 from lightning_fedq.training.loops import Schedule, idle_stack
 from lightning_fedq.training.population import PartitionedData, Population, Stacks

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from lightning_fedq import __version__
-from lightning_fedq._lightning import pl
+from lightning_fedq._lightning import get_callbacks, pl, rank_zero_warn
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.clock import count_rounds
 from lightning_fedq.clients.vector import num_coordinates
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism
 from lightning_fedq.mechanisms.interface.old_names import CALLBACK_NAMES, refuse_old_names
 from lightning_fedq.privacy.target import PrivacyTarget
-from lightning_fedq.rounds import ClientBudget
+from lightning_fedq.rounds import ClientBudget, RoundPlanner, RoundTask
 from lightning_fedq.training.settings import Local
 
 PROTOCOL = "9"
@@ -43,6 +43,18 @@ def only_simulated(callback: object) -> bool:
 
 class RefusedError(RuntimeError):
     """Refusal of a client. The server reads its text, so the text reveals nothing about the data."""
+
+
+def refuse_in_private(words: str, error: Exception, place: str = "") -> RefusedError:
+    """Log an error on this client, and return a refusal whose text tells the server nothing about it.
+
+    Args:
+        words: Text that the server reads, without a full stop.
+        error: Error that stays here, because its text may contain data.
+        place: Text before the error in the log.
+    """
+    rank_zero_warn(f"{place}{type(error).__name__}: {error}")
+    return RefusedError(f"{words}. The client's log has the reason.")
 
 
 def describe_model(module: pl.LightningModule) -> str:
@@ -240,6 +252,37 @@ def check_deployable(federated: Federated) -> None:
         )
 
 
+def check_cohort(planner: RoundPlanner, mechanism: Mechanism, task: RoundTask) -> None:
+    """Refuse a cohort other than the settings say, since noise and masks depend on its size.
+
+    Args:
+        planner: Planner of the client's own settings.
+        mechanism: Mechanism of the client's own settings.
+        task: Task that the server sent.
+
+    Raises:
+        ValueError: If the cohort, its groups, or the list of handed-on noise differ.
+    """
+    members = [client for group in task.groups for client in group]
+    sizes, wanted = tuple(map(len, task.groups)), tuple(mechanism.group_sizes(planner.cohort_size))
+    if sizes != wanted or len(set(members)) != len(members) or max(members) >= planner.num_clients:
+        raise ValueError(
+            f"The server asks {len(members)} clients in groups of {sizes[:10]}. Expected "
+            f"{planner.cohort_size} of {planner.num_clients} in groups of {wanted[:10]}"
+        )
+    hand_over = task.hand_over
+    if mechanism.reuses_noise != (hand_over is not None):
+        raise ValueError(
+            f"{type(mechanism).__name__} {'needs' if mechanism.reuses_noise else 'does not use'} a list of "
+            "clients that take back noise. Run the same version on both sides."
+        )
+    pairs = () if hand_over is None else (*hand_over.before, *hand_over.after)
+    if any(other >= planner.num_clients for _, other in pairs):
+        raise ValueError(
+            f"Noise is handed on among {planner.num_clients} clients, but the server names others"
+        )
+
+
 def is_per_client(callback: object) -> bool:
     """Return whether each real client has its own instance of a callback (`is_per_client = True`).
 
@@ -347,3 +390,27 @@ def check_client_callbacks(callbacks: Sequence[object], federated: Federated) ->
                 f"{name} needs simulated clients, but a real client trains one round at a time. Leave it "
                 "out, and protect clients by the mechanism (LDPQ, CorBin, a privacy target)."
             )
+
+
+def check_schedules(trainer: pl.Trainer, local_steps: int | None) -> None:
+    """Refuse schedules and checkpoints that count steps where no side knows the number of steps.
+
+    Args:
+        trainer: Trainer of the client or the server.
+        local_steps: Steps of every client in a round, or None where they follow from the data.
+
+    Raises:
+        RefusedError: If one of them counts steps and `local_steps` is None. The client with the most steps
+            then sets the pace, and no side knows that client over a network.
+    """
+    callbacks: Any = get_callbacks(trainer)
+    if local_steps is None and any(getattr(one, "_every_n_train_steps", 0) for one in callbacks):
+        raise RefusedError(
+            "ModelCheckpoint(every_n_train_steps=...) counts steps, which are unknown over a network. Set "
+            "Federated(local_steps=...), or every_n_epochs to save every n rounds."
+        )
+    if local_steps is None and any(config.interval == "step" for config in trainer.lr_scheduler_configs):
+        raise RefusedError(
+            "A schedule has interval='step', but the longest client's steps are unknown over a network. Set "
+            "Federated(local_steps=...), or interval='epoch' to step by rounds."
+        )
