@@ -8,13 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_fedq.flower.records import Fields
-from lightning_fedq.flower.settings import (
-    MOST_ROUNDS,
-    RELEASE,
-    RefusedError,
-    check_folder_release,
-    refuse_in_private,
-)
+from lightning_fedq.flower.settings import MOST_ROUNDS, RELEASE, RefusedError, check_folder_release
 from lightning_fedq.flower.store import Store
 from lightning_fedq.keys.party_keys import (
     ClientSecrets,
@@ -70,12 +64,10 @@ class ClientFolder:
         """Refuse if the folder has no room for a round (`_ROOM`)."""
         if self.store is None:
             return
-        try:
+        words, place = "The client's folder can't be written", f"{self.store.folder}: "
+        with refused_in_private(words, place, OSError):
             self.store.put_bytes(_PROBE, bytes(_ROOM))
             self.store.pop_bytes(_PROBE)
-        except OSError as error:
-            place = f"{self.store.folder}: "
-            raise refuse_in_private("The client's folder can't be written", error, place) from error
 
     @property
     def agreed_rounds(self) -> int:

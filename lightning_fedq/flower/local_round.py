@@ -11,13 +11,11 @@ import functools
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset
 
 from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.callbacks import Federated
@@ -28,26 +26,29 @@ from lightning_fedq.clients.personal import State
 from lightning_fedq.clients.undo import Undo
 from lightning_fedq.clients.vector import train_only
 from lightning_fedq.data.batches import BatchRule, Stack
-from lightning_fedq.data.client_splits import LocalPasses, split_loader
 from lightning_fedq.data.held_out import HeldOut
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.flower.batch_counters import BatchCounters, check_counted
-from lightning_fedq.flower.own_plan import OwnData, OwnPlan, OwnPlanner
+from lightning_fedq.flower.own_plan import OwnPlan, OwnPlanner, split_own_data
 from lightning_fedq.flower.persistent_state import check_names
 from lightning_fedq.flower.round_inputs import RoundInputs
-from lightning_fedq.flower.settings import RefusedError, check_schedules, refuse_in_private
+from lightning_fedq.flower.settings import (
+    RefusedError,
+    check_schedules,
+    check_watched,
+    refused_in_private,
+    refused_settings,
+)
 from lightning_fedq.flower.training_description import callbacks_in, changes_training
 from lightning_fedq.functional.batch_stack import map_tensors
 from lightning_fedq.rounds import RoundTask
 from lightning_fedq.training.checks import (
     ClientSettingsError,
     check_batch_rule,
-    check_limit,
     check_loader_is_ours,
     check_setup,
 )
 from lightning_fedq.training.client_evaluation import ClientEvaluator, none_if_nan
-from lightning_fedq.training.client_metrics import metric_forks
 from lightning_fedq.training.loops import OF_THE_FIT, Schedule, forget_loader, install_round_loop
 from lightning_fedq.training.population import PartitionedData
 from lightning_fedq.training.round import ClientSide
@@ -201,7 +202,7 @@ class LocalRound(pl.Callback):
         """Replace the Trainer's loader and loops with those of the client."""
         if stage != "fit":
             return
-        with _refused_settings():
+        with refused_settings():
             check_setup(trainer, pl_module)
         run = self._measure if isinstance(self._task, int) else self.run_round
         run = self._train if isinstance(self._task, LaterRound) else run
@@ -238,7 +239,7 @@ class LocalRound(pl.Callback):
 
     def use_batches(self, rule: Any) -> None:
         """Let a batch rule draw the batches, and restore the privacy account that this client kept."""
-        with _refused_settings():
+        with refused_settings():
             check_batch_rule(rule, self._rule, self._federated.local)
         self._account = "account" if rule.protects_samples else "account of a seed"
         self._rule, rule.account = rule, self._inputs.saved.get(self._account, [])
@@ -254,48 +255,23 @@ class LocalRound(pl.Callback):
         return self._stacks()[0], batch_idx
 
     def _deal(self, trainer: Any) -> PartitionedData:
-        """Return the client's data, split at the first call, which `configure_optimizers` may make.
-
-        Raises:
-            RefusedError: If the data are a stream, since a pass over a stream has no end that a round could
-                wait for.
-        """
+        """Return the client's data, split at the first call, which `configure_optimizers` may make."""
         if self._holdings is None:
-            local, labels = self._federated.local, self._federated.clients.labels
-            user_loader = self._user_loader()
-            if isinstance(getattr(user_loader, "dataset", user_loader), IterableDataset):
-                raise RefusedError(
-                    "Training data must be a map-style Dataset, got a stream (an IterableDataset). Give a "
-                    "Dataset of the samples to train on."
-                )
-            split = split_loader(
-                user_loader,
-                OwnData,
-                1,
-                torch.Generator(),
-                labels,
-                LocalPasses(local.local_epochs, local.local_steps, self._limit, not trainer.overfit_batches),
-                self._rule,
-                self._held_out,
+            rule, task = self._rule, self._task
+            split = split_own_data(
+                self._user_loader(), self._federated, self._limit, rule, self._held_out, trainer
             )
-            with _refused_in_private(
-                f"limit_train_batches={self._limit} leaves this client without a batch. Use a larger limit, "
-                "or an int"
-            ):
-                check_limit(split.work)
-            rule = self._rule
             if rule is not None:
                 rule.begin(split.work)
-            steps = int(rule is not None and self._task is None)  # registration tries one batch
-            steps = 2 if isinstance(self._task, LaterRound) else steps
+            steps = int(rule is not None and task is None)  # registration tries one batch
+            steps = 2 if isinstance(task, LaterRound) else steps
             schedule = Schedule(self._planner, self._federated.mechanism, split.work, rule, steps)
             loader: Any = split.loader(self._stacks, schedule.max_batches)
-            if isinstance(self._task, LaterRound) and self._task.has_zero_batches:
+            if isinstance(task, LaterRound) and task.has_zero_batches:
                 loader.iterate_stacks = functools.partial(_zero_batches, loader.iterate_stacks)
             held_out = [] if self._held_out is None else self._held_out.parts
-            self._holdings = PartitionedData(
-                list(split.work.client_indices), schedule, loader, False, held_out
-            )
+            indices = list(split.work.client_indices)
+            self._holdings = PartitionedData(indices, schedule, loader, False, held_out)
         return self._holdings
 
     def _loader(self) -> ClientLoader:
@@ -357,7 +333,7 @@ class LocalRound(pl.Callback):
 
     def _make_side(self, holdings: PartitionedData, to_try: Sequence[Stack] | None) -> None:
         """Make the client's side of a federation, which finds the parameters that travel."""
-        with _refused_settings(ClientSettingsError):
+        with refused_settings(ClientSettingsError):
             local = self._federated.local
             parts = local, holdings, self._loader, self._rule, self, _NO_FORKS, to_try
             self._side = ClientSide(self._trainer, *parts)
@@ -412,11 +388,11 @@ class LocalRound(pl.Callback):
             with side.training(self.vector.read()) as trained:
                 list(trained)
         else:
-            with _refused_in_private("Training fails on this client's data"):
+            with refused_in_private("Training fails on this client's data"):
                 side.check_smallest(to_try[0])
-            with _refused_in_private("client_statistics fails on this client's data"):
+            with refused_in_private("client_statistics fails on this client's data"):
                 side.check_statistics(to_try[0])
-        self._check_watched()
+        check_watched(self._trainer, side, self._loader(), self.client_indices[0])
 
     def _evaluator(self) -> ClientEvaluator | None:
         """Return this client's evaluator, or None where clients are not evaluated."""
@@ -426,33 +402,6 @@ class LocalRound(pl.Callback):
         settings.check(trainer.lightning_module, self._federated.clients.num_clients, False)
         seed_of = lambda round, client: self._plan.stream_seed("evaluation", client)  # noqa: E731
         return ClientEvaluator(settings, trainer, side.worker, self._held_out.parts, self._loader, seed_of)
-
-    def _check_watched(self) -> None:
-        """Refuse schedules that watch a metric which clients log in training only.
-
-        The server gets no training metrics from clients. Metrics of the validation are its own.
-
-        Raises:
-            RefusedError: If there is such a schedule. The message names the schedule and the metric.
-        """
-        side, loader, indices = self._side, self._loader(), self.client_indices[0]
-        of_training = {fork for name in side.log.names for fork in metric_forks(name)}
-        watched = {config.monitor: config for config in self._trainer.lr_scheduler_configs if config.monitor}
-        for name in sorted(of_training.intersection(watched)):
-            first_indices = indices[: loader.batch_size]
-            try:
-                if name in side.worker.evaluate(
-                    0, iter([(loader.fetch(first_indices), len(first_indices))]), 0
-                ):
-                    continue
-            # a training batch may not suit the validation, so the check has no result
-            except Exception as error:
-                rank_zero_warn(f"Could not check whether validation logs {name!r}: {error}")
-                continue
-            raise RefusedError(
-                f"{type(watched[name].scheduler).__name__} watches {name!r}, which clients log only in "
-                "training. Watch a metric of the server's validation."
-            )
 
     def on_train_start(self, trainer: Any, pl_module: pl.LightningModule) -> None:
         """Refuse to train on a loader other than the client's."""
@@ -496,6 +445,14 @@ class LocalRound(pl.Callback):
             self._counters.check(len(self._stacks()[0].batch_sizes))
         new_state = side.worker.states.pending().get(0, {})
         self.state = {**self._inputs.saved, **new_state, "names": list(vector.personal.names)}
+        steps = self._commit_steps()
+        # set at the end, because a client that starts with it trains nothing
+        self._trainer.should_stop = True
+        return steps
+
+    def _commit_steps(self) -> int:
+        """Advance schedules and counters behind the training, and return the number of steps."""
+        side, strategy = self._side, self._trainer.strategy
         steps = side.clock.next_round_steps
         # with `itself`, the training has already advanced schedules, counters and loss scale
         if not side.worker.fit.itself:
@@ -503,10 +460,7 @@ class LocalRound(pl.Callback):
             side.commit([0])
             steps = side.clock.steps
         # the server validates, so it also runs schedules that follow the validation
-        strategy = self._trainer.strategy
         strategy.lr_scheduler_configs = [c for c in strategy.lr_scheduler_configs if not c.reduce_on_plateau]
-        # set at the end, because a client that starts with it trains nothing
-        self._trainer.should_stop = True
         return steps
 
     def teardown(self, trainer: Any, pl_module: pl.LightningModule, stage: str) -> None:
@@ -521,28 +475,6 @@ class LocalRound(pl.Callback):
 
 def _no_operation(*args: Any) -> None:
     """Do nothing, in place of a hook of the whole fit, which runs on the server."""
-
-
-@contextmanager
-def _refused_settings(kind: type[ValueError] = ValueError) -> Iterator[None]:
-    """Raise an error about settings as `RefusedError`, because its text tells nothing about the data.
-
-    Args:
-        kind: Class of the errors about settings. Other errors pass.
-    """
-    try:
-        yield
-    except kind as error:
-        raise RefusedError(str(error)) from error
-
-
-@contextmanager
-def _refused_in_private(words: str) -> Iterator[None]:
-    """Refuse with these words after any error, whose text stays in the client's log."""
-    try:
-        yield
-    except Exception as error:
-        raise refuse_in_private(words, error) from error
 
 
 _NO_FORKS = "a client tries in its own process"

@@ -46,6 +46,7 @@ from lightning_fedq.flower.settings import (
     keeps_state,
     make_client_budget,
     refuse_in_private,
+    refused_in_private,
 )
 from lightning_fedq.flower.store import Store
 from lightning_fedq.flower.training_description import callbacks_in, training_words
@@ -306,13 +307,11 @@ class RemoteClient:
             RefusedError: If the data can't be counted. The reason is logged here and not sent to the server.
         """
         evaluated = self._federated.local.evaluate_clients
-        try:
+        with refused_in_private("The training samples can't be counted"):
             data = self._data()
             data.prepare_data()
             data.setup("fit")
             total = len(check_loader(data.train_dataloader()).dataset)  # type: ignore[arg-type]
-        except Exception as error:
-            raise refuse_in_private("The training samples can't be counted", error) from error
         fraction = None if evaluated is None else evaluated.fraction
         return total if fraction is None else total - num_held_out(fraction, total)
 

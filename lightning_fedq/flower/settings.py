@@ -1,21 +1,27 @@
 """Settings that both sides of a deployment must agree on, each from its own code."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from lightning_fedq import __version__
 from lightning_fedq._lightning import get_callbacks, pl, rank_zero_warn
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.clock import count_rounds
 from lightning_fedq.clients.vector import num_coordinates
+from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism
 from lightning_fedq.mechanisms.interface.old_names import CALLBACK_NAMES, refuse_old_names
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import ClientBudget, RoundPlanner, RoundTask
+from lightning_fedq.training.client_metrics import metric_forks
+from lightning_fedq.training.round import ClientSide
 from lightning_fedq.training.settings import Local
 
 PROTOCOL = "9"
@@ -55,6 +61,28 @@ def refuse_in_private(words: str, error: Exception, place: str = "") -> RefusedE
     """
     rank_zero_warn(f"{place}{type(error).__name__}: {error}")
     return RefusedError(f"{words}. The client's log has the reason.")
+
+
+@contextmanager
+def refused_in_private(words: str, place: str = "", kind: type[Exception] = Exception) -> Iterator[None]:
+    """Refuse with these words after an error of a kind (see `refuse_in_private`)."""
+    try:
+        yield
+    except kind as error:
+        raise refuse_in_private(words, error, place) from error
+
+
+@contextmanager
+def refused_settings(kind: type[ValueError] = ValueError) -> Iterator[None]:
+    """Raise an error about settings as `RefusedError`, because its text tells nothing about the data.
+
+    Args:
+        kind: Class of the errors about settings. Other errors pass.
+    """
+    try:
+        yield
+    except kind as error:
+        raise RefusedError(str(error)) from error
 
 
 def describe_model(module: pl.LightningModule) -> str:
@@ -413,4 +441,35 @@ def check_schedules(trainer: pl.Trainer, local_steps: int | None) -> None:
         raise RefusedError(
             "A schedule has interval='step', but the longest client's steps are unknown over a network. Set "
             "Federated(local_steps=...), or interval='epoch' to step by rounds."
+        )
+
+
+def check_watched(trainer: Any, side: ClientSide, loader: ClientLoader, indices: Tensor) -> None:
+    """Refuse schedules that watch a metric which clients log in training only.
+
+    The server gets no training metrics from clients. Metrics of the validation are its own.
+
+    Args:
+        trainer: Trainer of the client.
+        side: The client, after a trial of its training.
+        loader: Loader of its training data.
+        indices: Indices of its training samples.
+
+    Raises:
+        RefusedError: If there is such a schedule. The message names the schedule and the metric.
+    """
+    of_training = {fork for name in side.log.names for fork in metric_forks(name)}
+    watched = {config.monitor: config for config in trainer.lr_scheduler_configs if config.monitor}
+    for name in sorted(of_training.intersection(watched)):
+        first = indices[: loader.batch_size]
+        try:
+            if name in side.worker.evaluate(0, iter([(loader.fetch(first), len(first))]), 0):
+                continue
+        # a training batch may not suit the validation, so the check has no result
+        except Exception as error:
+            rank_zero_warn(f"Could not check whether validation logs {name!r}: {error}")
+            continue
+        raise RefusedError(
+            f"{type(watched[name].scheduler).__name__} watches {name!r}, which clients log only in training. "
+            "Watch a metric of the server's validation."
         )
