@@ -260,52 +260,52 @@ class _Pickler(pickle.Pickler):
 
     def persistent_id(self, value: Any) -> Any:
         """Return the key under which a load finds an object. None for an object that the bytes contain."""
-        kind, world = type(value), self._snapshot
+        kind, snapshot = type(value), self._snapshot
         if kind in PLAIN:
             return None
-        world.note_visit(value)
+        snapshot.note_visit(value)
         if kind is int:  # the `id` of a copied object is replaced by the `id` of its copy
-            return ("id", world.by_id[value]) if value in world.by_id else None
+            return ("id", snapshot.by_id[value]) if value in snapshot.by_id else None
         if kind is ClonedMemory:
             return "memory", value.number
         if kind is SharedObject:
-            return world.table.number(value.value)
-        if id(value) in world.twins:
+            return snapshot.table.number(value.value)
+        if id(value) in snapshot.twins:
             return None
-        number = world.shared_number(value)
+        number = snapshot.shared_number(value)
         if number is not None or kind in _CONTAINERS:
             return number
         if kind in GENERATORS and not is_of_the_process(value):
-            world.generators.append(value)
-            return "generator", world.table.number(value)
+            snapshot.generators.append(value)
+            return "generator", snapshot.table.number(value)
         self.last = value
-        return world.share(value) if is_shared(kind, value) else None
+        return snapshot.share(value) if is_shared(kind, value) else None
 
     def reducer_override(self, value: Any) -> Any:
         """Return how pickle rebuilds an object (`clients.reductions`)."""
-        kind, world = type(value), self._snapshot
+        kind, snapshot = type(value), self._snapshot
         self.last = value
-        if id(value) in world.twins:
-            return object.__new__, (world.twins[id(value)].kind or kind,)
+        if id(value) in snapshot.twins:
+            return object.__new__, (snapshot.twins[id(value)].kind or kind,)
         if kind is Twin:
             # a twin inside of another twin's attributes has no object yet, so its class is passed
-            is_made = id(value.original) in world.twins
+            is_made = id(value.original) in snapshot.twins
             target = value.original if is_made else SharedObject(value.kind or type(value.original))
             shared = {} if value.is_separate else SharedObject(vars(value.original))
             return _new_twin, (target, shared, value.attributes)
-        if id(value) in world.in_script:
-            return _get_part_of_script, world.in_script[id(value)]
+        if id(value) in snapshot.in_script:
+            return _get_part_of_script, snapshot.in_script[id(value)]
         if isinstance(value, pl.LightningDataModule) and not isinstance(value, nn.Module):
             for held in filter(is_large, vars(value).values()):
-                world.share(held)
+                snapshot.share(held)
         reduce = find_reduction(kind)  # type: ignore[arg-type]
         if reduce is not None:
-            return reduce(value, world.table)
+            return reduce(value, snapshot.table)
         if not copies_itself(kind):
             return NotImplemented
         copied = self.memo.copy()
-        known = [part for key, part in world.by_id.items() if key in copied]
-        return reduce_by_deepcopy(value, known + [twin.original for twin in world.twins.values()])
+        known = [part for key, part in snapshot.by_id.items() if key in copied]
+        return reduce_by_deepcopy(value, known + [twin.original for twin in snapshot.twins.values()])
 
 
 def _new_twin(target: Any, shared_attributes: dict[str, Any], own_attributes: dict[str, Any]) -> Any:

@@ -143,19 +143,18 @@ class Deployment:
         with store.lock():
             check_folder_release(self.home, store.get(_SETTINGS) or {})
             _check_checkpoint(self.home)
-            module = self.module()
+            module, local = self.module(), self.federated.local
             check_shapes(module)
-            check_counted(module, self.federated.local)
-            exchange = Exchange(grid, self.round_timeout, rank_zero_warn)
-            local_steps = self.federated.local.local_steps
-            settings = fingerprint(self.federated, module, given_rounds(self.trainer, local_steps))
-            words = settings | training_words(self.trainer, self.module)
-            if self.trainer.get("max_steps", -1) != -1 and local_steps is None:
+            check_counted(module, local)
+            if self.trainer.get("max_steps", -1) != -1 and local.local_steps is None:
                 raise ValueError(
                     "max_steps counts client steps, which the server does not know. Set local_steps=..., or "
                     "max_epochs, which counts rounds."
                 )
-            rounds = server_rounds(self.trainer, local_steps)
+            settings = fingerprint(self.federated, module, given_rounds(self.trainer, local.local_steps))
+            words = settings | training_words(self.trainer, self.module)
+            rounds = server_rounds(self.trainer, local.local_steps)
+            exchange = Exchange(grid, self.round_timeout, rank_zero_warn)
             roster = Roster(self.federated, exchange, store, words, self.directory, rounds)
             # the target calibrates the mechanism to the number of rounds
             if self.federated.calibrated_target is not None:
@@ -164,27 +163,20 @@ class Deployment:
             roster.gather(self.wait)
             store.put(_SETTINGS, settings)
             server = FederatedServer(self.federated, exchange, roster, self.max_aborted_rounds)
-            checkpoint, arguments = _RoundCheckpoint(self.home / "checkpoints"), dict(self.trainer)
-            user_callbacks = callbacks_in(arguments)
-            callbacks = [
-                server,
-                *(callback for callback in user_callbacks if not is_per_client(callback)),
-                checkpoint,
-            ]
-            trainer = pl.Trainer(
-                **{
-                    "enable_progress_bar": False,
-                    "num_sanity_val_steps": 0,
-                    **arguments,
-                    "callbacks": callbacks,
-                }
-            )
-            last = checkpoint.path
-            if last.is_file():
-                rank_zero_info(f"Continuing from {last}")
-            data = _NoData() if self.data is None else self.data()
-            trainer.fit(module, datamodule=data, ckpt_path=str(last) if last.is_file() else None)
-            return trainer, server
+            return self._fit(module, server), server
+
+    def _fit(self, module: pl.LightningModule, server: FederatedServer) -> pl.Trainer:
+        """Train all rounds in a new Trainer, from the last checkpoint if there is one, and return it."""
+        checkpoint = _RoundCheckpoint(self.home / "checkpoints")
+        shared = [callback for callback in callbacks_in(self.trainer) if not is_per_client(callback)]
+        arguments = {"enable_progress_bar": False, "num_sanity_val_steps": 0, **self.trainer}
+        trainer = pl.Trainer(**{**arguments, "callbacks": [server, *shared, checkpoint]})
+        last = str(checkpoint.path) if checkpoint.path.is_file() else None
+        if last is not None:
+            rank_zero_info(f"Continuing from {last}")
+        data = _NoData() if self.data is None else self.data()
+        trainer.fit(module, datamodule=data, ckpt_path=last)
+        return trainer
 
 
 def _check_settings(store: Store, settings: dict[str, str]) -> None:

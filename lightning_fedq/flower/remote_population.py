@@ -27,6 +27,7 @@ from lightning_fedq.flower.persistent_state import NEVER, Attempt
 from lightning_fedq.flower.records import Fields
 from lightning_fedq.flower.remote_evaluator import RemoteEvaluator
 from lightning_fedq.flower.roster import Roster
+from lightning_fedq.flower.round_inputs import plain_numbers
 from lightning_fedq.flower.secure import remote_sums
 from lightning_fedq.flower.settings import check_schedules, only_simulated
 from lightning_fedq.rounds import Broadcast, RoundPlan, RoundRecord, RoundServer
@@ -241,25 +242,16 @@ class RemoteClients(Population):
         learning rates.
         """
         algorithm, term = self._federation.local.algorithm, self._federated.fit.correction
-        fields = dict[str, Any]()
-        engine = self._federation.engine
+        optimizers, engine = self._trainer.optimizers, self._federation.engine
+        groups = [[plain_numbers(group) for group in one.param_groups] for one in optimizers]
+        optimised, parameters = optimised_ids(optimizers), self._trainer.lightning_module.named_parameters()
+        trained = [n for n, p in parameters if p.requires_grad and id(p) in optimised]
+        fields: Fields = {"groups": json.dumps(groups), "trained": json.dumps(trained)}
         if engine is not None and engine.statistic is not None:  # it was released, so it reveals nothing new
             fields["statistic"] = engine.statistic.float().numpy().astype("<f4").tobytes()
         if algorithm is not None and algorithm.sends and isinstance(term, PersistentOffsets):
             fields["algorithm"] = term.server.float().cpu().numpy().tobytes()
-        groups = [
-            [
-                {k: v for k, v in group.items() if type(v) in (bool, int, float)}
-                for group in optimizer.param_groups
-            ]
-            for optimizer in self._trainer.optimizers
-        ]
-        optimised, parameters = (
-            optimised_ids(self._trainer.optimizers),
-            self._trainer.lightning_module.named_parameters(),
-        )
-        fields["trained"] = json.dumps([n for n, p in parameters if p.requires_grad and id(p) in optimised])
-        return {**fields, "groups": json.dumps(groups)}
+        return fields
 
     def _report_changed_values(self) -> None:
         """Warn once of each module attribute that the fit has changed and that clients do not receive.

@@ -123,11 +123,16 @@ class RoundInputs(NamedTuple):
             )
         for optimizer, server_groups in zip(optimizers, self.groups, strict=True):
             for group, server_group in zip(optimizer.param_groups, server_groups, strict=True):
-                own_numbers = {name for name, value in group.items() if type(value) in _NUMBERS}
+                own_numbers = plain_numbers(group)
                 copied = {name: value for name, value in server_group.items() if name in own_numbers}
                 for name, value in copied.items():
-                    _check_option(name, group[name], value)
+                    _check_option(name, own_numbers[name], value)
                 group.update(copied)
+
+
+def plain_numbers(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a parameter group that are plain numbers or flags, by name."""
+    return {name: value for name, value in group.items() if type(value) in _NUMBERS}
 
 
 def _read_vector(data: bytes | None) -> Tensor | None:
