@@ -455,7 +455,6 @@ class ClientStack:
         for weight, gradient in zip(self._active, gradients, strict=True):
             # not in place, because two parameters may share one gradient tensor
             weight.grad = gradient * factors.view(-1, *[1] * (gradient.dim() - 1))
-        return
 
 
 def _stacked(value: Any, parameter: Tensor, num_clients: int) -> Any:

@@ -182,12 +182,10 @@ class RemoteClient:
             return {}
         if kind not in ("train", "evaluate"):
             return {"secagg": bytes}
-        sends = kind == "train"
-        model = {"weights": bytes, "dtype": str}
-        first = {"invitation": bytes} if sends and secagg is not None else {}
-        task = {"task": bytes} if sends else {}
-        after = {"round": int} if kind == "evaluate" else {}
-        return {"client": int, **task, **after, **model, **first, **(KEY_FIELDS if keyed else {})}
+        model = {"client": int, "weights": bytes, "dtype": str, **(KEY_FIELDS if keyed else {})}
+        if kind == "evaluate":
+            return {"round": int, **model}
+        return {"task": bytes, **model, **({} if secagg is None else {"invitation": bytes})}
 
     def _check_numbers(self, fields: Fields) -> None:
         """Refuse client and round numbers that no server with these settings sends.

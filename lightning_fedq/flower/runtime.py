@@ -4,9 +4,10 @@ Flower ships a client's code with each run, and `flwr-clientapp` installs and im
 the message and ignores the code. It unpacks, installs and imports nothing that it receives, and does not load
 the part of Flower that could (`flwr.cli.install`).
 
-This module has all imports of private names of flwr, as in flwr 1.41 and 1.42. If a version has moved one of
-them, the import or `check_flower` fails. The client then stops before it has asked for a message. Sizes are
-checked before contents, so a message that is too long is refused unread.
+This module has all imports of private names of flwr, as in flwr 1.41 and 1.42, and is long because no other
+module may have them. If a version has moved one of them, the import or `check_flower` fails. The client then
+stops before it has asked for a message. Sizes are checked before contents, so a message that is too long is
+refused unread.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ from lightning_fedq.clients.hooks import (
     trains_with_clients,
 )
 from lightning_fedq.clients.measurement import compute_statistics
-from lightning_fedq.clients.not_copyable import NotCopyableError
+from lightning_fedq.clients.snapshot import NotCopyableError
 from lightning_fedq.clients.stale import is_user_s, stale_hooks
 from lightning_fedq.clients.vector import Vector
 from lightning_fedq.clients.worker import ClientWorker
