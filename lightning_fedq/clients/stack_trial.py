@@ -212,8 +212,7 @@ _LIBRARIES = ("torch", "torchmetrics", "lightning", "pytorch_lightning", "lightn
 _TOLERANCE = 0.02
 """Largest relative difference of gradients that rounding explains in 32 bits, from another order of sums."""
 _TOLERANCE_OF_16 = 0.25
-"""The same tolerance for a step that runs only in 16 bits. bfloat16 has 8 significant bits, and each product
-is rounded."""
+"""The same tolerance for a step that runs only in 16 bits, where each product is rounded to 8 bits."""
 
 
 def _judge_difference(tried: Callable[[bool], Rehearsal]) -> Rehearsal:

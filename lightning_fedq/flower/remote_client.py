@@ -54,7 +54,6 @@ from lightning_fedq.keys.party_keys import Identities, registration_proof, sign_
 from lightning_fedq.mechanisms.interface import Mechanism, RoundContext
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import Broadcast, BudgetSpentError, RoundClient, RoundTask
-from lightning_fedq.rounds.client import Target
 from lightning_fedq.secagg import AuthenticationError, SecAggError, Stage, model_digest
 from lightning_fedq.training.checks import check_shapes
 from lightning_fedq.training.client_metrics import has_claim, sample_protectors
@@ -327,8 +326,7 @@ class RemoteClient:
         check_cohort(self._federated.planner, self.mechanism(), task)
         keys = self._folder.keys(fields)
         log = self._folder.log(f"client {fields['client']} of {keys.public().hex()}")
-        target: Target = server.sends
-        client = RoundClient(fields["client"], self.mechanism(), keys, log, target, self._budget)
+        client = RoundClient(fields["client"], self.mechanism(), keys, log, server.sends, self._budget)
         try:
             # checked before training, because the server sees how long training takes
             client.check(task, weights)
