@@ -30,12 +30,14 @@ _DEVICES = ("cpu", "cuda", "mps")
 
 
 def _reduce_script(value: Any, table: ObjectTable) -> Any:
+    """Copy a TorchScript module with its code."""
     file = io.BytesIO()
     torch.jit.save(value, file)
     return _load_script, (file.getvalue(),)
 
 
 def _load_script(code: bytes) -> Any:
+    """Load the bytes of `torch.jit.save`."""
     return torch.jit.load(io.BytesIO(code))  # type: ignore[no-untyped-call]
 
 
@@ -54,10 +56,12 @@ def reduce_by_deepcopy(value: Any, known: list[Any]) -> Any:
 
 
 def _deepcopy(value: Any, known: list[tuple[Any, Any]]) -> Any:
+    """Call `__deepcopy__` with a memo of pairs of an original part and its copy."""
     return value.__deepcopy__({id(original): copy for original, copy in known})
 
 
 def _reduce_tensor(value: Any, table: ObjectTable) -> Any:
+    """Copy a tensor as a view of a piece of memory, with its gradient, hooks and attributes."""
     kind = type(value)
     own_layout = value.layout is not torch.strided or value.is_quantized
     if own_layout or value.device.type not in _DEVICES or kind.__torch_dispatch__ is not _DISPATCH:
@@ -80,6 +84,7 @@ def _reduce_tensor(value: Any, table: ObjectTable) -> Any:
 def _new_tensor(
     memory: Tensor, dtype: Any, offset: int, shape: Any, stride: Any, kind: Any, has_grad: bool
 ) -> Any:
+    """Make a tensor of class `kind` in a piece of memory. `offset` counts elements."""
     made = torch.empty(0, dtype=dtype, device=memory.device)
     made.set_(memory.untyped_storage(), offset, shape, stride)
     if kind is Tensor:
@@ -97,6 +102,7 @@ def _fill_tensor(target: Any, state: Any) -> None:
 
 
 def _reduce_array(value: Any, table: ObjectTable) -> Any:
+    """Copy an array as a view of a piece of memory. Memory-mapped files are shared."""
     if value.dtype.hasobject:
         return NotImplemented
     base = value
@@ -120,12 +126,14 @@ def _get_original(value: Any) -> Any:
 
 
 def _new_array(memory: Tensor, shape: Any, dtype: Any, offset: int, strides: Any, writeable: bool) -> Any:
+    """Make an array in a piece of memory. `offset` counts bytes."""
     made: Any = np.ndarray(shape, dtype, memory.view(-1).numpy(), offset, strides)  # type: ignore[call-overload]
     made.flags.writeable = writeable
     return made
 
 
 def _reduce_function(value: Any, table: ObjectTable) -> Any:
+    """Copy a function with its closure and attributes. It shares code and globals with the original."""
     args = SharedObject(value.__code__), SharedObject(value.__globals__), value.__name__, value.__closure__
     state = value.__defaults__, value.__kwdefaults__, value.__qualname__, value.__module__, vars(value)
     return _new_function, args, state, None, None, _fill_function
@@ -156,6 +164,7 @@ def _reduce_method(value: Any, table: ObjectTable) -> Any:
 
 
 def _reduce_reference(value: Any, table: ObjectTable) -> Any:
+    """Copy a weak reference. Its target is the copy of the original target."""
     target = value()
     return (_new_dead, (weakref.ref,)) if target is None else (weakref.ref, (target, value.__callback__))
 

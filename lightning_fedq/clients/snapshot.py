@@ -345,6 +345,7 @@ class _Pickler(pickle.Pickler):
 
 
 def _new_twin(target: Any, shared_attributes: dict[str, Any], own_attributes: dict[str, Any]) -> Any:
+    """Set the attributes of a twin: those of the original, then its own. `target` may be its class."""
     target = object.__new__(target) if isinstance(target, type) else target
     vars(target).update(shared_attributes)
     vars(target).update(own_attributes)
@@ -352,6 +353,7 @@ def _new_twin(target: Any, shared_attributes: dict[str, Any], own_attributes: di
 
 
 def _get_part_of_script(script: Any, name: str) -> Any:
+    """Return a tensor or a part of a copied TorchScript module, by its name."""
     return attrgetter(name)(script)
 
 

@@ -78,6 +78,7 @@ def client_app(
     failures, reset_folders = app.failures, set[str]()
 
     def reply(kind: str, message: Message, context: Context) -> Message:
+        """Answer a message by a new `RemoteClient`, whose state is in the client's folder."""
         folder = context.node_config.get("fedq-home") if home is None else home(context)
         config = ClientConfig(
             federated,

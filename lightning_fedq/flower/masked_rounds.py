@@ -48,6 +48,7 @@ class MaskedRounds:
 
     @property
     def _store(self) -> Store:
+        """Folder that stores open rounds."""
         return self._folder.require("States of secure aggregation between messages")
 
     def open(self, fields: Fields, keys: Keys, task: RoundTask, digest: bytes, symbols: Tensor) -> bytes:

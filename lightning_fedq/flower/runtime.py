@@ -377,7 +377,8 @@ class Delivery:
             )
         pull = make_pull_object_fn_protobuf(self._client.PullObject, Node(node_id=self.node), self.run)
 
-        def waiting(name: str) -> bytes:
+        def pull_or_end(name: str) -> bytes:
+            """Pull one object. An object that is not there yet never comes if another task waits."""
             try:
                 content: bytes = pull(name)
             except ObjectUnavailableError as error:
@@ -388,7 +389,9 @@ class Delivery:
 
         names = list({part.object_id for part in iterate_object_tree(self._tree)})
         try:
-            contents = pull_objects(names, waiting, max_time=None, max_tries_per_object=None, backoff_cap=2.0)
+            contents = pull_objects(
+                names, pull_or_end, max_time=None, max_tries_per_object=None, backoff_cap=2.0
+            )
         except ObjectPullError as error:
             raise RunEndedError("The run ended before the message's content came") from error
         self._confirm(self._tree.object_id)

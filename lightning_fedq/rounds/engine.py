@@ -205,6 +205,7 @@ class RoundEngine(RoundServer):
         return record
 
     def _diagnose(self, record: RoundRecord, step: Tensor) -> None:
+        """Compare the decoded mean `step` with the exact mean, and add the numbers to the record."""
         if (exact := self.exact_mean) is None:
             return
         if self.client_weights is None and self._energy > 0.0:
