@@ -73,7 +73,7 @@ def client_app(
     check_identities(federated, identities is not None, "client_app(identities=...)")
     if isinstance(budget, PrivacyTarget):
         make_client_budget(federated, budget, identities is not None)
-    check_client_callbacks(callbacks_in(trainer or {}), federated)
+    check_client_callbacks(callbacks_in(trainer or {}))
     app = _App()
     failures, reset_folders = app.failures, set[str]()
 

@@ -401,12 +401,8 @@ def make_client_budget(
     return ClientBudget(target, clients, sums)
 
 
-def check_client_callbacks(callbacks: Sequence[object], federated: Federated) -> None:
-    """Refuse callbacks that only work in a simulation.
-
-    Args:
-        callbacks: Callbacks of one side's Trainer.
-        federated: Settings of the federation.
+def check_client_callbacks(callbacks: Sequence[object]) -> None:
+    """Refuse callbacks of a client's Trainer that only work in a simulation.
 
     Raises:
         ValueError: If there is such a callback.
