@@ -21,6 +21,7 @@ import io
 import pickle
 import pickletools
 import types
+import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -57,6 +58,7 @@ _CURES: dict[Any, str] = {
     _BaseDataLoaderIter: "Keep the DataLoader, and call iter() on it in training_step.",
     io.IOBase: "Open it where it is used.",
 }
+_WITHOUT_PARTS = (type, types.ModuleType, str, Tensor, *weakref.ProxyTypes)
 _ROOTS = ("", "optimizers", "lr_scheduler_configs", "precision_plugin", "callbacks", "datamodule", "trainer")
 """Names of a snapshot's roots, in their order."""
 
@@ -306,7 +308,8 @@ class _Pickler(pickle.Pickler):
             return "memory", value.number
         if kind is SharedObject:
             return snapshot.table.number(value.value)
-        if id(value) in snapshot.twins:
+        # a look at a weak proxy is a look at its target, which may be gone
+        if id(value) in snapshot.twins or kind in weakref.ProxyTypes:
             return None
         number = snapshot.shared_number(value)
         if number is not None or kind in _CONTAINERS:
@@ -331,7 +334,7 @@ class _Pickler(pickle.Pickler):
             return _new_twin, (target, shared, value.attributes)
         if id(value) in snapshot.in_script:
             return _get_part_of_script, snapshot.in_script[id(value)]
-        if isinstance(value, pl.LightningDataModule) and not isinstance(value, nn.Module):
+        if issubclass(kind, pl.LightningDataModule) and not issubclass(kind, nn.Module):
             for held in filter(is_large, vars(value).values()):
                 snapshot.share(held)
         reduce = find_reduction(kind)  # type: ignore[arg-type]
@@ -379,7 +382,7 @@ def _not_picklable_error(roots: Sequence[Any], culprit: Any, error: Exception) -
         culprit: Object that pickle visited last.
         error: Error of pickle.
     """
-    cure = next((text for kind, text in _CURES.items() if isinstance(culprit, kind)), "")
+    cure = next((text for kind, text in _CURES.items() if issubclass(type(culprit), kind)), "")
     reason = str(error) if isinstance(error, TypeError) else f"{type(error).__name__}: {error}"
     return NotCopyableError(reason, _find_path(roots, culprit), cure)
 
@@ -403,7 +406,7 @@ def _find_path(roots: Sequence[Any], target: Any) -> list[str]:
         value, path = queue.popleft()
         if value is target:
             return path
-        if id(value) not in seen and not isinstance(value, type | types.ModuleType | str | Tensor):
+        if id(value) not in seen and not issubclass(type(value), _WITHOUT_PARTS):
             seen.add(id(value))
             queue.extend((item, [*path, name]) for name, item in _contained_values(value))
     return [f" {type(target).__name__}"]
