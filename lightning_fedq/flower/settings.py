@@ -104,7 +104,6 @@ def fingerprint(federated: Federated, module: pl.LightningModule, rounds: int | 
     """
     mechanism = repr(deployed_mechanism(federated, module, rounds))
     local = federated.local
-    dim = num_coordinates(module, local.buffers, local.personal_parameters, local.extra_buffers)
     shared = {name: value for name, value in federated.identity().items() if name not in _OF_ONE_SIDE}
     return {
         **RELEASE,
@@ -114,7 +113,7 @@ def fingerprint(federated: Federated, module: pl.LightningModule, rounds: int | 
         "evaluate_clients": repr(local.evaluate_clients),
         "mechanism": mechanism,
         "model": describe_model(module),
-        TRAVELS: str(dim),
+        TRAVELS: str(_count_coordinates(federated, module)),
     }
 
 
@@ -136,10 +135,13 @@ def deployed_mechanism(federated: Federated, module: pl.LightningModule, rounds:
             f"A privacy target over the run needs the number of rounds, got {rounds}. Give client_app and "
             'server_app trainer={"max_epochs": ...}'
         )
-    dim = num_coordinates(
-        module, federated.local.buffers, federated.local.personal_parameters, federated.local.extra_buffers
-    )
-    return with_real_clients(federated).calibrated(dim, rounds or 1, 0)
+    return with_real_clients(federated).calibrated(_count_coordinates(federated, module), rounds or 1, 0)
+
+
+def _count_coordinates(federated: Federated, module: pl.LightningModule) -> int:
+    """Return the number of coordinates that clients send, as far as the layers tell it."""
+    local = federated.local
+    return num_coordinates(module, local.buffers, local.personal_parameters, local.extra_buffers)
 
 
 def with_real_clients(federated: Federated) -> Federated:

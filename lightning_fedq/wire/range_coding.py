@@ -318,7 +318,8 @@ class ConditionalRange(Code):
                 used += total
         if not decoder.maybe_exhausted():
             raise UndecodableError(
-                f"{4 * len(words)} bytes of words hold more than {len(values)} symbols of these steps. Check the dither."
+                f"{4 * len(words)} bytes of words hold more than {len(values)} symbols of these steps. "
+                "Check the dither."
             )
         return torch.from_numpy(values)
 
