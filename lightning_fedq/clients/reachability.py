@@ -34,21 +34,10 @@ _SKIPPED = (*_PLAIN, types.ModuleType, types.CodeType, types.BuiltinFunctionType
 _CODE = (types.FunctionType, classmethod, staticmethod, property, functools.cached_property)
 _SETTINGS = {
     *("max_epochs", "min_epochs", "max_steps", "min_steps", "num_devices", "num_nodes", "world_size"),
-    *(
-        "precision",
-        "accumulate_grad_batches",
-        "gradient_clip_val",
-        "gradient_clip_algorithm",
-        "log_every_n_steps",
-    ),
-    *(
-        "check_val_every_n_epoch",
-        "default_root_dir",
-        "fast_dev_run",
-        "limit_train_batches",
-        "limit_val_batches",
-    ),
-    *("is_global_zero", "global_rank", "local_rank", "node_rank", "device_ids"),
+    *("precision", "accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm"),
+    *("check_val_every_n_epoch", "limit_train_batches", "limit_val_batches", "log_every_n_steps"),
+    *("default_root_dir", "fast_dev_run", "is_global_zero", "global_rank", "local_rank", "node_rank"),
+    "device_ids",
 }
 """Trainer attributes that code may read through a global, because they are equal for clients and the user."""
 _ENDS = (*_CODE, type, nn.Module, Tensor, Optimizer, pl.Trainer)
