@@ -76,16 +76,6 @@ def _try_backward() -> None:
     run_in_fork(backward)
 
 
-def run_isolated(fork_obstacle: str, work: Callable[[], T]) -> T:
-    """Run work in a fork if forks are possible, else in this process.
-
-    Args:
-        fork_obstacle: Reason why forks are impossible, see `find_fork_obstacle`. "" if they are possible.
-        work: Function whose result can be pickled.
-    """
-    return work() if fork_obstacle else run_in_fork(work)
-
-
 def run_in_fork(work: Callable[[], T]) -> T:
     """Run work in a fork and return its result, or raise its error.
 

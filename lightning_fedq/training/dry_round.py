@@ -29,6 +29,7 @@ from torch.utils.data import BatchSampler, DataLoader
 
 from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.algorithms import Correction
+from lightning_fedq.clients.changed_tensors import ChangedTensors, find_changed
 from lightning_fedq.clients.clock import Clock
 from lightning_fedq.clients.fit import Client, ClientFit
 from lightning_fedq.clients.forks import picklable_error, run_in_fork
@@ -41,7 +42,7 @@ from lightning_fedq.clients.hooks import (
 from lightning_fedq.clients.measurement import compute_statistics
 from lightning_fedq.clients.snapshot import NotCopyableError
 from lightning_fedq.clients.stale import is_user_s, stale_hooks
-from lightning_fedq.clients.vector import ChangedTensors, Vector, find_changed
+from lightning_fedq.clients.vector import Vector
 from lightning_fedq.clients.worker import ClientWorker
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.data.generator_turns import preserve_generators, seed_for_transforms

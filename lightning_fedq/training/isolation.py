@@ -31,11 +31,11 @@ import torch
 from torch import Tensor
 
 from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
+from lightning_fedq.clients.changed_tensors import ChangedTensors
 from lightning_fedq.clients.fit import Client
 from lightning_fedq.clients.forks import ForkFailedError, run_in_fork
 from lightning_fedq.clients.hooks import knows_clients
 from lightning_fedq.clients.stale import Digests, digests
-from lightning_fedq.clients.vector import ChangedTensors
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.functional.batch_stack import map_leaves, map_tensors
 from lightning_fedq.rounds import Statistics

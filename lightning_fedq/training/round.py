@@ -18,12 +18,13 @@ from torch import Tensor, nn
 
 from lightning_fedq._lightning import rank_zero_info, rank_zero_warn
 from lightning_fedq.algorithms import Correction
+from lightning_fedq.clients.changed_tensors import ChangedTensors
 from lightning_fedq.clients.clock import ClientProgress, Clock
 from lightning_fedq.clients.constraints import Constraint
 from lightning_fedq.clients.fit import ClientFit
 from lightning_fedq.clients.measurement import compute_statistics
 from lightning_fedq.clients.personal import Packed
-from lightning_fedq.clients.vector import ChangedTensors, Members, Vector, segment_origins
+from lightning_fedq.clients.vector import Members, Vector, segment_origins
 from lightning_fedq.clients.worker import ClientWorker, TrainedStack, group_updates
 from lightning_fedq.data.batches import BatchRule, Stack
 from lightning_fedq.data.generator_turns import seed_for_transforms
