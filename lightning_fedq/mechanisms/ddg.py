@@ -46,7 +46,6 @@ from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.mechanisms.interface import (
     ANY_NUMBER,
     Adversary,
-    AuditCase,
     ConcentratedLoss,
     Loss,
     Mechanism,
@@ -117,11 +116,6 @@ class DistributedDiscreteGaussian(Mechanism):
                 f"local_sigma must be at most {self._multiple * LARGEST_SIGMA:g} times granularity, got "
                 f"{self.steps:g}. Use a larger granularity."
             )
-
-    @classmethod
-    def plan_settings(cls, params: int) -> dict[str, Mechanism]:
-        """Return a setting with a granularity of a hundredth."""
-        return {cls.__name__: cls(1.0, 0.05, 0.01)}
 
     def with_level(
         self, level: float, context: RoundContext, max_dropped_clients: int
@@ -213,20 +207,6 @@ class DistributedDiscreteGaussian(Mechanism):
         """Return the variance of noise and rounding over the number of clients. Wrapped sums are left out."""
         variance = (discrete_gaussian_variance(self.steps) + 0.25) * (self.granularity * self.clip_norm) ** 2
         return torch.full_like(context.radius, variance / len(clients))
-
-    def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        # One case has a dropout that the claim allows for. The noise is doubled, because Renyi bounds of
-        # integer orders say nothing about larger losses. The grid is five times finer, because rounding then
-        # hardly lengthens an update, and the audit notices if there is a little too little noise.
-        little = replace(
-            self, local_sigma=2.0 * self.local_sigma / math.sqrt(dim), granularity=0.2 * self.granularity
-        )
-        dropped = replace(little, max_dropped_clients=max(self.max_dropped_clients, 1))
-        return (
-            AuditCase(little),
-            AuditCase(dropped, title="one dropout", num_dropped=1),
-            AuditCase(self, concentrated=True, title="one coordinate"),
-        )
 
     def _loss(self, summands: int, context: RoundContext, note: str) -> Loss:
         # replace-one adjacency: updates may be at opposite ends of the ball

@@ -39,7 +39,6 @@ from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, S
 from lightning_fedq.mechanisms.bases.claims import ARBITRARY, FRESH
 from lightning_fedq.mechanisms.bases.received import check_received
 from lightning_fedq.mechanisms.interface import (
-    AuditCase,
     Mechanism,
     Message,
     PmfPairs,
@@ -139,10 +138,6 @@ class RotatedAxes(Mechanism):
         choice = self.choice(context.dim)
         variance = (self.clip_norm / choice.mean_length) ** 2 / (choice.size * len(clients))
         return torch.full((len(context.segments),), variance, dtype=torch.float64)
-
-    def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        # one message is only one draw, so the audit attacks every client at once
-        return (AuditCase(self, everybody=True),)
 
     def worst_pair(
         self, client: int, context: RoundContext, public: PublicRandomness

@@ -41,7 +41,7 @@ After any error except a `StageError` the client is out of the round. A message 
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -329,24 +329,34 @@ class Client:
         self._seed = element_bytes(random_element(self._entropy))
         near, here = set(self._neighbours), order.index(self.client)
         free = {c for place, c in enumerate(order) if c in near and self._is_free(place - here)}
-        others = [client for client in self._neighbours if client not in free]
         corrections, own = dict.fromkeys(self._neighbours, b""), b""
         for kind, secret in zip(_KINDS, (self._mask_root, self._seed), strict=True):
-            known = {0: int.from_bytes(secret, "big")}
-            # a holder's point is its id + 1, because the secret is at point 0
-            known |= {holder + 1: self._computed(kind, self.client, holder) for holder in sorted(free)}
-            # the secret and t - 1 free shares are t known values, which fix the polynomial
-            *values, last = interpolate_values(known, [client + 1 for client in (*others, self.client)])
-            for holder, value in zip(others, values, strict=True):
-                # the correction looks uniform to others, because its pad is used for this share only
-                missing = (value - self._computed(kind, self.client, holder)) % PRIME
-                corrections[holder] += element_bytes(missing)
-            own += element_bytes(last)
+            corrected, own_share = self._share_secret(kind, secret, free)
+            for holder, correction in corrected.items():
+                corrections[holder] += correction
+            own += own_share
         self._held: dict[int, bytes] = {self.client: own}
         body = [wire.self_mask_commitment(self._context, self.client, self._seed)]
         for holder, sent in corrections.items():
             body += [sent, wire.confirmation(self._pair_keys[holder], self.client, holder, sent)]
         return b"".join(body)
+
+    def _share_secret(
+        self, kind: str, secret: bytes, free: Collection[int]
+    ) -> tuple[dict[int, bytes], bytes]:
+        """Return the corrections of one secret by holder, without the free holders, and the own share."""
+        # a holder's point is its id + 1, because the secret is at point 0
+        known = {0: int.from_bytes(secret, "big")}
+        known |= {holder + 1: self._computed(kind, self.client, holder) for holder in sorted(free)}
+        others = [client for client in self._neighbours if client not in free]
+        # the secret and t - 1 free shares are t known values, which fix the polynomial
+        *shares, own = interpolate_values(known, [client + 1 for client in (*others, self.client)])
+        corrections = {}
+        for holder, share in zip(others, shares, strict=True):
+            # the correction looks uniform to others, because its pad is used for this share only
+            missing = (share - self._computed(kind, self.client, holder)) % PRIME
+            corrections[holder] = element_bytes(missing)
+        return corrections, element_bytes(own)
 
     def _is_free(self, step: int) -> bool:
         return is_free(len(self._order), self.terms.degree, self.terms.threshold, step)

@@ -5,7 +5,7 @@ Everything here is a frozen value or an abstract method. State (ranges, error fe
 add the claims of a run up to an epsilon.
 """
 
-from lightning_fedq.mechanisms.interface.base import AuditCase, Mechanism
+from lightning_fedq.mechanisms.interface.base import Mechanism
 from lightning_fedq.mechanisms.interface.claims import (
     ANY_NUMBER,
     NO_SLACK,
@@ -40,7 +40,6 @@ __all__ = [
     "SMALLEST_RADIUS",
     "AbortedRoundError",
     "Adversary",
-    "AuditCase",
     "CoinSum",
     "ConcentratedLoss",
     "GaussianLoss",
