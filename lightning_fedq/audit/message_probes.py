@@ -113,9 +113,57 @@ def message_cells(bench: Bench, tests: list[Tested]) -> list[Cell]:
     every, ends = _Messages(bench, per_block, False), _Messages(bench, _ENDS_ROUNDS, True)
     cells: list[Cell] = []
     for test in tests:
-        cells += _every_update(bench, test, every)
-        cells += _ends(bench, test, ends)
+        seen = _Seen(bench, test, every, 1)
+        cells += [*_all_updates(seen), *_two_coordinates(seen)]
+        if bench.mechanism.separation == 1 and not bench.mechanism.reuses_noise:
+            cells += [_two_rounds(seen), *_two_clients(seen)]
+        cells += _ends(_Seen(bench, test, ends, 2))
     return cells
+
+
+class _Seen:
+    """Numbers that one claim is about, in all rounds, and their classes: `(rounds, clients, positions)`.
+
+    Args:
+        bench: Bench that ran the rounds.
+        test: Claim about one message.
+        played: Rounds.
+        stretch: Number of neighbouring rounds, and of neighbouring clients, in which a position stays in the
+            same half.
+    """
+
+    def __init__(self, bench: Bench, test: Tested, played: _Messages, stretch: int) -> None:
+        self.bench, self.test, self.played = bench, test, played
+        self.values = played.values(test.extract)
+        rounds, clients, self.positions = self.values.shape
+        self.half = np.stack(
+            [
+                [halves(self.positions, round // stretch + client // stretch) for client in range(clients)]
+                for round in range(rounds)
+            ]
+        )
+        self.label = np.broadcast_to(played.labels[:, :, None], self.values.shape)
+        self.bins = Bins(self.values[self.half == 0])
+        self.outcome = self.bins.fine(self.values.ravel()).reshape(self.values.shape)
+        self.allowed = Allowed(bench, test.claim, self.positions)
+        self.kinds = len(played.updates)
+
+    def cell(
+        self,
+        place: str,
+        counts: Integers,
+        pairs: list[Comparison],
+        describe: Callable[[NDArray[np.bool_]], str] | None = None,
+        is_listed: bool = False,
+    ) -> Cell:
+        """Return counts of these rounds with the claim that they are compared with."""
+        size = len(self.bench.clients)
+        where = f"{clients_text(size)}, {place}" if place else clients_text(size)
+        return Cell(self.test.view, where, counts, pairs, describe or self.bins.describe, size, is_listed)
+
+    def count(self, part: NDArray[np.bool_]) -> Integers:
+        """Return the counts of a part of the numbers."""
+        return tally(self.half[part], self.label[part], self.outcome[part], self.kinds, self.bins.size)
 
 
 def _pairs(
@@ -133,30 +181,15 @@ def _pairs(
     return pairs
 
 
-def _every_update(bench: Bench, test: Tested, played: _Messages) -> list[Cell]:
-    """Return the counts of rounds in which all kinds of updates are sent."""
-    values = played.values(test.extract)
-    rounds, clients, positions = values.shape
-    half = np.stack(
-        [[halves(positions, number + index) for index in range(clients)] for number in range(rounds)]
-    )
-    bins = Bins(values[half == 0])
-    outcome = bins.fine(values.ravel()).reshape(values.shape)
-    label = np.broadcast_to(played.labels[:, :, None], values.shape)
-    kinds, size = len(played.updates), len(bench.clients)
-    allowed = Allowed(bench, test.claim, positions)
-    where = clients_text(size)
-    cells = []
-
-    def add(place: str, part: NDArray[np.bool_], pairs: list[Comparison], listed: bool) -> None:
-        counts = tally(half[part], label[part], outcome[part], kinds, bins.size)
-        cells.append(Cell(test.view, place, counts, pairs, bins.describe, size, listed))
-
-    everywhere = _pairs(played, allowed)
-    everything = np.ones(values.shape, np.bool_)
-    add(f"{where}, all rounds", everything, everywhere, True)
+def _all_updates(seen: _Seen) -> list[Cell]:
+    """Return the counts of rounds in which all kinds of updates are sent: in all of them, and in parts."""
+    bench, played, positions = seen.bench, seen.played, seen.positions
+    everywhere = _pairs(played, seen.allowed)
+    everything = np.ones(seen.values.shape, np.bool_)
+    cells = [seen.cell("all rounds", seen.count(everything), everywhere, is_listed=True)]
     for block, when in enumerate(_WHEN):
-        add(f"{where}, {when}", everything & (played.blocks == block)[:, None, None], everywhere, False)
+        in_block = everything & (played.blocks == block)[:, None, None]
+        cells.append(seen.cell(when, seen.count(in_block), everywhere))
     if positions == bench.dim:
         index = np.arange(positions)
         for name, places in (
@@ -166,15 +199,15 @@ def _every_update(bench: Bench, test: Tested, played: _Messages) -> list[Cell]:
             ("other even coordinates", (index % 2 == 0) & (index % SECOND != 0)),
             ("the last layer", index >= bench.segments[0]),
         ):
-            pairs = _pairs(played, allowed, places)
-            what = f"{where}, {name}"
-            add(what, everything & places, pairs, False)
-    low = np.asarray(np.rint(values), np.int64) if np.array_equal(values, np.rint(values)) else None
-    if low is not None and bins.size < len(np.unique(values)):
+            counts = seen.count(everything & places)
+            cells.append(seen.cell(name, counts, _pairs(played, seen.allowed, places)))
+    values = seen.values
+    if np.array_equal(values, np.rint(values)) and seen.bins.size < len(np.unique(values)):
         # bins of neighbouring integers can't show which of them are possible
-        counts = tally(half, label, low % 8, kinds, 8)
-        cells.append(Cell(test.view, where, counts, everywhere, _remainders, size, False))
-    return cells + _joint_cells(bench, test, played, bins, outcome, allowed)
+        remainders = np.asarray(np.rint(values), np.int64) % 8
+        counts = tally(seen.half, seen.label, remainders, seen.kinds, 8)
+        cells.append(seen.cell("", counts, everywhere, _remainders))
+    return cells
 
 
 def describe_pairs(event: NDArray[np.bool_]) -> str:
@@ -186,105 +219,79 @@ def _remainders(event: NDArray[np.bool_]) -> str:
     return "an output that leaves " + " or ".join(map(str, np.flatnonzero(event))) + " when divided by 8"
 
 
-def _joint_cells(
-    bench: Bench, test: Tested, played: _Messages, bins: Bins, outcome: Integers, allowed: Allowed
-) -> list[Cell]:
-    """Return the counts of two outcomes at once: of two layers, two rounds, and two clients.
+# ---- two outcomes at once: a position is in one half, so that both outcomes are in it --------------------
 
-    A draw can be in two pairs of outcomes. The half depends on its coordinate only, so that both are in the
-    same half.
-    """
-    coarse, width, kinds = bins.coarse(outcome), bins.coarse_size, len(played.updates)
-    rounds, clients, positions = outcome.shape
-    half = np.broadcast_to(halves(positions, 0), outcome.shape)
-    size, where, names = (
-        len(bench.clients),
-        clients_text(len(bench.clients)),
-        [u.name for u in played.updates],
-    )
-    cells = []
 
-    if positions == bench.dim and bench.aligned:
-        middle = positions // 2
-        pair = width * coarse[:, :, :middle] + coarse[:, :, middle : 2 * middle]
-        label = np.broadcast_to(played.labels[:, :, None], pair.shape)
-        counts = tally(half[:, :, :middle], label, pair, kinds, width**2)
-        pairs = _pairs(played, allowed, None, 2)
-        what = f"{where}, two coordinates"
-        cells.append(Cell(test.view, what, counts, pairs, describe_pairs, size, False))
-    if bench.mechanism.separation > 1 or bench.mechanism.reuses_noise:
-        return cells
+def _two_coordinates(seen: _Seen) -> list[Cell]:
+    """Return the counts of two coordinates of one message: one of the first half and one of the second."""
+    if seen.positions != seen.bench.dim or not seen.bench.aligned:
+        return []
+    coarse, width, middle = seen.bins.coarse(seen.outcome), seen.bins.coarse_size, seen.positions // 2
+    pair = width * coarse[:, :, :middle] + coarse[:, :, middle : 2 * middle]
+    half = np.broadcast_to(halves(middle, 0), pair.shape)
+    counts = tally(half, seen.label[:, :, :middle], pair, seen.kinds, width**2)
+    return [seen.cell("two coordinates", counts, _pairs(seen.played, seen.allowed, None, 2), describe_pairs)]
 
-    def changed(shift: int, what: str) -> list[Comparison]:
-        """Return the pairs (P, P) and (P, P + shift), and (P + shift, P + shift) and (P, P + shift)."""
-        pairs = []
-        for kind in range(kinds):
-            after = (kind + shift) % kinds
-            if allowed.zero_out and ZERO not in (names[kind], names[after]):
-                continue
-            one, other = played.updates[kind], played.updates[after]
-            view = allowed.view(*difference(one, other))
-            for same in (kind, after):
-                both = (f"{names[same]}, for both {what}", f"{names[kind]}, then {names[after]}")
-                pairs.append((same, kinds + kind, both, view))
-        return pairs
 
-    # two rounds: an update is sent twice in a row, then the next one
-    step = played.step % kinds
-    joint = np.full((2, 2 * kinds, width**2), 0, np.int64)
-    for number in range(rounds - 1):
-        if played.blocks[number] != played.blocks[number + 1]:
-            continue
-        label = played.labels[number] + kinds * (number % 2)
-        pair = width * coarse[number] + coarse[number + 1]
-        spread = np.broadcast_to(label[:, None], pair.shape)
-        joint += tally(half[number], spread, pair, 2 * kinds, width**2)
-    pairs = changed(step, "rounds")
-    cells.append(
-        Cell(test.view, f"{where}, two rounds of a client", joint, pairs, describe_pairs, size, False)
-    )
-    # two clients of different groups
+def _two_rounds(seen: _Seen) -> Cell:
+    """Return the counts of two rounds of a client, which sends an update twice, then the next one."""
+    played, kinds = seen.played, seen.kinds
+    coarse, width = seen.bins.coarse(seen.outcome), seen.bins.coarse_size
+    half = np.broadcast_to(halves(seen.positions, 0), coarse[0].shape)
+    counts = np.zeros((2, 2 * kinds, width**2), np.int64)
+    for first in range(len(coarse) - 1):
+        if played.blocks[first] == played.blocks[first + 1]:
+            is_changed = first % 2
+            label = np.broadcast_to((played.labels[first] + kinds * is_changed)[:, None], half.shape)
+            counts += tally(half, label, width * coarse[first] + coarse[first + 1], 2 * kinds, width**2)
+    pairs = _changes(seen, played.step % kinds, "rounds")
+    return seen.cell("two rounds of a client", counts, pairs, describe_pairs)
+
+
+def _two_clients(seen: _Seen) -> list[Cell]:
+    """Return the counts of two clients of different groups: with the same update, or one and the next."""
+    clients, kinds = seen.outcome.shape[1], seen.kinds
     if clients <= 2 * kinds:
-        return cells
-    joint = np.zeros_like(joint)
-    apart = np.arange(clients - kinds)
-    blocks = apart[apart // kinds % 2 == 0]
-    for one, other, own in (
-        (blocks, blocks + kinds, 0),
-        (np.arange(clients - 1), np.arange(1, clients), kinds),
+        return []
+    coarse, width = seen.bins.coarse(seen.outcome), seen.bins.coarse_size
+    counts = np.zeros((2, 2 * kinds, width**2), np.int64)
+    every = np.arange(clients - kinds)
+    with_same = every[every // kinds % 2 == 0]
+    for one, other, is_changed in (
+        (with_same, with_same + kinds, 0),
+        (np.arange(clients - 1), np.arange(1, clients), 1),
     ):
         pair = width * coarse[:, one] + coarse[:, other]
-        label = np.broadcast_to(played.labels[:, one, None] + own, pair.shape)
-        joint += tally(half[:, one], label, pair, 2 * kinds, width**2)
-    pairs = changed(1, "clients")
-    cells.append(Cell(test.view, f"{where}, two clients", joint, pairs, describe_pairs, size, False))
-    return cells
+        half = np.broadcast_to(halves(seen.positions, 0), pair.shape)
+        counts += tally(half, seen.label[:, one] + kinds * is_changed, pair, 2 * kinds, width**2)
+    return [seen.cell("two clients", counts, _changes(seen, 1, "clients"), describe_pairs)]
 
 
-def _ends(bench: Bench, test: Tested, played: _Messages) -> list[Cell]:
+def _changes(seen: _Seen, shift: int, what: str) -> list[Comparison]:
+    """Return the pairs (P, P) and (P, P + shift), and (P + shift, P + shift) and (P, P + shift)."""
+    pairs, kinds, updates = [], seen.kinds, seen.played.updates
+    for kind in range(kinds):
+        after = (kind + shift) % kinds
+        one, other = updates[kind], updates[after]
+        if seen.allowed.zero_out and ZERO not in (one.name, other.name):
+            continue
+        view = seen.allowed.view(*difference(one, other))
+        for same in (kind, after):
+            both = (f"{updates[same].name}, for both {what}", f"{one.name}, then {other.name}")
+            pairs.append((same, kinds + kind, both, view))
+    return pairs
+
+
+def _ends(seen: _Seen) -> list[Cell]:
     """Return the counts of rounds in which the two ends of the range are sent, by round and by client."""
-    values = played.values(test.extract)
-    rounds, clients, positions = values.shape
-    half = np.stack(
-        [
-            [halves(positions, number // 2 + index // 2) for index in range(clients)]
-            for number in range(rounds)
-        ]
-    )
-    bins = Bins(values[half == 0])
-    outcome = bins.fine(values.ravel()).reshape(values.shape)
-    label = np.broadcast_to(played.labels[:, :, None], values.shape)
-    size = len(bench.clients)
-    pairs = _pairs(played, Allowed(bench, test.claim, positions))
-    cells = []
-    for axis, places in (
-        (0, [f"round {round}" + ", attempt 1" * count_attempts(round) for _, round in played.rounds]),
-        (1, [f"client {int(client)}" for client in played.clients]),
-    ):
+    played, pairs, cells = seen.played, _pairs(seen.played, seen.allowed), []
+    rounds = [f"round {round}" + ", attempt 1" * count_attempts(round) for _, round in played.rounds]
+    clients = [f"client {int(client)}" for client in played.clients]
+    for axis, places in ((0, rounds), (1, clients)):
         for number, place in enumerate(places):
-            parts = [np.take(array, number, axis) for array in (half, label, outcome)]
-            counts = tally(parts[0], parts[1], parts[2], 2, bins.size)
-            cells.append(
-                Cell(test.view, f"{clients_text(size)}, {place}", counts, pairs, bins.describe, size, False)
+            half, label, outcome = (
+                np.take(array, number, axis) for array in (seen.half, seen.label, seen.outcome)
             )
+            counts = tally(half, label, outcome, 2, seen.bins.size)
+            cells.append(seen.cell(place, counts, pairs))
     return cells

@@ -47,6 +47,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lightning_fedq.functional.hypergeometric import log2_choose, log2_hypergeometric
+from lightning_fedq.keys.randomness import Stream, hkdf_expand, hkdf_extract, pack_fields
 from lightning_fedq.privacy.collusion import Colluders
 
 SECURITY_BITS = 40
@@ -57,6 +58,16 @@ GRINDING_BITS = 80
 CORRECTNESS_BITS = 20
 _ROUNDING = 1e-4
 """Upper bound of the float64 error in log2 of a probability: log2 of 10^9! has 11 digits before the point."""
+
+
+@lru_cache(maxsize=8)
+def ring_order(clients: tuple[int, ...], roster_digest: bytes) -> tuple[int, ...]:
+    """Return the order of the clients around the ring, drawn from the hash of all their keys.
+
+    All clients that one process simulates share the cached tuple.
+    """
+    stream = Stream(hkdf_expand(hkdf_extract(b"", roster_digest), pack_fields("ring order")))
+    return tuple(clients[place] for place in stream.permutation(len(clients)))
 
 
 def neighbours(order: Sequence[int], degree: int, place: int) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, SeededKeys
 from lightning_fedq.mechanisms.contract import BrokenContractError as BrokenContractError
-from lightning_fedq.mechanisms.interface import Mechanism, Message, RoundContext
+from lightning_fedq.mechanisms.interface import Mechanism, Message, RoundContext, split_groups
 
 Rule = Callable[[Mechanism], None]
 
@@ -45,17 +45,12 @@ def make_context(
         round: Round number.
         attempt: Number of earlier attempts at the round.
     """
-    groups, start = [], 0
-    for size in mechanism.group_sizes(len(clients)):
-        groups.append(tuple(clients[start : start + size]))
-        start += size
 
     def per_segment(value: float | Sequence[float]) -> Tensor:
         return torch.as_tensor(value, dtype=torch.float64).expand(len(segments)).clone()
 
-    return RoundContext(
-        round, tuple(groups), tuple(segments), per_segment(center), per_segment(radius), attempt
-    )
+    groups = split_groups(clients, mechanism.group_sizes(len(clients)))
+    return RoundContext(round, groups, tuple(segments), per_segment(center), per_segment(radius), attempt)
 
 
 def encode(

@@ -20,7 +20,13 @@ from lightning_fedq.mechanisms.interface.claims import (
     same_for_all,
     single_message_claims,
 )
-from lightning_fedq.mechanisms.interface.context import SMALLEST_RADIUS, HandOver, Message, RoundContext
+from lightning_fedq.mechanisms.interface.context import (
+    SMALLEST_RADIUS,
+    HandOver,
+    Message,
+    RoundContext,
+    split_groups,
+)
 from lightning_fedq.privacy.losses import (
     CoinSum,
     ConcentratedLoss,
@@ -62,4 +68,5 @@ __all__ = [
     "no_guarantee",
     "same_for_all",
     "single_message_claims",
+    "split_groups",
 ]
