@@ -192,9 +192,13 @@ class DistributedDiscreteGaussian(Mechanism):
         """Return `max_dropped_clients`, because a further dropout removes noise that the claims count."""
         return self.max_dropped_clients
 
+    def num_symbols(self, context: RoundContext) -> int:
+        """Return the number of rotated coordinates."""
+        return padded_size(context.dim)
+
     def symbol_modulus(self, context: RoundContext) -> tuple[int, int]:
         """Return the modulus of the sum and the number of symbols of a message."""
-        return 1 << self.bits, padded_size(context.dim)
+        return 1 << self.bits, self.num_symbols(context)
 
     def influence(self, client: int, context: RoundContext) -> float:
         # a message may be half of the modulus in every coordinate, with and without masks
