@@ -14,6 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from lightning_fedq.functional.checks import check_at_least
 from lightning_fedq.keys.randomness import Keys, SeededKeys
 from lightning_fedq.leakage.batch_sampling import GradientMoments
 from lightning_fedq.leakage.estimate import LeakageEstimate
@@ -166,8 +167,7 @@ class Study:
             ValueError: If `attempts` is below 1, no attempt ends in time, or there are too few candidates for
                 the view.
         """
-        if attempts < 1:
-            raise ValueError(f"attempts must be >= 1, got {attempts}")
+        check_at_least(1, attempts=attempts)
         if keys is None:
             keys = SeededKeys(int(torch.randint(2**62, (1,), generator=generator)))
         # searches have a separate generator, so that with one seed every attack gets the same samples

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import lightning_fedq.privacy.assumptions as kind
-from lightning_fedq.functional.checks import check_positive
+from lightning_fedq.functional.checks import check_at_least, check_positive
 from lightning_fedq.functional.chunks import CHUNK
 from lightning_fedq.functional.clip import float32_range, unit_ball_factor
 from lightning_fedq.functional.hadamard import padded_size
@@ -109,8 +109,7 @@ class DistributedDiscreteGaussian(Mechanism):
         check_positive(clip_norm=self.clip_norm, local_sigma=self.local_sigma, granularity=self.granularity)
         if not 2 <= self.bits <= 31:
             raise ValueError(f"bits must be in [2, 31], got {self.bits}")
-        if self.max_dropped_clients < 0:
-            raise ValueError(f"max_dropped_clients must be >= 0, got {self.max_dropped_clients}")
+        check_at_least(0, max_dropped_clients=self.max_dropped_clients)
         if self.steps > self._multiple * LARGEST_SIGMA:
             raise ValueError(
                 f"local_sigma must be at most {self._multiple * LARGEST_SIGMA:g} times granularity, got "

@@ -38,7 +38,7 @@ from scipy import special, stats
 from torch import Tensor
 
 import lightning_fedq.privacy.assumptions as kind
-from lightning_fedq.functional.checks import check_positive
+from lightning_fedq.functional.checks import check_at_least, check_positive
 from lightning_fedq.functional.chunks import CHUNK
 from lightning_fedq.functional.clip import float32_range, unit_ball_factor
 from lightning_fedq.functional.hadamard import Floats, kernel_order, padded_size
@@ -145,8 +145,7 @@ class RotatedCoins(Mechanism):
             raise ValueError(f"bits_per_coordinate must be in [1, 255], got {self.bits_per_coordinate}")
         if not 0.0 < self.fraction <= 1.0 or math.frexp(self.fraction)[0] != 0.5:
             raise ValueError(f"fraction must be 1, 1/2, 1/4 or another power of 1/2, got {self.fraction}")
-        if self.max_dropped_clients < 0:
-            raise ValueError(f"max_dropped_clients must be >= 0, got {self.max_dropped_clients}")
+        check_at_least(0, max_dropped_clients=self.max_dropped_clients)
         if not 0.0 <= self.wrap_probability <= 0.01:
             raise ValueError(f"wrap_probability must be in [0, 0.01], got {self.wrap_probability}")
 

@@ -34,6 +34,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_fedq.functional.checks import check_at_least
+
 Array = NDArray[np.float64]
 
 PDF_ERROR = 2.0**-45
@@ -72,8 +74,7 @@ def half_support(n: int) -> float:
         >>> half_support(3)
         3.0
     """
-    if n < 1:
-        raise ValueError(f"n must be >= 1, got {n}")
+    check_at_least(1, n=n)
     return math.sqrt(3.0 * n)
 
 
