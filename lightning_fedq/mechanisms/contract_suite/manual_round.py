@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
+from functools import wraps
 from itertools import combinations
 
 import torch
@@ -92,10 +93,28 @@ def golden_symbols(mechanism: Mechanism) -> str:
     return digest.hexdigest()[:16]
 
 
+class _UnmetError(Exception):
+    """Error of a rule whose name the rule's function has."""
+
+
+def must(condition: bool, message: str) -> None:
+    """Refuse the mechanism unless a condition holds. The message has expected and received value."""
+    if not condition:
+        raise _UnmetError(message)
+
+
 def rule(function: Rule) -> Rule:
-    """Add a function to the list of rules, by its name."""
-    RULES[function.__name__] = function
-    return function
+    """Add a function to the list of rules. Its name is the rule's, also in errors of `must`."""
+
+    @wraps(function)
+    def checked(mechanism: Mechanism) -> None:
+        try:
+            function(mechanism)
+        except _UnmetError as unmet:
+            raise BrokenContractError(function.__name__, str(unmet)) from None
+
+    RULES[function.__name__] = checked
+    return checked
 
 
 def inside(mechanism: Mechanism, context: RoundContext, updates: Tensor) -> Tensor:
