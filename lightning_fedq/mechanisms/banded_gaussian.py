@@ -27,8 +27,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -45,7 +45,6 @@ from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, S
 from lightning_fedq.mechanisms.interface import (
     ANY_NUMBER,
     Adversary,
-    AuditCase,
     GaussianLoss,
     Loss,
     Mechanism,
@@ -167,11 +166,6 @@ class BandedGaussian(Mechanism):
         # band 1 fits cohorts of every kind
         return cls(clip_norm=1.0, noise_multiplier=1.0, band=1)
 
-    @classmethod
-    def plan_settings(cls, params: int) -> Mapping[str, Mechanism]:
-        # independent noise, because a plan has no cohorts that take turns
-        return {"BandedGaussian, band 1": cls.example()}
-
     @property
     def joint(self) -> bool:
         # the noise is added once, to the whole sum
@@ -245,22 +239,26 @@ class BandedGaussian(Mechanism):
         def streams(round: int) -> PublicRandomness:
             return rand.for_round(round, attempt if round == since else 0)
 
-        name = streams(since).server("name of a block").words64(4).tobytes(), self.band, context.dim
-        done, rows = _kept.get(name, (since - 1, ()))
-        if done > context.round:
-            done, rows = since - 1, ()
-        if self.band == 1:
-            done, rows = context.round - 1, ()
-        first, *others = coefficients(self.band)
+        block = streams(since).server("name of a block").words64(4).tobytes(), self.band, context.dim
+        last, rows = _kept.get(block, (since - 1, ()))
+        if self.band == 1:  # no earlier round counts
+            last, rows = context.round - 1, ()
+        elif last > context.round:  # the cache is ahead, so the block is computed again
+            last, rows = since - 1, ()
         recent = deque(rows, maxlen=max(self.band - 1, 1))
-        for round in range(done + 1, context.round + 1):
-            sums = fresh_noise(streams(round).server("noise"), context.dim)
-            for c, row in zip(others, reversed(recent), strict=False):
-                sums -= c * row.astype(np.int64)
-            recent.append(((sums + (first >> 1)) >> _COEFFICIENT_BITS).astype(np.int32))
+        for round in range(last + 1, context.round + 1):
+            fresh = fresh_noise(streams(round).server("noise"), context.dim)
+            recent.append(self._next_row(fresh, recent))
         _kept.clear()
-        _kept[name] = context.round, tuple(recent)
+        _kept[block] = context.round, tuple(recent)
         return recent[-1]
+
+    def _next_row(self, fresh: Integers, recent: Sequence[NDArray[np.int32]]) -> NDArray[np.int32]:
+        """Return the next row of w = C^-1 z, rounded to the grid: w_t = (z_t - sum_i c_i w_(t-i)) / c_0."""
+        first, *others = coefficients(self.band)
+        for coefficient, row in zip(others, reversed(recent), strict=False):
+            fresh -= coefficient * row.astype(np.int64)
+        return ((fresh + (first >> 1)) >> _COEFFICIENT_BITS).astype(np.int32)
 
     def code(self, context: RoundContext) -> FixedLength:
         """Return signed integers wide enough for `clip_norm` in one coordinate."""
@@ -290,12 +288,6 @@ class BandedGaussian(Mechanism):
         # the part of a round's noise that stays in the model after later rounds
         share = coefficients(self.band)[0] / sum(coefficients(self.band))
         return context.dim * (self.sigma * share / num_clients) ** 2
-
-    def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        # band 1, because an audit plays one round with all clients
-        one = replace(self, band=1)
-        little = replace(one, noise_multiplier=self.noise_multiplier / math.sqrt(dim))
-        return AuditCase(little), AuditCase(one, concentrated=True, title="one coordinate")
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         # claims against adversaries that see released models, because the server is trusted

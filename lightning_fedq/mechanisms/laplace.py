@@ -8,11 +8,9 @@ References:
     Dwork, McSherry, Nissim, Smith, Calibrating Noise to Sensitivity, TCC 2006
 """
 
-import math
 from dataclasses import dataclass
 
 from lightning_fedq.mechanisms.bases.additive_noise import CoordinateNoise, VectorNoise
-from lightning_fedq.mechanisms.interface import Mechanism
 
 
 @dataclass(frozen=True)
@@ -42,11 +40,6 @@ class LaplaceNoise(VectorNoise):
     """
 
     law = "laplace"
-
-    @classmethod
-    def plan_settings(cls, params: int) -> dict[str, Mechanism]:
-        """Return a setting that clips to the l1 norm of an evenly spread update."""
-        return {"LaplaceNoise": cls(math.sqrt(2.0 * params / math.pi), 1.0)}
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from lightning_fedq.mechanisms import paired_coins, rotated_axes, rotated_coins
 from lightning_fedq.mechanisms.bases.additive_noise import WholeVector
 from lightning_fedq.mechanisms.bases.claims import independent_claims
 from lightning_fedq.mechanisms.bases.one_bit import COINS
-from lightning_fedq.mechanisms.interface import AuditCase
 from lightning_fedq.rounds import RoundEngine
 from lightning_fedq.wire.coding import FixedLength
 
@@ -265,9 +264,6 @@ class GaussianATenthQuieter(fedq.GaussianNoise):
 
     def code(self, context):
         return self._quiet.code(context)
-
-    def audit_cases(self, dim):
-        return (AuditCase(type(self)(self.clip_norm, self.noise_multiplier / math.sqrt(dim))),)
 
 
 class DiscreteGaussianAnEighthQuieter(fedq.DistributedDiscreteGaussian):

@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -42,7 +42,6 @@ from lightning_fedq.functional.exact_error.float_error import Inputs, LawError
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.mechanisms.interface import (
     Adversary,
-    AuditCase,
     GaussianLoss,
     Loss,
     Mechanism,
@@ -253,16 +252,6 @@ class ExactError(Mechanism):
         std = self.clip_norm * self.sigma(context) * len(context.cohort) / len(clients)
         # rounding the released sum adds grid^2 / 12
         return torch.full_like(context.radius, std * std * (1.0 + 2.0 ** (-2 * GRID_BITS) / 12.0))
-
-    def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        # One case has a client that drops out. Elias codes save time.
-        plain = replace(self, entropy_code="elias")
-        little = replace(plain, noise_multiplier=self.noise_multiplier / math.sqrt(dim))
-        return (
-            AuditCase(little),
-            AuditCase(little, title="one dropout", num_dropped=1),
-            AuditCase(plain, concentrated=True, title="one coordinate"),
-        )
 
     def gaussian_claims(
         self, losses: dict[Adversary, Loss], error: LawError, context: RoundContext
