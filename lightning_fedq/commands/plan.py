@@ -79,8 +79,9 @@ def main(
 
     Args:
         config: Configuration that sets the clients, the model and the rounds.
-        epsilon: Target epsilon.
-        delta: Delta of the target, below 1 / clients.
+        epsilon: Privacy bound: any set of outcomes is at most e^epsilon times as likely for one of two inputs
+            as for the other, plus delta. It is the target.
+        delta: Additive slack in the bound of epsilon, below one divided by the number of protected units.
         clients: Number of clients of the federation.
         clients_per_round: Number of clients of a cohort (default: all).
         params: Number of parameters of the model.

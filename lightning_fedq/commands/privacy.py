@@ -25,15 +25,16 @@ from lightning_fedq.dpsgd.statement import SampleStatement
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.mechanisms.registry import mechanism_class
 from lightning_fedq.privacy.cohorts import read_law
-from lightning_fedq.privacy.document import document, from_json, to_json
+from lightning_fedq.privacy.document import PAGE, document
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.planning import bits_behind
 from lightning_fedq.privacy.report import Bits, Origin, PrivacyReport, State, privacy_report
+from lightning_fedq.privacy.report_file import from_json, to_json
 from lightning_fedq.privacy.run import ASSUMED, Run
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.reports.layouts import markdown, terminal
-from lightning_fedq.reports.runs import read_rows, write_atomically
+from lightning_fedq.reports.runs import describe_bits, read_rows, write_atomically
 from lightning_fedq.rounds import Deadline, RoundPlanner
 from lightning_fedq.secagg import SecAgg
 from lightning_fedq.training.accounts import describe_run, planned_run
@@ -330,7 +331,8 @@ def main(
     Args:
         sources: Configuration (a file or a name), checkpoint, or folder of a finished run. Several sources
             are folders of runs that `fedq fit` started. An unfinished run counts with all its rounds.
-        delta: Delta of the guarantee, below 1 / clients (default: the target's delta, or 1e-5).
+        delta: Additive slack in the bound of epsilon, below one divided by the number of protected units
+            (default: the target's delta, or 1e-5).
         rounds: Number of rounds (default: trainer.max_epochs, or the rounds of the checkpoint).
         secagg: Assume secure aggregation if the run has none.
         params: Number of trained parameters (default: that of the configuration's model).
@@ -376,8 +378,10 @@ def _together(folders: Sequence[str], delta: float, out: Path | None) -> None:
 
 def _print(report: PrivacyReport, out: Path | None) -> None:
     """Print a report, and write it to `out` if given."""
-    console = Console()
-    terminal(Console(width=max(console.width, 80)), *document(report))
+    console = Console(width=max(Console().width, 80))
+    terminal(console, *document(report))
+    if sent := describe_bits(report):
+        console.print(sent, highlight=False, markup=False)
     if out is not None:
-        write_atomically(out / "privacy.md", markdown(*document(report)))
+        write_atomically(out / "privacy.md", markdown(*document(report, PAGE)))
         write_atomically(out / "privacy.json", to_json(report))

@@ -43,7 +43,8 @@ _OTHER_WORLD = {
 }
 
 
-def _times(epsilon: float) -> str:
+def format_times(epsilon: float) -> str:
+    """Return how many times as likely an outcome is at most, in words, rounded up."""
     odds = math.exp(min(epsilon, 300.0))
     if odds > 1e12:
         return "any number of times"
@@ -138,11 +139,11 @@ class Row:
         if self.verdict == VACUOUS:
             return f"Vacuous: {self.reason}."
         words = (
-            f"Any set of outcomes is at most {_times(self.epsilon_run)} as likely with a client's "
+            f"Any set of outcomes is at most {format_times(self.epsilon_run)} as likely with a client's "
             f"update as {_OTHER_WORLD[self.neighbours]}, plus {self.delta:g}."
         )
         if self.neighbours == Neighbours.ZERO_OUT.value:
-            words += f" Between any two updates: {_times(self.epsilon_any_two)}."
+            words += f" Between any two updates: {format_times(self.epsilon_any_two)}."
         return words
 
 
@@ -280,6 +281,8 @@ class PrivacyReport:
             known.
         ended: What ended the run before its last round. "" for nothing.
         limit: Epsilon that a privacy budget kept, whatever ended the run, in words. "" without a budget.
+        smaller_delta: A smaller delta and the epsilon of `about` at it, under replace-one adjacency. None
+            where nothing is guaranteed.
         bits: Bits of the uplink and the downlink. None where nothing is known.
         stated: What the user states about the run, by the keys of `STATED`.
         origin: Time, version and files.
@@ -308,6 +311,7 @@ class PrivacyReport:
     by_round: tuple[tuple[int, float], ...] = ()
     ended: str = ""
     limit: str = ""
+    smaller_delta: tuple[float, float] | None = None
     bits: Bits | None = None
     stated: dict[str, str] = field(default_factory=dict)
     origin: Origin = field(default_factory=Origin)
@@ -396,7 +400,19 @@ def privacy_report(
         secret=hidden,
         origin=Origin(_current_origin().partition(" ")[0]) if run.sampling.law.secret else Origin(),
     )
-    return report if target is None else replace(report, asked=_target_outcome(target, run, report))
+    if target is not None:
+        report = replace(report, asked=_target_outcome(target, run, report))
+    return replace(report, smaller_delta=_epsilon_at_smaller_delta(run, report))
+
+
+def _epsilon_at_smaller_delta(run: Run, report: PrivacyReport) -> tuple[float, float] | None:
+    """Return a tenth of delta and the epsilon of the report's main row at it, or None without a guarantee."""
+    row = report.about
+    if row.verdict == NO_GUARANTEE or math.isinf(row.epsilon):
+        return None
+    delta, secret = report.delta / 10.0, row.cohorts == "secret"
+    rounds = run.rounds if secret else run.max_rounds_to_come
+    return delta, current_epsilon(Account(run, delta), Adversary[row.adversary], rounds, secret)
 
 
 def _mask_state(run: Run, state: State) -> Masks:
@@ -503,13 +519,6 @@ def _notes(account: Account, population: Population) -> tuple[str, ...]:
             "clients out voids the rows about sums. With SecAgg(active=True), clients insist on a number of "
             "survivors, and the rows count on those alone."
         )
-    notes.append(
-        "The unit of protection is a client. The numbers do not cover people whose data several clients "
-        "hold, or what the same people have spent in trainings with other ledgers."
-    )
-    notes.append(
-        "Choices made on validation data (a server learning rate, a checkpoint) are not accounted for."
-    )
     return tuple(notes)
 
 
@@ -611,7 +620,7 @@ def _verdict(run: Spending, epsilon: float) -> tuple[str, str]:
     word = verdict(epsilon)
     if word != "weak":
         return word, ""
-    return word, f"outcomes may be {_times(epsilon)} as likely under one update as under another"
+    return word, f"outcomes may be {format_times(epsilon)} as likely under one update as under another"
 
 
 def _advice(claim: PrivacyClaim, account: Account) -> str:

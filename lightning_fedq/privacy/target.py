@@ -53,8 +53,10 @@ class PrivacyTarget:
     """Target epsilon of a run, or of each of its rounds, for every client, under replace-one adjacency.
 
     Args:
-        epsilon: Target epsilon, > 0, in nats.
-        delta: Delta of the guarantee, below 1 / clients. It must be given.
+        epsilon: Privacy bound: any set of outcomes is at most e^epsilon times as likely for one of two inputs
+            as for the other, plus delta. It is the target, > 0.
+        delta: Additive slack in the bound of epsilon, below one divided by the number of protected units.
+            Units are clients. It must be given.
         adversary: Member of `Adversary`, or its name in any case, such as "secagg_server".
         over: Scope of the target: the whole "run", or one "round".
 

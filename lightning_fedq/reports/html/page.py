@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from lightning_fedq.privacy.document import (
+from lightning_fedq.privacy.document import document
+from lightning_fedq.privacy.report_rows import (
     PLACES,
     PrivacySummary,
     common_adversary,
-    document,
     report_rows,
     summarise_privacy,
 )
