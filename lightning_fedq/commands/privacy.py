@@ -24,11 +24,11 @@ from lightning_fedq.commands.together import cost_of_folder, page_of_runs
 from lightning_fedq.dpsgd.statement import SampleStatement
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.mechanisms.registry import mechanism_class
-from lightning_fedq.privacy.cohorts import read_law
 from lightning_fedq.privacy.document import PAGE, document
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.planning import bits_behind
+from lightning_fedq.privacy.recorded_laws import read_law
 from lightning_fedq.privacy.report import Bits, Origin, PrivacyReport, State, privacy_report
 from lightning_fedq.privacy.report_file import from_json, to_json
 from lightning_fedq.privacy.run import ASSUMED, Run

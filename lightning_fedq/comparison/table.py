@@ -350,7 +350,7 @@ def compare(
     """
     # these modules import torch, which the rest of this module does not need
     from lightning_fedq.privacy.report_rows import common_adversary
-    from lightning_fedq.privacy.secret_row import adversary_title
+    from lightning_fedq.privacy.row import adversary_title
 
     finished = {name: read_run(folder) for name, folder in runs.items()}
     reports = {name: read_report(folder) for name, folder in runs.items()}

@@ -17,9 +17,9 @@ from lightning_fedq.dpsgd.statement import SampleStatement
 from lightning_fedq.mechanisms.interface import Adversary, Neighbours
 from lightning_fedq.privacy import definitions
 from lightning_fedq.privacy.assumptions import Kind, kinds_of
-from lightning_fedq.privacy.report import STATED, PrivacyReport, Row, State, format_times
+from lightning_fedq.privacy.report import STATED, PrivacyReport, State
 from lightning_fedq.privacy.report_rows import ORDER, ReportRow, describe_target, needs_masks, report_rows
-from lightning_fedq.privacy.secret_row import adversary_title
+from lightning_fedq.privacy.row import Row, adversary_title, format_times
 from lightning_fedq.privacy.verdict import COLOURS, NO_GUARANTEE, NOT_RUN, VACUOUS, format_epsilon, scale
 
 AT_THE_END, PAGE, WHOLE = 0, 1, 2

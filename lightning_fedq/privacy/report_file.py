@@ -10,8 +10,9 @@ from lightning_fedq.functional.checks import from_plain
 from lightning_fedq.mechanisms.interface import Adversary, Neighbours
 from lightning_fedq.privacy.assumptions import kinds_of, with_terms
 from lightning_fedq.privacy.document import caveat, headline
-from lightning_fedq.privacy.report import PrivacyReport, Row
+from lightning_fedq.privacy.report import PrivacyReport
 from lightning_fedq.privacy.report_rows import report_rows
+from lightning_fedq.privacy.row import Row
 
 SCHEMA = "fedq-privacy/3"
 """First entry of the JSON. A file with another schema is refused."""

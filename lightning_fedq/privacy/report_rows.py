@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from lightning_fedq.mechanisms.interface import Adversary
-from lightning_fedq.privacy.report import PrivacyReport, Row, State, is_met
-from lightning_fedq.privacy.secret_row import SECRET_COHORTS
+from lightning_fedq.privacy.report import PrivacyReport, State, is_met
+from lightning_fedq.privacy.row import SECRET_COHORTS, Row
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, NOT_RUN, VACUOUS, format_epsilon
 
 ORDER = (

@@ -18,7 +18,7 @@ from lightning_fedq.privacy.report_rows import (
     report_rows,
     summarise_privacy,
 )
-from lightning_fedq.privacy.secret_row import adversary_title
+from lightning_fedq.privacy.row import adversary_title
 from lightning_fedq.privacy.verdict import COLOURS as VERDICTS
 from lightning_fedq.reports.html.folders import Run
 from lightning_fedq.reports.html.templates import render
