@@ -27,9 +27,9 @@ from lightning_fedq.data.datasets import DigitsDataModule
 from lightning_fedq.mechanisms import LDPQ, SIGM, GaussianNoise
 from lightning_fedq.mechanisms.interface import Adversary, GaussianLoss
 from lightning_fedq.privacy.accounting import spent
-from lightning_fedq.privacy.document import from_json, to_json
 from lightning_fedq.privacy.planning import make_plan_context
 from lightning_fedq.privacy.report import TargetOutcome, privacy_report
+from lightning_fedq.privacy.report_file import from_json, to_json
 from lightning_fedq.privacy.run import ASSUMED, Run
 from lightning_fedq.privacy.verdict import format_epsilon
 from lightning_fedq.reports.runs import write_rows, write_summary

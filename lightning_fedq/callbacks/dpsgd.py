@@ -93,12 +93,13 @@ class DPSGD(pl.Callback):
     """DP-SGD callback: per-sample clipping and noise for an ordinary module with any optimiser.
 
     Args:
-        noise_multiplier: Standard deviation of the noise on the summed gradient, > 0, divided by
-            `max_grad_norm`.
+        noise_multiplier: Scale of the noise divided by the sensitivity, > 0. The noise is that of the summed
+            gradient, and the sensitivity is `max_grad_norm`.
         max_grad_norm: L2 norm to which each per-sample gradient is clipped, > 0.
-        delta: Delta at which `dp/epsilon` is logged, in (0, 1 / n) for n samples of the largest client.
-        seed: An integer makes batches, noise and all random draws of a step reproducible, and NOT private.
-            None draws them from the operating system, also after `seed_everything`.
+        delta: Additive slack in the bound of epsilon, below one divided by the number of protected units.
+            `dp/epsilon` is logged at it. A unit is a sample of the largest client.
+        seed: Number that makes a run reproducible, and not private. Batches, noise and all random draws of a
+            step follow from it. None draws them from the operating system, also after `seed_everything`.
         rows_per_person: Largest number of training rows of one person, >= 1. Epsilon compares the data with
             and without all of these rows. It grows faster than this number.
         count_equal_rows: Whether samples of equal content count as rows of one person. False means that they

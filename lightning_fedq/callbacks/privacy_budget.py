@@ -43,9 +43,11 @@ class PrivacyBudget(pl.Callback):
     It logs the spent epsilon every round.
 
     Args:
-        epsilon: Privacy budget over the run, > 0, in nats. For clients it is the epsilon under replace-one
-            adjacency: one client's updates replaced by any others.
-        delta: Delta of the guarantee, in (0, 1 / clients), or in (0, 1 / samples) with `DPSGD`.
+        epsilon: Privacy bound: any set of outcomes is at most e^epsilon times as likely for one of two inputs
+            as for the other, plus delta. It is the budget of the run, > 0. For clients it is under
+            replace-one adjacency: one client's updates replaced by any others.
+        delta: Additive slack in the bound of epsilon, below one divided by the number of protected units.
+            Units are clients, or samples with `DPSGD`.
         adversary: Adversary of the guarantee, as a member of `Adversary` or its name in upper or lower case.
             "secagg_server" needs `Federated(secure_aggregation=...)`. `DPSGD` alone protects against the
             outsider, who sees the model. Inside the clients it protects against every adversary.

@@ -23,9 +23,11 @@ from lightning_fedq.callbacks.trainer_lookup import find_engine, find_federated
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism
 from lightning_fedq.privacy import secret_row
-from lightning_fedq.privacy.document import document, summarise_privacy, to_json
+from lightning_fedq.privacy.document import PAGE, document
 from lightning_fedq.privacy.planning import fixed_bits
 from lightning_fedq.privacy.report import Bits, PrivacyReport, check_stated
+from lightning_fedq.privacy.report_file import to_json
+from lightning_fedq.privacy.report_rows import summarise_privacy
 from lightning_fedq.reports.layouts import markdown
 from lightning_fedq.reports.runs import (
     BITS_PER_MEGABYTE,
@@ -306,7 +308,7 @@ class RunFolder(pl.Callback):
         self.privacy = privacy
         write_summary(folder / "summary.json", self.summary)
         write_atomically(folder / "privacy.json", to_json(privacy))
-        write_atomically(folder / "privacy.md", markdown(*document(privacy)))
+        write_atomically(folder / "privacy.md", markdown(*document(privacy, PAGE)))
         page = report_markdown(self.summary, privacy, (PICTURE,) if self._drawn else ())
         write_atomically(folder / "report.md", page)
 

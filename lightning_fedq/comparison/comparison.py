@@ -29,7 +29,8 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.commands.configs import find
 from lightning_fedq.commands.mechanism_text import parse_call
 from lightning_fedq.commands.options import change_setting
-from lightning_fedq.commands.plan import federated_settings, read_sizes
+from lightning_fedq.commands.plan import read_sizes
+from lightning_fedq.commands.plan_settings import federated_settings
 from lightning_fedq.commands.resolver import Resolved, resolved
 from lightning_fedq.commands.together import (
     RunCost,

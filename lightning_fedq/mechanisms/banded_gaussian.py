@@ -111,9 +111,9 @@ class BandedGaussian(Mechanism):
     has less noise than with independent noise at the same epsilon.
 
     Args:
-        clip_norm: Largest l2 norm of an update, > 0.
-        noise_multiplier: Std of the fresh noise over the sensitivity of one participation in all rows
-            together, 2 clip_norm |c|, > 0.
+        clip_norm: Largest norm of an update, to which longer updates are scaled down, an l2 norm, > 0.
+        noise_multiplier: Scale of the noise divided by the sensitivity, > 0. The sensitivity is that of one
+            participation in all rows together, 2 clip_norm |c|.
         band: Number of diagonals of C, in [1, 1024], and the fewest rounds between two participations of a
             client. With b cohorts that take turns (`cohort=Cyclic(...)`) it may be b. A band of 1 is
             independent noise, for cohorts that are drawn in every round or contain all clients.

@@ -97,7 +97,8 @@ class CSGM(SubsampledMechanism):
 
     Args:
         clip_value: Largest absolute value of a coordinate, > 0.
-        noise_multiplier: Noise z > 0. The std of the mean's noise is z clip_value / (gamma n).
+        noise_multiplier: Scale of the noise divided by the sensitivity, z > 0. The std of the mean's noise is
+            z clip_value / (gamma n).
         sampling_probability: Probability gamma in (0, 1] that a client sends a coordinate.
         flatten: Whether to rotate updates first, see `SubsampledMechanism`.
         bits: Bits per coordinate that is sent, 2 to 16, or 1 to 16 with even levels.

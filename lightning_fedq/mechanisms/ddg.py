@@ -69,7 +69,7 @@ class DistributedDiscreteGaussian(Mechanism):
     Take it for private training with secure aggregation, if you do not trust the server with single messages.
 
     Args:
-        clip_norm: Largest l2 norm of an update, > 0.
+        clip_norm: Largest norm of an update, to which longer updates are scaled down, an l2 norm, > 0.
         local_sigma: Parameter (about the std) of one client's noise per coordinate, > 0, in units of
             clip_norm.
         granularity: Grid of the integers, > 0, in units of clip_norm.

@@ -164,7 +164,7 @@ class HandedOnGaussian(DistributedDiscreteGaussian):
     epsilon.
 
     Args:
-        clip_norm: Largest l2 norm of an update, > 0.
+        clip_norm: Largest norm of an update, to which longer updates are scaled down, an l2 norm, > 0.
         local_sigma: Std of a client's own share per coordinate, > 0, in units of clip_norm.
         granularity: Grid of the integers, > 0, in units of clip_norm, and at most a twentieth of local_sigma.
         bits: Symbols are integers modulo 2^bits, 2 to 31. Sums beyond half the modulus wrap around.

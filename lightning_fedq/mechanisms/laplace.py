@@ -20,8 +20,8 @@ class LaplaceNoise(VectorNoise):
     Take it for pure differential privacy of sparse or low-dimensional updates, whose l1 norm is small.
 
     Args:
-        clip_norm: Largest l1 norm of an update, > 0.
-        noise_multiplier: Scale of the noise over the sensitivity, > 0.
+        clip_norm: Largest norm of an update, to which longer updates are scaled down, an l1 norm, > 0.
+        noise_multiplier: Scale of the noise divided by the sensitivity, > 0.
 
     Raises:
         ValueError: If a value is out of range.

@@ -29,7 +29,7 @@ class NearOptimalUtility(AdditiveNoise):
     GaussianNoise.
 
     Args:
-        clip_norm: Largest l2 norm of an update, > 0, in units of the update.
+        clip_norm: Largest norm of an update, to which longer updates are scaled down, an l2 norm, > 0.
         leakage_budget: Largest leakage tau of one client's update of one round, in (0, sqrt(ln 2)).
         noise_std: Std of the distortion in every coordinate, in units of the update, > 0.
         measured_leakage: Upper confidence limit of the leakage at this noise, as the calibration printed it.

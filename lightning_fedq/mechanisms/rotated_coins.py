@@ -90,7 +90,7 @@ class RotatedCoins(Mechanism):
     cohorts.
 
     Args:
-        clip_norm: Largest l2 norm of an update, > 0.
+        clip_norm: Largest norm of an update, to which longer updates are scaled down, an l2 norm, > 0.
         epsilon_per_bit: Level of one randomised bit, > 0, in nats. Choose a small one if a whole update is to
             be private.
             None: a privacy target sets it when the fit starts.
@@ -176,7 +176,7 @@ class RotatedCoins(Mechanism):
         """Return the Poisson-binomial mechanism with its authors' parameters. Sums never wrap.
 
         Args:
-            clip_norm: Largest l2 norm of an update, > 0.
+            clip_norm: Largest norm of an update, to which longer updates are scaled down, an l2 norm, > 0.
             theta: A bit is one with probability 1/2 + theta x / r, r the range of a coordinate, in (0, 1/4].
             coins: Number of bits per coordinate, the authors' m, 1 to 255.
             clip_stds: Range of a rotated coordinate in standard deviations, as in the class.

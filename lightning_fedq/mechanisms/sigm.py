@@ -45,7 +45,8 @@ class SIGM(SubsampledMechanism):
 
     Args:
         clip_value: Largest absolute value of a coordinate, > 0.
-        noise_multiplier: Noise z > 0. The std of the mean's noise is z clip_value / (gamma n).
+        noise_multiplier: Scale of the noise divided by the sensitivity, z > 0. The std of the mean's noise is
+            z clip_value / (gamma n).
         sampling_probability: Probability gamma in (0, 1] that a client sends a coordinate.
         flatten: Whether to rotate updates first, see `SubsampledMechanism`.
         entropy_code: "range" codes each symbol with its distribution given dither and step. "fixed" gives

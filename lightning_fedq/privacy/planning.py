@@ -15,6 +15,7 @@ on MNIST: R 0.04 lost nothing, 0.4 five points, 1.5 fifteen, above 4 nearly ever
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -415,25 +416,37 @@ def _estimate_clients_needed(
         return math.ceil(guess) if guess < 1e15 else None
     clients = max(math.ceil(guess), problem.rounds if once else 1)
     cohort = clients // problem.rounds if once else clients
-    byzantine = math.ceil(problem.num_byzantine * clients / here)
-    try:  # with more clients, the target may be out of reach, or its delta too large
-        larger = replace(
-            problem,
-            clients=math.ceil(problem.clients * clients / here),
-            law=law.with_size(cohort),
-            num_byzantine=byzantine,
-        )
-        near = level * (clients / here) ** (0.5 * (power - 1.0))
-        found = calibrate(problem.target, larger.run(mechanism), near).mechanism
-    except ValueError:
+    larger = {
+        "clients": math.ceil(problem.clients * clients / here),
+        "law": law.with_size(cohort),
+        "num_byzantine": math.ceil(problem.num_byzantine * clients / here),
+    }
+    near = level * (clients / here) ** (0.5 * (power - 1.0))
+    reached = _ratio_with(mechanism, problem, larger, cohort, near)
+    if reached is None:
         return clients
-    context = make_plan_context(found, cohort, problem.params)
-    error = found.mean_error(context, cohort, problem.homogeneity)
-    if error is None:
-        return clients
-    reached = error / (problem.homogeneity * problem.rounds)
     slope = math.log(ratio / reached) / math.log(clients / here)
     if not slope > 0.7:  # noise should fall with n or faster, so a slower fall never reaches R = 0.1
         return None
     better: float = clients * (reached / GOOD) ** (1.0 / slope)
     return math.ceil(better)
+
+
+def _ratio_with(
+    mechanism: Mechanism, problem: Problem, changes: Mapping[str, Any], cohort: int, near: float
+) -> float | None:
+    """Return R of a candidate in a changed federation. None where the target or R is out of reach.
+
+    Args:
+        mechanism: Candidate, not calibrated.
+        problem: Resources and target.
+        changes: Fields of the problem that change.
+        cohort: Number of clients of a round after the change.
+        near: Level where the search starts.
+    """
+    try:  # with more clients, the target may be out of reach, or its delta too large
+        found = calibrate(problem.target, replace(problem, **changes).run(mechanism), near).mechanism
+    except ValueError:
+        return None
+    error = found.mean_error(make_plan_context(found, cohort, problem.params), cohort, problem.homogeneity)
+    return noise_ratio(error, problem.rounds, problem.homogeneity)

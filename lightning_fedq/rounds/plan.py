@@ -19,7 +19,8 @@ from lightning_fedq.keys.randomness import (
     pack_fields,
 )
 from lightning_fedq.mechanisms.interface import Mechanism, split_groups
-from lightning_fedq.privacy.cohorts import CohortLaw, Everybody, is_user_defined
+from lightning_fedq.privacy.cohorts import CohortLaw, Everybody
+from lightning_fedq.privacy.recorded_laws import is_user_defined
 from lightning_fedq.privacy.run import Sampling
 from lightning_fedq.rounds.deadline import Deadline
 

@@ -310,7 +310,7 @@ def test_a_target_sets_the_noise_for_the_turns_of_a_client(tmp_path):
     independent = federation(mechanism=BandedGaussian(1.0, 1.0, 1))
     trained(independent, rounds=12)
     assert federated.mechanism.noise_multiplier == pytest.approx(independent.mechanism.noise_multiplier)
-    page = (tmp_path / "banded" / "privacy.md").read_text()
+    page = (tmp_path / "banded" / "report.md").read_text()
     assert "the server is trusted: it adds the noise, and knows it" in page
     assert "rounds are at least 5 apart" in page
 

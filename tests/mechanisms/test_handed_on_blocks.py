@@ -265,7 +265,7 @@ def test_a_target_towards_the_server_sets_the_noise_for_the_turns_of_a_client(tm
     assert federated.calibration is not None and federated.calibration.charges == 3
     assert 3.99 < federated.calibration.epsilon <= 4.0
     assert federated.ledger.max_charges == 3 and not any(r.aborted for r in federated.records)
-    page = (tmp_path / "run" / "privacy.md").read_text()
+    page = (tmp_path / "run" / "report.md").read_text()
     assert "each client's successor is dealt out once, before any data, one client to one client" in page
     assert "rounds are at least 5 apart" in page and "no error feedback" in page
 

@@ -263,8 +263,8 @@ class VectorNoise(AdditiveNoise):
     """Noise per update: one clipping norm, l2 for Gaussian noise and l1 for Laplace.
 
     Args:
-        clip_norm: Largest norm of an update, > 0.
-        noise_multiplier: Scale of the noise over the sensitivity, > 0.
+        clip_norm: Largest norm of an update, to which longer updates are scaled down, > 0.
+        noise_multiplier: Scale of the noise divided by the sensitivity, > 0.
     """
 
     level = "noise_multiplier"

@@ -120,8 +120,9 @@ class ExactError(Mechanism):
     """Base of the mechanisms with an exact error distribution.
 
     Args:
-        clip_norm: Largest l2 norm of an update, > 0.
-        noise_multiplier: Std of the error of the mean over its sensitivity, 2 clip_norm / cohort size.
+        clip_norm: Largest norm of an update, to which longer updates are scaled down, an l2 norm, > 0.
+        noise_multiplier: Scale of the noise divided by the sensitivity, > 0. The noise is the error of the
+            mean, whose sensitivity is 2 clip_norm / cohort size.
         entropy_code: "range" codes each symbol with its distribution given dither and step. "elias" (gamma)
             needs no model, is faster, and is longer if the noise hides the update. "fixed" gives every symbol
             the same number of bits, so that a message's length reveals nothing, if steps are bounded from

@@ -65,7 +65,8 @@ class SubsampledMechanism(Mechanism):
 
     Args:
         clip_value: Largest absolute value of a coordinate, > 0.
-        noise_multiplier: Noise z > 0. The std of the mean's noise is z clip_value / (gamma n).
+        noise_multiplier: Scale of the noise divided by the sensitivity, z > 0. The std of the mean's noise is
+            z clip_value / (gamma n).
         sampling_probability: Probability gamma in (0, 1] that a client sends a coordinate.
         flatten: Whether to rotate updates first, so that large coordinates are spread over all. `clip_value`
             then bounds a rotated coordinate, which is at most |x| sqrt(2 ln(2 D / beta) / D) except with
