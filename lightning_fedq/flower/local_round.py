@@ -51,9 +51,9 @@ from lightning_fedq.training.checks import (
 )
 from lightning_fedq.training.client_evaluation import ClientEvaluator, none_if_nan, pass_statistic_to_module
 from lightning_fedq.training.client_metrics import metric_forks
+from lightning_fedq.training.client_side import ClientSide
 from lightning_fedq.training.loops import OF_THE_FIT, Schedule, forget_loader, install_round_loop
 from lightning_fedq.training.population import PartitionedData
-from lightning_fedq.training.round import ClientSide
 from lightning_fedq.training.settings import Local
 
 _RATES = re.compile("lr|momentum|dampening|weight_decay")
