@@ -24,6 +24,7 @@ for name in names:
         importlib.import_module(name)
 print(len(names))
 """
+SUBCLASSES_OPACUS = "lightning_fedq.dpsgd.accountant", "lightning_fedq.dpsgd.opacus"
 TRAIN = """
 import sys
 from lightning_fedq.cli import main
@@ -143,7 +144,7 @@ def test_the_wheel_alone_installs_and_trains(distributions, tmp_path):
     install(scripts, str(wheel_of(distributions)))
     folder = tmp_path / "work"
     folder.mkdir()
-    shell(folder, scripts / "python", "-c", IMPORT_ALL, "lightning_fedq.dpsgd.opacus")  # subclasses Opacus
+    shell(folder, scripts / "python", "-c", IMPORT_ALL, *SUBCLASSES_OPACUS)
     shell(folder, scripts / "fedq", "fit", "digits_corbin", "--trainer.max_epochs=2")
     shell(folder, scripts / "fedq", "mechanisms")
     assert (folder / "runs" / "digits_corbin" / "report.md").is_file()

@@ -144,7 +144,7 @@ class _Seen:
         )
         self.label = np.broadcast_to(played.labels[:, :, None], self.values.shape)
         self.bins = Bins(self.values[self.half == 0])
-        self.outcome = self.bins.fine(self.values.ravel()).reshape(self.values.shape)
+        self.outcome: NDArray[np.int64] = self.bins.fine(self.values.ravel()).reshape(self.values.shape)
         self.allowed = Allowed(bench, test.claim, self.positions)
         self.kinds = len(played.updates)
 

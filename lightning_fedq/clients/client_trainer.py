@@ -139,8 +139,9 @@ def make_twins(
         copied: Callbacks of which the client has its own copy. All clients share the others.
     """
     fit_loop, epoch_loop = _new_loops(home)
+    client_class = _make_client_class(type(home))  # type: ignore[arg-type]
     return [
-        Twin(home, _trainer_attributes(home, loggers, callbacks, copied), _make_client_class(type(home))),
+        Twin(home, _trainer_attributes(home, loggers, callbacks, copied), client_class),
         Twin(home.strategy, _strategy_attributes(home.strategy, home.lightning_module)),
         Twin(home.fit_loop, vars(fit_loop), type(fit_loop), is_separate=True),
         Twin(home.fit_loop.epoch_loop, vars(epoch_loop), ClientLoop, is_separate=True),
@@ -209,7 +210,8 @@ def become_client(home: Any, loggers: Sequence[Any], callbacks: Sequence[Any], u
     as_client, of_strategy, fit_loop, epoch_loop = make_twins(home, loggers, callbacks, callbacks)
     # new loops by the `id` of the user's loops, which their attributes name
     new_loops: dict[int, Any] = {
-        id(loop.original): object.__new__(loop.kind) for loop in (epoch_loop, fit_loop)
+        id(loop.original): object.__new__(loop.kind)  # type: ignore[arg-type]
+        for loop in (epoch_loop, fit_loop)
     }
     for loop in (epoch_loop, fit_loop):
         attributes = {name: new_loops.get(id(one), one) for name, one in loop.attributes.items()}

@@ -58,7 +58,7 @@ _CURES: dict[Any, str] = {
     _BaseDataLoaderIter: "Keep the DataLoader, and call iter() on it in training_step.",
     io.IOBase: "Open it where it is used.",
 }
-_WITHOUT_PARTS = (type, types.ModuleType, str, Tensor, *weakref.ProxyTypes)
+_WITHOUT_PARTS: tuple[Any, ...] = (type, types.ModuleType, str, Tensor, *weakref.ProxyTypes)
 _ROOTS = ("", "optimizers", "lr_scheduler_configs", "precision_plugin", "callbacks", "datamodule", "trainer")
 """Names of a snapshot's roots, in their order."""
 
@@ -340,7 +340,7 @@ class _Pickler(pickle.Pickler):
         reduce = find_reduction(kind)  # type: ignore[arg-type]
         if reduce is not None:
             return reduce(value, snapshot.table)
-        if not copies_itself(kind):
+        if not copies_itself(kind):  # type: ignore[arg-type]
             return NotImplemented
         copied = self.memo.copy()
         known = [part for key, part in snapshot.by_id.items() if key in copied]

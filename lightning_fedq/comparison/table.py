@@ -440,7 +440,7 @@ def print_table(table: Sequence[Mapping[str, Any]], monitor: str) -> None:
             cells["R"] = f"{row['R']:.2g}" if row["R"] > 1e-6 else "0"
         shown.add_row(*(cell for name, cell in cells.items() if name not in hidden))
     console = _print_wide(shown, 500)
-    from lightning_fedq.privacy.secret_row import adversary_title  # imports torch, and only needed here
+    from lightning_fedq.privacy.row import adversary_title
 
     views = {row["run"]: str(row["view"]) for row in table}
     views = {run: view if view in ("", "-") else adversary_title(view) for run, view in views.items()}

@@ -49,9 +49,9 @@ from lightning_fedq.training.checks import (
     check_setup,
 )
 from lightning_fedq.training.client_evaluation import ClientEvaluator, none_if_nan
+from lightning_fedq.training.client_side import ClientSide
 from lightning_fedq.training.loops import OF_THE_FIT, Schedule, forget_loader, install_round_loop
 from lightning_fedq.training.population import PartitionedData
-from lightning_fedq.training.round import ClientSide
 
 _registry: Any = sys.modules[pl.trainer.connectors.callback_connector._load_external_callbacks.__module__]  # type: ignore[attr-defined]
 _setup: Any = pl.trainer.setup  # type: ignore[attr-defined]

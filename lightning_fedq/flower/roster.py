@@ -164,7 +164,11 @@ class Roster:
             time.sleep(POLL)
         self._store.put(_GATHERED, {"clients": wanted})
         if self._secrets is not None:
-            tables = {_SIGNATURES: self._signatures, _SAMPLES: self.samples, _ROSTER: self._registered}
+            tables: dict[str, dict[int, Any]] = {
+                _SIGNATURES: self._signatures,
+                _SAMPLES: self.samples,
+                _ROSTER: self._registered,
+            }
             for name, table in tables.items():
                 self._store.put(name, {str(client): value for client, value in sorted(table.items())})
 

@@ -21,7 +21,7 @@ from lightning_fedq.mechanisms.interface.old_names import CALLBACK_NAMES, refuse
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import ClientBudget, RoundPlanner, RoundTask
 from lightning_fedq.training.client_metrics import metric_forks
-from lightning_fedq.training.round import ClientSide
+from lightning_fedq.training.client_side import ClientSide
 from lightning_fedq.training.settings import Local
 
 PROTOCOL = "9"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -181,6 +181,22 @@ def choose_delta(federation: Federation, trainer: pl.Trainer) -> float:
     return asked.pop() if asked else usual
 
 
+class LoggedEpsilon(NamedTuple):
+    """Epsilon that is logged after rounds.
+
+    Args:
+        name: Name under which it is logged.
+        account: Account of the run.
+        adversary: Adversary of the privacy target.
+        is_cheap: Does it have a closed form?
+    """
+
+    name: str
+    account: Account
+    adversary: Adversary
+    is_cheap: bool
+
+
 class RunFigures:
     """Figures of a federation that are logged after each round.
 
@@ -191,7 +207,8 @@ class RunFigures:
 
     def __init__(self, federation: Federation, trainer: pl.Trainer) -> None:
         self._federation, self._trainer = federation, trainer
-        self._megabytes, self._costs = 0.0, dict[str, tuple[Account, Adversary, bool]]()
+        self._megabytes = 0.0
+        self._epsilon: LoggedEpsilon | None = None
         budgets: list[Any] = [each for each in get_callbacks(trainer) if hasattr(each, "epsilon_spent")]
         about = [each.adversary for each in budgets if each.unit != "sample"]
         target = federation.privacy_target
@@ -201,24 +218,24 @@ class RunFigures:
     def vector_changed(self) -> None:
         """Compute epsilons for a new trained vector, because parameters were frozen or unfrozen."""
         federation, target = self._federation, self._federation.privacy_target
-        self._costs = {}
-        if self._counted or federation.planner.law.secret:
-            return  # a budget logs its own epsilon, and charges of secret cohorts reveal the clients drawn
+        self._epsilon = None
+        if target is None or self._counted or federation.planner.law.secret:
+            # Without a target, the report at the end has all adversaries. A budget logs its own epsilon, and
+            # charges of secret cohorts reveal the clients drawn.
+            return
         assert federation.engine is not None
         byzantine = count_byzantine(self._trainer, federation.planner)
         run = full_run(federation, federation.engine, byzantine, federation.engine.ledger.rounds)
-        account = Account(run, choose_delta(federation, self._trainer))
-        groups = run.mechanism.protection_groups(run.num_clients)
-        if len(groups) > 1:
+        if len(run.mechanism.protection_groups(run.num_clients)) > 1:
             return  # each kind of clients has an epsilon of its own, which only the report shows
+        account, who = Account(run, choose_delta(federation, self._trainer)), target.against
+        claim = account.claims()[who]
+        if isinstance(claim.loss, NonPrivate):
+            return
         sums = run.threat.secure_sum
-        for who, claim in account.claims().items():
-            if target is None or who is not target.against or isinstance(claim.loss, NonPrivate):
-                continue  # without a target, the report at the end has all six adversaries
-            masked = who is not Adversary.SECAGG_SERVER or (sums is not None and sums.ran)
-            true = run.threat.secure_keys and masked
-            is_cheap = closed_form(claim.loss)
-            self._costs["fed/epsilon" if true else "fed/sim_epsilon"] = account, who, is_cheap
+        masked = who is not Adversary.SECAGG_SERVER or (sums is not None and sums.ran)
+        name = "fed/epsilon" if run.threat.secure_keys and masked else "fed/sim_epsilon"
+        self._epsilon = LoggedEpsilon(name, account, who, closed_form(claim.loss))
 
     def after(self, record: RoundRecord) -> dict[str, float]:
         """Return the figures after a round by their logged names. NaN if not computed after this round."""
@@ -233,11 +250,11 @@ class RunFigures:
         count = record.round + 1
         sparse = count == last or (count >= _FIRST_PRICED and count & (count - 1) == 0)
         ledger = engine.ledger
-        for name, (account, who, is_cheap) in self._costs.items():
-            values["fed/delta"] = account.delta
-            account = replace(account, run=replace(account.run, rounds=ledger.rounds))
-            known = sparse or is_cheap
-            values[name] = account.epsilon(who, ledger.max_charges, secret=False) if known else math.nan
+        if (asked := self._epsilon) is not None:
+            account = replace(asked.account, run=replace(asked.account.run, rounds=ledger.rounds))
+            values["fed/delta"], values[asked.name] = account.delta, math.nan
+            if sparse or asked.is_cheap:
+                values[asked.name] = account.epsilon(asked.adversary, ledger.max_charges, secret=False)
         return values
 
 

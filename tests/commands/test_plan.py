@@ -12,7 +12,7 @@ from lightning_fedq.commands import plan as command
 from lightning_fedq.commands.configs import find
 from lightning_fedq.commands.plan import candidates, sizes_for
 from lightning_fedq.data.models import MLP, Classifier
-from lightning_fedq.dpsgd.opacus import Account
+from lightning_fedq.dpsgd.accountant import Account
 from lightning_fedq.mechanisms import GaussianNoise
 from lightning_fedq.privacy.planning import Option, Problem, plan, recommended
 from lightning_fedq.privacy.target import PrivacyTarget, planned_charges
