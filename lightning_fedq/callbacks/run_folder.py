@@ -22,12 +22,12 @@ from lightning_fedq.callbacks.privacy_budget import PrivacyBudget
 from lightning_fedq.callbacks.trainer_lookup import find_engine, find_federated
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism
-from lightning_fedq.privacy import secret_row
 from lightning_fedq.privacy.document import PAGE, document
 from lightning_fedq.privacy.planning import fixed_bits
 from lightning_fedq.privacy.report import Bits, PrivacyReport, check_stated
 from lightning_fedq.privacy.report_file import to_json
 from lightning_fedq.privacy.report_rows import summarise_privacy
+from lightning_fedq.privacy.row import adversary_title
 from lightning_fedq.reports.layouts import markdown
 from lightning_fedq.reports.runs import (
     BITS_PER_MEGABYTE,
@@ -215,7 +215,7 @@ class RunFolder(pl.Callback):
         if self.privacy is not None:  # on the first rank
             title = plot_title(self.name, engine.mechanism)
             cell = summarise_privacy(self.privacy)
-            price = f"{title}\n{cell.label}, {secret_row.adversary_title(cell.who)}"
+            price = f"{title}\n{cell.label}, {adversary_title(cell.who)}"
             progress = plot_progress({self.name: self.rows}, self._metric(), price, self.baseline)
             save_figure(progress, self._folder() / PICTURE)
         if self.show and self.privacy is not None:
@@ -284,7 +284,7 @@ class RunFolder(pl.Callback):
         if num_buffers:
             shared = f"{num_buffers} of {privacy.dim} coordinates are buffers, charged like parameters"
             privacy = replace(privacy, notes=(*privacy.notes, shared))
-        noise = noise_over_signal(engine, self.rows, len(self.rows))
+        noise = noise_over_signal(engine, self.rows, len(self.rows), federated.fit.lengths)
         noise["words"] = describe_noise(noise)
         promises = self._promises(trainer, privacy.rounds)
         privacy = replace(privacy, notes=(*privacy.notes, *promises), stated=self.stated)
