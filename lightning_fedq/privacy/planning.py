@@ -15,6 +15,7 @@ on MNIST: R 0.04 lost nothing, 0.4 five points, 1.5 fifteen, above 4 nearly ever
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -282,20 +283,22 @@ def _solve(name: str, mechanism: Mechanism, problem: Problem, law: CohortLaw) ->
     return Option(name, calibration.mechanism, law, calibration.epsilon, bits, error, ratio, clients_needed)
 
 
+def group_clients(mechanism: Mechanism, cohort: int) -> tuple[tuple[int, ...], ...]:
+    """Return clients 0, 1, ... of a cohort in the groups of a mechanism."""
+    clients = iter(range(cohort))
+    return tuple(tuple(islice(clients, size)) for size in mechanism.group_sizes(cohort))
+
+
 def make_plan_context(mechanism: Mechanism, cohort: int, params: int) -> RoundContext:
     """Return a round for updates of norm 1, with one segment.
 
     Each coordinate has a range of 4.5 / sqrt(params). A mechanism with its own rule for the range gets a
     range of 1, into which every update fits.
     """
-    groups, start = [], 0
-    for size in mechanism.group_sizes(cohort):
-        groups.append(tuple(range(start, start + size)))
-        start += size
     radius = torch.ones(1, dtype=torch.float64)
     if mechanism.range_rule is None:
         radius *= KAPPA / math.sqrt(params)
-    return RoundContext(0, tuple(groups), (params,), 0.0 * radius, radius)
+    return RoundContext(0, group_clients(mechanism, cohort), (params,), 0.0 * radius, radius)
 
 
 def relative_error(
