@@ -274,7 +274,7 @@ class RunFolder(pl.Callback):
         self.summary = self._summarize(trainer, engine, privacy, federated.fit.vector.num_buffers)
         if federated.calibrated_target is not None:
             self.summary["privacy_target"] = federated.calibrated_target.statement
-        noise = noise_over_signal(engine, self.rows, len(self.rows))
+        noise = noise_over_signal(engine, self.rows, len(self.rows), federated.fit.lengths)
         self.summary["noise_over_signal"] = {**noise, "words": describe_noise(noise)}
         if not trainer.is_global_zero:
             return

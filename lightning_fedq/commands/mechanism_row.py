@@ -85,18 +85,11 @@ def describe(kind: type[Mechanism], mechanism: Mechanism | None = None, name: st
     rand = ClientRandomness(SeededKeys(0), range(CLIENTS), 0)
     message = mechanism.encode(torch.zeros(CLIENTS, DIM), context, rand)
     report = privacy_report(Run.ideal(mechanism, context, 1, ASSUMED), DELTA)
-    influence = mechanism.influence(0, context)
     row = {
         "mechanism": name or kind.__name__,
         "bits": f"{message.num_bits / (CLIENTS * DIM):.4g}",
         "sum": "yes" if mechanism.homomorphic else "no",
-        "influence": "-"
-        if influence is None
-        else "∞"
-        if influence == math.inf
-        else f"{influence:,.0f}"
-        if influence >= 100
-        else f"{influence:.3g}",
+        "influence": _format_influence(mechanism.influence(0, context)),
         "unit": next((row.unit for row in report.rows if row.verdict != NO_GUARANTEE), "-"),
     }
     for adversary in Adversary:
@@ -108,3 +101,12 @@ def describe(kind: type[Mechanism], mechanism: Mechanism | None = None, name: st
         else:
             row[adversary.name.lower()] = format_epsilon(claim.epsilon_unit)
     return {**row, "paper": paper(kind)}
+
+
+def _format_influence(influence: float | None) -> str:
+    """Return the maximum influence of a client as text, "-" where it is not known."""
+    if influence is None:
+        return "-"
+    if influence == math.inf:
+        return "∞"
+    return f"{influence:,.0f}" if influence >= 100 else f"{influence:.3g}"

@@ -55,7 +55,8 @@ def print_options(console: Console, problem: Problem, found: Sequence[Option]) -
         + ".  "
         "good from: number of clients from which R is good.  R: noise-to-signal ratio of the whole run, the "
         "squared error of the mean divided by its squared length. Up to 0.1 no accuracy is lost, and above 4 "
-        "the model learns nothing. All updates are clipped to the same norm, and their similarity is assumed "
+        "the model learns nothing. All updates are as long as the clipping norm in every round, and their "
+        "similarity is assumed "
         f"(--homogeneity {problem.homogeneity:g}).",
         highlight=False,
     )

@@ -318,9 +318,17 @@ def relative_error(
 
 
 def planned_noise(
-    mechanism: Mechanism, cohort: int, params: int, rounds: int, homogeneity: float = HOMOGENEITY
+    mechanism: Mechanism,
+    cohort: int,
+    params: int,
+    rounds: int,
+    homogeneity: float = HOMOGENEITY,
+    lengths: Sequence[float] = (),
 ) -> float | None:
-    """Return the planned noise-to-signal ratio R of a run, E / (eta rounds). None without a bound on E.
+    """Return the planned noise-to-signal ratio R of a run. None without a bound on E.
+
+    It is E / (eta rounds) if all updates are equally long. With the lengths l of a schedule it is E rounds /
+    (eta (sum l)^2), because the noise of a round does not depend on its length.
 
     Args:
         mechanism: Mechanism of the run.
@@ -328,8 +336,13 @@ def planned_noise(
         params: Number of parameters of the model.
         rounds: Number of rounds of the run, >= 1.
         homogeneity: Similarity of the clients' updates, eta, in (0, 1].
+        lengths: Length of the updates of each round, relative to the longest. Empty if all are equally long.
     """
-    return noise_ratio(relative_error(mechanism, cohort, params, homogeneity), rounds, homogeneity)
+    ratio = noise_ratio(relative_error(mechanism, cohort, params, homogeneity), rounds, homogeneity)
+    if ratio is None or not lengths:
+        return ratio
+    signal = sum(lengths) / rounds
+    return ratio / signal**2 if signal > 0.0 else math.inf
 
 
 def noise_ratio(error: float | None, rounds: int, homogeneity: float) -> float | None:

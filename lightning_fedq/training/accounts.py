@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_fedq._lightning import get_callbacks, pl
+from lightning_fedq._lightning import get_callbacks, pl, rank_zero_info
 from lightning_fedq.algorithms.byzantine.counting import count_byzantine
+from lightning_fedq.data.sampling import in_short
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism, NonPrivate, RoundContext
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import closed_form
@@ -328,24 +329,62 @@ def epsilon_by_round(
     return tuple((round, epsilon_after(run, report.about, most)) for round, most in shown)
 
 
-def noise_over_signal(engine: RoundEngine, rows: Sequence[dict[str, float]], rounds: int) -> dict[str, Any]:
+def noise_over_signal(
+    engine: RoundEngine, rows: Sequence[dict[str, float]], rounds: int, lengths: Sequence[float] = ()
+) -> dict[str, Any]:
     """Return the noise-to-signal ratio R of a run, planned and measured. None where it is not known.
 
     Args:
         rows: Rounds of the run, as in `metrics.csv`.
         rounds: Number of rounds of the run.
+        lengths: Lengths of updates by the schedule, see `FederatedFit`. Used if they cover all rounds.
 
     Returns:
         `planned` and `sim_seen` (measured). Also `clip` if a smaller clip_norm is enough, see
-        `suggest_clip_norm`.
+        `suggest_clip_norm`, and `short_rounds`, the rounds whose updates were below a tenth of the longest.
     """
-    dim = engine.weights.numel()
+    dim, cohort, rounds = engine.weights.numel(), engine.planner.cohort_size, max(rounds, 1)
+    lengths = lengths[:rounds] if len(lengths) >= rounds else ()
     found: dict[str, Any] = {
-        "planned": planned_noise(engine.mechanism, engine.planner.cohort_size, dim, max(rounds, 1)),
+        "planned": planned_noise(engine.mechanism, cohort, dim, rounds, lengths=lengths),
         "sim_seen": measured_noise(rows),
     }
-    clip = suggest_clip_norm(engine.mechanism, dim, rows)
-    return found if clip is None else {**found, "clip": clip}
+    if (clip := suggest_clip_norm(engine.mechanism, dim, rows)) is not None:
+        found["clip"] = clip
+    if short := find_short_rounds([_update_norm(row, dim) for row in rows]):
+        found["short_rounds"] = short
+    return found
+
+
+def report_short_rounds(engine: RoundEngine, lengths: Sequence[float]) -> None:
+    """Report rounds in which a schedule makes updates short, if the plan's R rises by half and is not good.
+
+    Args:
+        lengths: Lengths of the updates of each round by the schedule, relative to the longest.
+    """
+    short, rounds = find_short_rounds(lengths), len(lengths)
+    known = engine.mechanism, engine.planner.cohort_size, engine.weights.numel(), rounds
+    ratio, constant = planned_noise(*known, lengths=lengths), planned_noise(*known)
+    if short and ratio is not None and constant is not None and ratio > max(GOOD, 1.5 * constant):
+        rank_zero_info(
+            f"The schedule makes updates of rounds {in_short(short)} shorter than a tenth of the longest, "
+            f"and their noise stays. R is {ratio:.2g} instead of {constant:.2g} at a constant rate. Use a "
+            "schedule that ends higher, or fewer rounds"
+        )
+
+
+def find_short_rounds(lengths: Sequence[float]) -> list[int]:
+    """Return the rounds, from 1, whose length is below a tenth of the largest one. NaN is not known."""
+    longest = max((length for length in lengths if not math.isnan(length)), default=0.0)
+    return [round for round, length in enumerate(lengths, 1) if length < 0.1 * longest]
+
+
+def _update_norm(row: Mapping[str, float], dim: int) -> float:
+    """Return the root mean square norm of the updates of a round. NaN without diagnostics."""
+    mse, snr, homogeneity = (row.get(f"sim_{name}", math.nan) for name in ("mse", "snr_db", "homogeneity"))
+    if not (math.isfinite(mse) and math.isfinite(snr) and homogeneity > 0.0):
+        return math.nan
+    return math.sqrt(dim * mse * 10.0 ** (snr / 10.0) / homogeneity)
 
 
 def describe_noise(ratios: Mapping[str, Any]) -> str:
@@ -375,6 +414,8 @@ def describe_noise(ratios: Mapping[str, Any]) -> str:
             f"instead of {clip['clip_norm']:.2g}, with {clip['less']:.2g} of the measured R. The norm was "
             "read from data without a charge (AdaptiveClip charges it)"
         )
+    if short := ratios.get("short_rounds"):
+        means += f". Updates of rounds {in_short(short)} were shorter than a tenth of the longest"
     return f"R = {', '.join(words)}: {means}"
 
 
@@ -397,12 +438,7 @@ def suggest_clip_norm(
     if not mechanism.clips_norm:
         return None
     present: float = mechanism.clip_norm
-    norms = [
-        math.sqrt(dim * row["sim_mse"] * 10.0 ** (row["sim_snr_db"] / 10.0) / row["sim_homogeneity"])
-        for row in rows
-        if all(math.isfinite(row.get(f"sim_{name}", math.nan)) for name in ("mse", "snr_db", "homogeneity"))
-        and row["sim_homogeneity"] > 0.0
-    ]
+    norms = [norm for row in rows if not math.isnan(norm := _update_norm(row, dim))]
     ratio = _ROOM * max(norms, default=math.inf) / present
     if ratio > 0.5:
         return None

@@ -27,7 +27,7 @@ from lightning_fedq.clients.undo import Undo
 from lightning_fedq.clients.vector import Members, Vector
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.rounds import RoundEngine, RoundPlan, RoundRecord
-from lightning_fedq.training.accounts import RunFigures, choose_delta, run_to_charge
+from lightning_fedq.training.accounts import RunFigures, choose_delta, report_short_rounds, run_to_charge
 from lightning_fedq.training.checkpoints import (
     RecordFile,
     keep_journal,
@@ -169,6 +169,7 @@ class FederatedFit(Rounds):
         self.side.begin(
             choice, self.correction, self.clients_per_step, None if ranks is None else ranks.group
         )
+        self.lengths = self._plan_lengths()
         self._evaluator = self._begin_evaluation(choice)
         if "clients" in saved:
             population.load_state_dict(saved["clients"])
@@ -277,6 +278,19 @@ class FederatedFit(Rounds):
             self._target.limit(engine, federation, trainer)
             if federation.seed is None:
                 self._target.skip_spent_rounds(engine)
+
+    def _plan_lengths(self) -> list[float]:
+        """Return the lengths of updates that the schedule sets for each round, relative to the longest.
+
+        Empty if the schedule does not tell, or this fit goes on with earlier rounds, whose rates are unknown.
+        """
+        rounds = self._federation.count_rounds(self._trainer)
+        rates = None if self.engine.round or not rounds else self.side.clock.planned_rates(rounds)
+        if not rates or not max(rates) > 0.0:
+            return []
+        lengths = [rate / max(rates) for rate in rates]
+        report_short_rounds(self.engine, lengths)
+        return lengths
 
     def _choose_stack(self) -> int:
         """Choose the number of clients that train in one step (the size of a stack)."""
