@@ -109,7 +109,8 @@ def audit_cases(mechanism: Mechanism, dim: int) -> tuple[AuditCase, ...]:
     context = make_context(mechanism, range(4), (dim,))
     if mechanism.num_symbols(context) == 1:
         return (AuditCase(mechanism, everybody=True),)
-    spread, concentrated = mechanism, ()
+    spread = mechanism
+    concentrated: tuple[AuditCase, ...] = ()
     if mechanism.level == "noise_multiplier" and mechanism.longest_update(dim) is not None:
         spread = _with_less_noise(mechanism, dim)
         concentrated = (AuditCase(mechanism, concentrated=True, title="one coordinate"),)

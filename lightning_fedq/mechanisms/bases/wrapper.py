@@ -74,4 +74,4 @@ def public_names() -> list[str]:
 for _name in public_names():
     if _name not in OWN_NAMES:
         setattr(Wrapper, _name, _forwarded(_name))
-update_abstractmethods(Wrapper)
+update_abstractmethods(Wrapper)  # type: ignore[type-abstract]
