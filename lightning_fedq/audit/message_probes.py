@@ -250,7 +250,7 @@ def _two_rounds(seen: _Seen) -> Cell:
 
 def _two_clients(seen: _Seen) -> list[Cell]:
     """Return the counts of two clients of different groups: with the same update, or one and the next."""
-    clients, kinds = seen.outcome.shape[1], seen.kinds
+    clients, kinds = len(seen.played.clients), seen.kinds
     if clients <= 2 * kinds:
         return []
     coarse, width = seen.bins.coarse(seen.outcome), seen.bins.coarse_size

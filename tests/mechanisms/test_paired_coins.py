@@ -9,14 +9,21 @@ from lightning_fedq.functional.one_bit.coupled_coins import pair_mse
 from lightning_fedq.functional.one_bit.threshold_coin import one_bit_thresholds
 from lightning_fedq.keys.randomness import ClientRandomness, SeededKeys
 from lightning_fedq.mechanisms import LDPQ, PairedCoins
+from lightning_fedq.mechanisms.bases.one_bit import COINS
 from lightning_fedq.mechanisms.interface import Adversary
-from lightning_fedq.mechanisms.paired_coins import _secret
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.losses.pairs import CoinSum, HiddenPair
 from tests.functional.one_bit.oracle import coupled_thresholds
 from tests.one_round import decode, encode, make_context
 
 INPUTS = (-1.0, -0.5, 0.0, 0.5, 1.0)
+
+
+def _secret(group, rank, dim, rand):
+    """One secret bit per coordinate, complemented for the pair's second member."""
+    packed = np.empty(-(-dim // 8), np.uint8)
+    rand.peer(group, COINS).fill(packed)
+    return np.unpackbits(packed, count=dim).astype(bool) ^ bool(rank)
 
 
 def bits_of(mechanism, values, num_draws, clients=None):
