@@ -35,50 +35,16 @@ from lightning_fedq.privacy.verdict import format_epsilon
 from lightning_fedq.reports.runs import write_rows, write_summary
 from tests.callbacks.runs import small_run
 from tests.changed import changed
+from tests.configurations import linear_on_digits, written
 
 
 def configuration(folder, **federated):
     """A run of two rounds on 60 digits with four clients."""
     path = folder / "small.yaml"
-    small = {
-        "seed_everything": 0,
-        "model": {
-            "class_path": "lightning_fedq.data.models.Classifier",
-            "init_args": {
-                "backbone": {
-                    "class_path": "lightning_fedq.data.models.Linear",
-                    "init_args": {"in_features": 64},
-                }
-            },
-        },
-        "data": {
-            "class_path": "lightning_fedq.data.datasets.DigitsDataModule",
-            "init_args": {"num_train": 60},
-        },
-        "trainer": {
-            "max_epochs": 2,
-            "accelerator": "cpu",
-            "logger": False,
-            "enable_checkpointing": False,
-            "enable_model_summary": False,
-            "callbacks": [
-                {
-                    "class_path": "lightning_fedq.callbacks.Federated",
-                    "init_args": {
-                        "mechanism": {
-                            "class_path": "lightning_fedq.mechanisms.CorBin",
-                            "init_args": {"epsilon_per_coordinate": 1.0},
-                        },
-                        "num_clients": 4,
-                        "clients_per_step": 4,
-                        **federated,
-                    },
-                },
-                {"class_path": "lightning_fedq.callbacks.RoundProgressBar"},
-            ],
-        },
-    }
-    path.write_text(yaml.safe_dump(small))
+    corbin = written("mechanisms.CorBin", epsilon_per_coordinate=1.0)
+    settings = {"mechanism": corbin, "num_clients": 4, "clients_per_step": 4, **federated}
+    callbacks = [written("callbacks.Federated", **settings), written("callbacks.RoundProgressBar")]
+    path.write_text(yaml.safe_dump(linear_on_digits(60, 2, callbacks=callbacks)))
     return path
 
 

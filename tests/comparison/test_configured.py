@@ -13,6 +13,7 @@ import yaml
 from lightning_fedq.cli import main
 from lightning_fedq.comparison import Comparison, processes
 from lightning_fedq.reports.runs import read_rows
+from tests.configurations import written
 from tests.test_cli import configuration
 
 ASKED = ["--mechanisms", "GaussianNoise", "--epsilon", "8", "--jobs", "1"]
@@ -31,10 +32,7 @@ def changed(path: Path, **federated: Any) -> Path:
     config = yaml.safe_load(path.read_text())
     of = config["trainer"]["callbacks"][0]["init_args"]
     of.update({"secure_aggregation": {"simulation": "masked"}, **federated})
-    of["mechanism"] = {
-        "class_path": "lightning_fedq.mechanisms.GaussianNoise",
-        "init_args": {"clip_norm": 0.5, "noise_multiplier": 1.0},
-    }
+    of["mechanism"] = written("mechanisms.GaussianNoise", clip_norm=0.5, noise_multiplier=1.0)
     path.write_text(yaml.safe_dump(config))
     return path
 
