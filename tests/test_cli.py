@@ -156,8 +156,26 @@ def test_abbreviations_are_refused_with_the_nearest_option(capsys):
     """`--trainer.max_epoch 3` was taken as an abbreviation, and `--set Federated.num_client=7` took 8 s."""
     assert main(["fit", "digits_private", "--trainer.max_epoch", "3"]) == 2
     assert "Did you mean 'trainer.max_epochs'?" in capsys.readouterr().err
-    assert main(["privacy", "digits_private", "--round", "3"]) == 2
-    assert "Did you mean '--rounds'?" in capsys.readouterr().err
+    for words, nearest in (
+        (["privacy", "digits_private", "--round", "3"], "--rounds"),
+        (["compare", "--mech", "CorBin"], "--mechanisms"),
+        (["plan", "--eps", "3"], "--epsilon"),  # before what is missing
+    ):
+        assert main(words) == 2
+        assert f"Did you mean '{nearest}'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("delta", ["0", "1.5"])
+def test_a_wrong_delta_is_refused_at_once(delta, capsys, monkeypatch):
+    """`fedq privacy RUN RUN --delta 0` took 1e-5 in its place, and the cure of one source was 1.5 itself."""
+    monkeypatch.setattr("lightning_fedq.commands.plan.read_sizes", lambda *_: pytest.fail("it was read"))
+    for words in (
+        ["privacy", "one", "two"],
+        ["privacy", "digits_private"],
+        ["plan", "x.yaml", "--epsilon", "8"],
+    ):
+        assert main([*words, "--delta", delta]) == 2
+        assert f"error: delta must be > 0 and below 1, got {float(delta)}" in capsys.readouterr().err
 
 
 def test_unknown_settings_are_refused_before_slow_imports():

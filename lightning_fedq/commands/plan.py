@@ -28,6 +28,7 @@ from lightning_fedq.mechanisms.registry import class_path
 from lightning_fedq.privacy.cohorts import Everybody, make_cohort_law
 from lightning_fedq.privacy.planning import HOMOGENEITY, Option, Problem, plan, recommended
 from lightning_fedq.privacy.target import PrivacyTarget
+from lightning_fedq.reports.plot_style import picture_format
 from lightning_fedq.reports.runs import save_figure
 from lightning_fedq.rounds.protocols import check_aggregation
 from lightning_fedq.secagg import SecAgg
@@ -82,9 +83,12 @@ def main(
         homogeneity: Similarity of the updates, |mean|^2 divided by the mean |update|^2.
         mechanisms: Mechanisms by row, class or class path (default: all).
         why: Print the reason for each mechanism that is not possible.
-        picture: File of a picture with the error against epsilon, bits and clients.
+        picture: File (.pdf, .svg or .png) of a picture with the error against epsilon, bits and clients.
     """
     check_rounds(rounds)
+    target = PrivacyTarget(epsilon, delta, adversary, over)
+    if picture is not None:
+        picture_format(picture)
     given: dict[str, Any] = {"clients": clients, "params": params, "rounds": rounds}
     sizes = {**given, "dropout_probability": dropout_probability}
     sizes = {name: value for name, value in sizes.items() if value is not None}
@@ -103,7 +107,6 @@ def main(
     if missing := [f"--{name}" for name in given if name not in sizes]:
         raise ValueError(f"Give {', '.join(missing)}, or name a configuration that sets them")
     law = law.with_secret() if secret else law
-    target = PrivacyTarget(epsilon, delta, adversary, over)
     problem = Problem(**sizes, law=law, target=target, secure_aggregation=secagg, homogeneity=homogeneity)
     if (active or max_colluding_fraction is not None) and not problem.behind_masks:
         raise ValueError(

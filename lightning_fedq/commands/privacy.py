@@ -24,6 +24,7 @@ from lightning_fedq.commands.together import cost_of_folder, page_of_runs
 from lightning_fedq.dpsgd.statement import SampleStatement
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.mechanisms.registry import mechanism_class
+from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.document import PAGE, document
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
@@ -371,12 +372,14 @@ def main(
         mechanism: Class path of a checkpoint's mechanism, if no installed package declares it.
         out: Folder that also gets privacy.md and privacy.json.
     """
+    if delta is not None:
+        check_delta(delta)
     source, *others = sources
     path, changes = Path(source), (mechanism, params, rounds) != (None, None, None) or secagg or bool(set_)
     if others:
         if changes:
             raise ValueError("Several runs have their own settings. Use no options except --delta and --out.")
-        return _together(sources, delta or _DELTA, out)
+        return _together(sources, _DELTA if delta is None else delta, out)
     if path.is_dir():
         if changes or delta is not None:
             raise ValueError(f"A finished run has its own settings. Give {path}/config.yaml to change them.")

@@ -12,6 +12,7 @@ Objects that are no `Loss` are refused, and so is `NonPrivate`, which has nothin
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import NamedTuple
 
 from lightning_fedq.mechanisms.interface import NO_SLACK, Slack
@@ -33,9 +34,12 @@ def check_delta(delta: float | None, count: int | None = None, unit: str = "clie
     Raises:
         ValueError: If delta is missing, below 1e-12 (where the rounding of the accountant's floats would
             show), not below 1, or not below 1 / count.
+        TypeError: If delta is not a number.
     """
     if delta is None:
         raise ValueError(f"delta is missing. Choose one below 1 / {unit}, such as 1e-5.")
+    if not isinstance(delta, Real) or isinstance(delta, bool):
+        raise TypeError(f"delta must be a number, got {delta!r} ({type(delta).__name__})")
     if 0.0 < delta < SMALLEST_DELTA:
         raise ValueError(
             f"delta must be >= {SMALLEST_DELTA:g}, got {delta} "

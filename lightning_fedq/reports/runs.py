@@ -21,7 +21,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lightning_fedq.privacy.journal import name_file_in_errors
 from lightning_fedq.privacy.verdict import format_epsilon
-from lightning_fedq.reports.plot_style import darken, legend, panels, png, series
+from lightning_fedq.reports.plot_style import (
+    darken,
+    finish_row,
+    legend,
+    panels,
+    picture_bytes,
+    picture_format,
+    series,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -299,17 +307,21 @@ def report_markdown(summary: Mapping[str, Any], privacy: PrivacyReport, pictures
 
 
 def save_figure(figure: Figure, path: Path, twin: bool = False) -> None:
-    """Write a figure as PNG, atomically.
+    """Write a figure, atomically.
 
     Args:
         figure: Figure for white paper.
-        path: File of the picture.
+        path: File of the picture, which ends with .pdf, .svg or .png.
         twin: Whether to write also `NAME_dark.png`. The figure object is dark afterwards.
+
+    Raises:
+        ValueError: If the file has another ending.
     """
-    write_atomically(path, png(figure))
+    kind = picture_format(path)
+    write_atomically(path, picture_bytes(figure, kind))
     if twin:
         darken(figure)
-        write_atomically(path.with_name(f"{path.stem}_dark{path.suffix}"), png(figure))
+        write_atomically(path.with_name(f"{path.stem}_dark{path.suffix}"), picture_bytes(figure, kind))
 
 
 def set_round_axis(axes: Axes) -> None:
@@ -353,6 +365,7 @@ def plot_progress(
     title: str = "",
     baseline: float | None = None,
     dashed: Collection[str] = (),
+    row: bool = False,
 ) -> Figure:
     """Draw one metric of one or several runs against rounds and against megabytes sent by the clients.
 
@@ -362,15 +375,16 @@ def plot_progress(
         title: Title of the picture.
         baseline: Value of the metric that is drawn as a line.
         dashed: Names of runs that are drawn dashed and grey, such as runs without privacy.
+        row: Whether to draw the panels in a row, for a paper.
     """
-    figure, (by_round, by_size) = panels(2, title)
+    figure, (by_round, by_size) = panels(2, title, row=row)
     longest: list[float] = []
     for place, (name, rows) in enumerate(runs.items()):
         sent, points = 0.0, []
-        for row in rows:
-            sent += (row["uplink_bits"] + row["setup_bits"]) / BITS_PER_MEGABYTE
-            if monitor in row:
-                points.append((row["round"], sent, row[monitor]))
+        for done in rows:
+            sent += (done["uplink_bits"] + done["setup_bits"]) / BITS_PER_MEGABYTE
+            if monitor in done:
+                points.append((done["round"], sent, done[monitor]))
         rounds, megabytes, values = zip(*points, strict=True) if points else ((), (), ())
         longest.append(sent)
         style = {**series(place), "linestyle": "-", "markevery": max(1, len(points) // 12)}
@@ -378,7 +392,9 @@ def plot_progress(
         by_round.plot(rounds, values, label=name, **style)
         by_size.plot(megabytes, values, label=name, **style)
         if not points:
-            there = ", ".join(sorted({key for row in rows for key in row if "_" in key and key[:3] != "num"}))
+            there = ", ".join(
+                sorted({key for done in rows for key in done if "_" in key and key[:3] != "num"})
+            )
             text = f"{name} never logged {monitor}. It logged:\n{there}"
             by_round.text(0.5, 0.5, text, transform=by_round.transAxes, ha="center", wrap=True, fontsize=7)
     if baseline is not None:
@@ -390,6 +406,8 @@ def plot_progress(
     by_size.set_ylabel(monitor)
     if min(longest) > 0 and max(longest) >= 10 * min(longest):
         plain_log(by_size, "x")
-    if len(runs) > 1 or baseline is not None:
+    if row:
+        finish_row(figure, title)
+    elif len(runs) > 1 or baseline is not None:
         legend(by_round)
     return figure
