@@ -196,7 +196,7 @@ class SampleAccounts:
         self._check_rows(state_dict.get("rows_per_person", 1))
         own = self._now()
         has_spent = any(own.values())
-        name: str = state_dict["id"]
+        name = state_dict.get("id") or secrets.token_hex(8)  # 0.1.0 wrote no identifier
         saved: dict[int, History] = {
             int(client): [(noise, rate, steps) for noise, rate, steps in history]
             for client, history in state_dict["histories"].items()

@@ -109,13 +109,14 @@ def _train(home: Any, first: Sequence[Any], last: Any, loader: Any) -> Trained:
     logged = dict[str, float | None]()
     with pl.utilities.seed.isolate_rng(include_cuda=False):
         fit.train(client, Batches(iter(first), len(first), loader), 0)
+        trained = dict.fromkeys(item.meta.name for item in child.fit_loop.epoch_loop._results.values())
         if home.enable_validation:
             _validate(home, client, logged)
     with pl.utilities.seed.isolate_rng(include_cuda=False):
         call_hooks(child, client.callbacks, "on_train_epoch_start")
         client.module.on_train_epoch_start()
         fit.train(client, Batches(iter([last]), 1, loader), len(first))
-    names = [*logged, *child.callback_metrics]
+    names = [*logged, *trained]
     fit.drop(client)
     return Trained(seen[-1], {name: value for name, value in logged.items() if value is not None}, names)
 

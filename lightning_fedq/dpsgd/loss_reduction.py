@@ -32,6 +32,7 @@ from lightning_fedq.data.generator_turns import states_of_defaults
 from lightning_fedq.data.sampling import in_short
 from lightning_fedq.dpsgd.draws import check_draws_of_step
 from lightning_fedq.dpsgd.layers import SampleGradientError, describe_layer, refuse_rows
+from lightning_fedq.dpsgd.refusals import UnchangedParameters
 
 if TYPE_CHECKING:
     from lightning_fedq.dpsgd.opacus import SampleGradientHooks
@@ -122,7 +123,8 @@ def loss_reduction(
                     "The loss of one batch is random even in eval mode. "
                     "Make training_step deterministic when module.training is False."
                 )
-        alone = [compute_loss(_part(batch, [i])) for i in range(size)]
+        with UnchangedParameters(probe).watch():
+            alone = [compute_loss(_part(batch, [i])) for i in range(size)]
         whole = compute_loss(batch)
         if not math.isfinite(whole):  # samples with a non-finite loss count as zero when they are clipped
             finite = [i for i, loss in enumerate(alone) if math.isfinite(loss)]
@@ -141,7 +143,8 @@ def loss_reduction(
                 return step(part)
 
         stepped = {id(p) for group in trainer.optimizers[0].param_groups for p in group["params"]}
-        _check_hooks(probe, hooked_step, batch, [n for n, p in module.named_parameters() if id(p) in stepped])
+        trained = [n for n, p in module.named_parameters() if id(p) in stepped and p.requires_grad]
+        _check_hooks(probe, hooked_step, batch, trained)
         _check_rows(probe, hooked_step, batch, None if again is None else lambda: prepare(again()))
         probe_hooks.remove_hooks()
     return reduction

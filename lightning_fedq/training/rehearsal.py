@@ -27,6 +27,9 @@ from lightning_fedq.data.sampling import in_short
 from lightning_fedq.training.client_metrics import metric_forks
 from lightning_fedq.training.dry_round import DryWorker, in_a_line
 
+Failure = tuple[str, Exception]
+"""What fails at the end of a round, as a sentence, and the user's error."""
+
 
 class TrialFindings(NamedTuple):
     """Findings of a client's first steps.
@@ -50,7 +53,7 @@ class TrialFindings(NamedTuple):
     stale: str = ""
     raised: Sequence[str] = ()
     names: Mapping[str, None] = {}
-    end: tuple[str, Exception] | None = None
+    end: Failure | None = None
     end_obstacle: str = ""
     validated: tuple[str, ...] | None = None
 
@@ -147,10 +150,6 @@ def report_unrehearsed_end(trainer: Any, obstacle: str) -> None:
             f"Not rehearsed before round 1: {' and '.join(names)} ({obstacle}). An error there would come "
             "after round 1 is charged, so try one round with a seed first"
         )
-
-
-Failure = tuple[str, Exception]
-"""What fails at the end of a round, as a sentence, and the user's error."""
 
 
 def rehearse_end(

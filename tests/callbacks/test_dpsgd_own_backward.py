@@ -1,5 +1,6 @@
 """`DPSGD` reads the backward pass of the training step, and no other one."""
 
+import warnings
 from functools import partial
 
 import pytest
@@ -175,7 +176,9 @@ class Positions(Layers):
 class Scripted(Layers):
     def __init__(self):
         super().__init__()
-        self.backbone[2] = torch.jit.script(self.backbone[2])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            self.backbone[2] = torch.jit.script(self.backbone[2])
 
 
 class NotReduced(Layers):

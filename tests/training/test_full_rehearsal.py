@@ -182,7 +182,7 @@ def stops(monitor):
     [
         (Classifier, ["val_ac"], "EarlyStopping watches 'val_ac', but .* has logged .*val_acc"),
         (Plateau, [], "ReduceLROnPlateau watches 'val_ac'"),
-        (Classifier, ["val_acc"], None),
+        (Classifier, ["val_acc", "train_loss"], None),
     ],
 )
 def test_a_metric_that_is_never_logged_is_named_before_the_first_charge(module, callbacks, watches, private):
