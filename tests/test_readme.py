@@ -182,7 +182,6 @@ def ends_within_its_target(text, folder):
         assert 0.9 * float(epsilon) < rows[adversary]["epsilon_run"] <= float(epsilon)
 
 
-@pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
 @pytest.mark.parametrize("block", BASH, ids=range(len(BASH)))
 def test_bash_block(block, folder):
     """The first line in a shell; what follows, in this process, which has imported everything."""

@@ -166,12 +166,6 @@ def test_a_survivor_without_its_partner_decodes_unbiased():
     assert abs(estimate.mean().item() - 0.5) <= 5 * estimate.std().item() / math.sqrt(num_draws)
 
 
-@pytest.mark.parametrize("epsilon", [math.inf, 0.0, -1.0, 2.0**-29])
-def test_an_epsilon_that_cannot_be_tossed_is_refused(epsilon):
-    with pytest.raises(ValueError, match="epsilon"):
-        PairedCoins(epsilon_per_coordinate=epsilon)
-
-
 def test_dropouts_leave_only_the_coins_that_answer():
     """Every other client counts as a coin already, so a broken pair's survivor must not count once more."""
     mechanism = PairedCoins(epsilon_per_coordinate=1.0)
