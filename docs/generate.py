@@ -43,9 +43,7 @@ ROOT = DOCS.parent
 PAGES = (ROOT / "README.md", ROOT / "SECURITY.md", *sorted(DOCS.rglob("*.md")))
 LISTS = Path(inspect.getfile(mechanisms))
 PUBLIC: dict[str, tuple[str, ...]] = {
-    "callbacks": (),
     "leakage": ("LeakageBudget", "LeakageMonitor"),
-    "mechanisms": (),
     "data.datasets": (),
     "data.models": (),
     "flower": ("client_app", "server_app"),
@@ -58,7 +56,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "data": ("Partition",),
     "mechanisms.contract_suite": ("check_mechanism",),
 }
-"""Names that are public beside those of `lightning_fedq` itself, by module. () is its `__all__`."""
+"""Further public names by module: () is its `__all__`. `lightning_fedq` has callbacks and mechanisms."""
 
 HOOKS = {
     "homomorphic": (
@@ -178,7 +176,7 @@ def _uses(path: Path) -> set[str]:
 
 
 def mechanisms_table() -> str:
-    """What each mechanism is, what it costs, and the digits run that shows it."""
+    """Each mechanism with its description, its bits, and the digits run that shows it."""
     runs = {path.stem: _uses(path) for path in configs().values() if path.stem.startswith("digits_")}
     shown = {f"digits_{name}" for name in fragments()}
     return _table(
@@ -198,11 +196,15 @@ def mechanisms_table() -> str:
 
 
 def claims_table() -> str:
-    """Epsilon of a unit against each adversary, and how far one Byzantine client moves the sum."""
+    """Epsilon of a unit against each adversary, and how far one Byzantine client moves the sum.
+
+    Mechanisms without a guarantee are left out.
+    """
     adversaries = [who.name.lower() for who in Adversary]
     columns = ["mechanism", "unit", *adversaries, "influence"]
     heads = ["mechanism", "unit", *(f"`{name}`" for name in adversaries), "max. influence"]
-    return _table(heads, ([row[name].replace("*", r"\*") for name in columns] for row in _described()))
+    claiming = (row for row in _described() if row["unit"] != "-")
+    return _table(heads, ([row[name].replace("*", r"\*") for name in columns] for row in claiming))
 
 
 def adversaries_table() -> str:
@@ -255,7 +257,11 @@ def _hooks(kind: type[MechanismBasics]) -> str:
     declared = {*kind.__annotations__, *vars(kind)}
     return _table(
         ["hook", "default", "implement it if", "example"],
-        ([f"`{name}`", *HOOKS[name], _example(name)] for name in HOOKS if name in declared),
+        (
+            [f"`{name}`", *HOOKS[name], _example(name)]
+            for name in HOOKS
+            if name in declared and HOOKS[name][0] != "required"
+        ),
     )
 
 
@@ -279,8 +285,12 @@ def _files(shipped: dict[str, Path]) -> str:
 
 
 def configs_table() -> str:
-    """The complete runs."""
-    return _files(configs())
+    """The complete runs, without those of a mechanism on digits that protect nothing."""
+    of_mechanisms = {f"digits_{name}" for name in fragments()}
+    shown = configs().items()
+    return _files(
+        {name: path for name, path in shown if name not in of_mechanisms or not _BARE.search(_comment(path))}
+    )
 
 
 def fragments_table() -> str:
@@ -290,7 +300,7 @@ def fragments_table() -> str:
 
 
 def commands_table() -> str:
-    """What `fedq` can do."""
+    """Commands of `fedq`, with their descriptions."""
     every = {**cli.TRAINING, **cli.OTHERS}
     return _table(["command", "description"], ([f"`fedq {name}`", text] for name, text in every.items()))
 
@@ -327,7 +337,7 @@ def renewed(text: str) -> str:
 
 
 def _help(command: str) -> str:
-    """What a command's own parser prints, 100 columns wide."""
+    """Help of a command's own parser, 100 columns wide."""
     shown, width = io.StringIO(), os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = "100"
     try:
@@ -339,7 +349,7 @@ def _help(command: str) -> str:
 
 
 def _flags(check: bool) -> dict[str, str]:
-    """What Lightning's parser prints for `fedq fit NAME`. Other packages than it is from can't check it."""
+    """Help of Lightning's parser for `fedq fit NAME`. Other packages than it is from can't check it."""
     kept: dict[str, str] = json.loads(HELP.read_text())
     if check and kept[WRITERS] != writers():
         return {name: kept[name] for name in (FLAGS, WRITERS)}

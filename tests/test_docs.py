@@ -171,6 +171,12 @@ def test_links_lead_somewhere_in_the_repository(source):
             assert not anchor or anchor in anchors(page), target
 
 
+def test_the_index_links_every_page():
+    text = (DOCS / "index.md").read_text()
+    pages = [path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")]
+    assert not [page for page in pages if page != "index.md" and f"]({page})" not in text]
+
+
 def test_the_round_leads_along_lines_that_are_there():
     steps = re.findall(
         r"\[`([^`]+)`\]\(\.\./(lightning_fedq/[^)]+)\)", (ROOT / "docs" / "layout.md").read_text()
