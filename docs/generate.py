@@ -257,15 +257,11 @@ def _hooks(kind: type[MechanismBasics]) -> str:
     declared = {*kind.__annotations__, *vars(kind)}
     return _table(
         ["hook", "default", "implement it if", "example"],
-<<<<<<< HEAD
-        ([f"`{name}`", *HOOKS[name], _example(name)] for name in HOOKS if name in declared),
-=======
         (
             [f"`{name}`", *HOOKS[name], _example(name)]
             for name in HOOKS
             if name in declared and HOOKS[name][0] != "required"
         ),
->>>>>>> roomsd
     )
 
 

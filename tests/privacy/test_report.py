@@ -8,11 +8,7 @@ import pytest
 
 from lightning_fedq.mechanisms import LDPQ, AugCorBin, CorBin, DistributedDiscreteGaussian, FedAvg
 from lightning_fedq.mechanisms.interface import Adversary, GaussianLoss, PrivacyClaim
-<<<<<<< HEAD
 from lightning_fedq.privacy.report_file import to_json
-=======
-from lightning_fedq.privacy.document import to_json
->>>>>>> testsb
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS
 from tests.described import page as markdown, privacy_report
 from tests.one_round import make_context
