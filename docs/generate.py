@@ -33,7 +33,9 @@ from lightning_fedq.commands import mechanism_row
 from lightning_fedq.commands.configs import configs, fragments
 from lightning_fedq.commands.mechanisms import SHIPPED
 from lightning_fedq.commands.shown import FLAGS, SETTINGS, SHIPPED as HELP, WRITERS, writers
+from lightning_fedq.mechanisms.bases.wrapper import Wrapper, public_names
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism
+from lightning_fedq.mechanisms.interface.basics import MechanismBasics
 from lightning_fedq.privacy.assumptions import KINDS
 
 DOCS = Path(__file__).parent
@@ -109,8 +111,6 @@ HOOKS = {
     "level": ("None", "a `PrivacyTarget` can set `epsilon` or `noise_multiplier`"),
     "with_level": ("from `level`", "a target sets more than this parameter"),
     "example": ("usual values", "parameters without a default have unusual names"),
-    "plan_settings": ("`example`", "`fedq plan` should rank several settings, or none"),
-    "audit_cases": ("itself", "a claim is about whole vectors, or one random word decides a symbol"),
     "worst_pair": ("far outside the range on both sides", "a rotation or a selection changes the worst case"),
     "influence": ("None", "the maximum influence of one client is known"),
     "without_noise": ("refused", "a Byzantine client can omit the randomised response"),
@@ -224,7 +224,9 @@ def _example(hook: str) -> str:
         inspect.getfile(base)
         for kind in _kinds()
         for base in kind.__mro__
-        if issubclass(base, Mechanism) and base is not Mechanism and hook in vars(base)
+        if issubclass(base, Mechanism)
+        and base not in (MechanismBasics, Mechanism, Wrapper)
+        and hook in vars(base)
     }
     if not files:
         return "-"
@@ -232,19 +234,34 @@ def _example(hook: str) -> str:
     return f"`{Path(shortest).relative_to(ROOT / 'lightning_fedq')}`"
 
 
+def basics_table() -> str:
+    """The names that a new mechanism needs."""
+    return _hooks(MechanismBasics)
+
+
 def hooks_table() -> str:
-    """Hooks that a mechanism may write, in the order of `Mechanism`.
+    """What few mechanisms write besides the basics."""
+    return _hooks(Mechanism)
+
+
+def _hooks(kind: type[MechanismBasics]) -> str:
+    """The public names of one class of the interface.
 
     Raises:
-        ValueError: If `HOOKS` and the public names of `Mechanism` differ.
+        ValueError: If `HOOKS` has no line for a name, or one for a name that is gone.
     """
-    declared = dict.fromkeys([*Mechanism.__annotations__, *vars(Mechanism)])
-    names = [name for name in declared if not name.startswith("_")]
-    if set(names) != set(HOOKS):
-        raise ValueError(f"HOOKS in docs/generate.py and Mechanism differ in {set(names) ^ set(HOOKS)}")
+    if set(public_names()) != set(HOOKS):
+        raise ValueError(
+            f"HOOKS in docs/generate.py and Mechanism differ in {set(public_names()) ^ set(HOOKS)}"
+        )
+    declared = {*kind.__annotations__, *vars(kind)}
     return _table(
         ["hook", "default", "implement it if", "example"],
-        ([f"`{name}`", *HOOKS[name], _example(name)] for name in HOOKS if HOOKS[name][0] != "required"),
+        (
+            [f"`{name}`", *HOOKS[name], _example(name)]
+            for name in HOOKS
+            if name in declared and HOOKS[name][0] != "required"
+        ),
     )
 
 

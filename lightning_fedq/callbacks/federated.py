@@ -115,8 +115,8 @@ class Federated(Federation, pl.Callback):
         personal_parameters: Name patterns of personalised parameters and buffers, such as `["head.*"]`
             (FedPer, LG-FedAvg). They stay on the client, which trains them and continues with them in its
             next round. They are in no message and no claim, and the validated model has their initial values.
-        seed: Seed that makes the run reproducible, and NOT private, because all random draws follow from it.
-            None draws keys and cohorts from the operating system.
+        seed: Number that makes a run reproducible, and not private. All random draws follow from it. None
+            draws keys and cohorts from the operating system.
         diagnostics: Whether to compare each aggregate with the exact mean, which only a simulation knows.
         ledger: Privacy ledger of an earlier training with the same clients (`other.ledger`), to which this
             training adds its charges. None starts a new ledger.

@@ -22,7 +22,8 @@ import yaml
 
 from lightning_fedq.commands.mechanism_text import parse_call
 from lightning_fedq.commands.options import change_setting
-from lightning_fedq.commands.plan import federated_settings, read_sizes
+from lightning_fedq.commands.plan import read_sizes
+from lightning_fedq.commands.plan_settings import federated_settings
 from lightning_fedq.commands.resolver import Resolved, resolved
 from lightning_fedq.comparison.baselines import NAMES, with_opacus_noise
 from lightning_fedq.comparison.cells import (
@@ -400,7 +401,7 @@ class Comparison:
 
     def _labels(self, cell: Cell) -> dict[str, Any]:
         """Return the first columns of a cell's line."""
-        labels = {"task": self.name, "mechanism": cell.row, "adversary": self._adversary_name}
+        labels: dict[str, Any] = {"task": self.name, "mechanism": cell.row, "adversary": self._adversary_name}
         labels |= {"epsilon": cell.epsilon, "seed": cell.seed, "delta": self.delta}
         return {**labels, "calibrated_by": describe_calibration(cell.row)}
 

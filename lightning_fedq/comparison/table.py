@@ -80,7 +80,7 @@ def read_run(folder: Path) -> tuple[list[Row], dict[str, Any]]:
 
 def read_report(folder: Path) -> PrivacyReport | None:
     """Return the privacy report of a run folder. If it can't be read, warn and return None."""
-    from lightning_fedq.privacy.document import from_json  # imports torch, and only needed here
+    from lightning_fedq.privacy.report_file import from_json  # imports torch, and only needed here
 
     try:
         return from_json((folder / "privacy.json").read_text())
@@ -362,8 +362,8 @@ def compare(
         ValueError: If a run never logged `monitor`.
     """
     # these modules import torch, which the rest of this module does not need
-    from lightning_fedq.privacy.document import common_adversary
-    from lightning_fedq.privacy.secret_row import adversary_title
+    from lightning_fedq.privacy.report_rows import common_adversary
+    from lightning_fedq.privacy.row import adversary_title
 
     finished = {name: read_run(folder) for name, folder in runs.items()}
     reports = {name: read_report(folder) for name, folder in runs.items()}
@@ -426,7 +426,7 @@ def _privacy_columns(
 
     R is the larger of the planned and the measured noise-to-signal ratio.
     """
-    from lightning_fedq.privacy.document import summarise_privacy  # imports torch, and only needed here
+    from lightning_fedq.privacy.report_rows import summarise_privacy  # imports torch, and only needed here
 
     noise = summary.get("noise_over_signal") or {}
     ratio = worse_ratio(noise)
@@ -456,7 +456,7 @@ def print_table(table: Sequence[Mapping[str, Any]], monitor: str) -> None:
             cells["R"] = f"{row['R']:.2g}" if row["R"] > 1e-6 else "0"
         shown.add_row(*(cell for name, cell in cells.items() if name not in hidden))
     console = _print_wide(shown, 500)
-    from lightning_fedq.privacy.secret_row import adversary_title  # imports torch, and only needed here
+    from lightning_fedq.privacy.row import adversary_title
 
     views = {row["run"]: str(row["view"]) for row in table}
     views = {run: view if view in ("", "-") else adversary_title(view) for run, view in views.items()}

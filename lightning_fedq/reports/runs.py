@@ -210,6 +210,50 @@ def _seconds(seconds: float | None) -> str:
     return f"{seconds:.1f} in rounds, without set-up and writing of files"
 
 
+_NO_LENGTHS = (
+    "not known (the checkpoint that this folder began with has no lengths of messages, or nobody learns "
+    "how many clients took part)"
+)
+
+
+def describe_bits(report: PrivacyReport) -> str:
+    """Return a sentence with the bits of uplink and downlink and their saving. "" if nothing is known."""
+    report_bits = report.bits
+    if report_bits is None:
+        return ""
+    if report_bits.update is None:
+        return f"Bits a parameter: {_NO_LENGTHS}."
+    approximately = "" if report_bits.measured else "about "
+    hidden = report.masks in ("ran", "asked", "counted")
+    word, total_up = "unmasked", report_bits.update
+    if hidden:
+        word = "masked" if report_bits.unmasked is None else f"masked ({report_bits.unmasked:.3g} unmasked)"
+    keys = ""
+    if report_bits.keys:
+        total_up += report_bits.keys
+        keys = f" + {report_bits.keys:.3g} keys and shares = {total_up:.3g}"
+    rest = hidden and report_bits.keys is None
+    text = f"Bits a parameter, one client in a round: up {approximately}{report_bits.update:.3g} {word}{keys}"
+    text += ", keys and shares on top" if rest else ""
+    if report_bits.down is not None:
+        both = total_up + report_bits.down
+        saved = 100.0 * (1.0 - both / 64.0)
+        what = f"{saved:.0f}% less" if saved >= 0.0 else f"{-saved:.0f}% more"
+        before = ", before keys and shares" if rest else ""
+        text += (
+            f"; down {approximately}{report_bits.down:.3g}"
+            f"; both ways {both:.3g}, {what} than 32 each way{before}"
+        )
+    if report_bits.megabytes_up is not None:
+        rounds = report.rounds if report_bits.rounds is None else report_bits.rounds
+        text += f". All clients, {rounds:,} rounds: {report_bits.megabytes_up:.4g} MB up"
+        down = report_bits.megabytes_down
+        text += "" if down is None else f", {down:.4g} MB down"
+    elif report_bits.measured:
+        text += f". All clients: {_NO_LENGTHS}"
+    return f"{text}."
+
+
 def print_summary(summary: Mapping[str, Any], privacy: PrivacyReport, folder: Path) -> None:
     """Print the metrics, the first part of the privacy document, and the paths of files, in 25 lines."""
     from rich.console import Console  # needed only here
@@ -227,6 +271,8 @@ def print_summary(summary: Mapping[str, Any], privacy: PrivacyReport, folder: Pa
     console.width = max(console.width, 80)
     console.print(f"{summary['name']}: {result or 'no val or test metric'}", highlight=False, markup=False)
     terminal(console, *document(privacy, AT_THE_END))
+    if sent := describe_bits(privacy):
+        console.print(sent, highlight=False, markup=False)
     console.print(
         f"{folder}/: report.md, privacy.md, model.ckpt", highlight=False, markup=False, soft_wrap=True
     )
@@ -238,13 +284,14 @@ _METRICS = 4
 
 def report_markdown(summary: Mapping[str, Any], privacy: PrivacyReport, pictures: Sequence[str]) -> str:
     """Return the page `report.md` with results, costs, privacy and pictures."""
-    from lightning_fedq.privacy.document import REPORT, document  # imports torch, needed only here
+    from lightning_fedq.privacy.document import document  # imports torch, needed only here
     from lightning_fedq.reports.layouts import markdown
 
     lines = [f"# {summary['name']}", "", "| | |", "| --- | --- |"]
     lines += [f"| {name} | {value} |" for name, value in summary_lines(summary)]
-    lines += ["", markdown(*document(privacy, REPORT), 2)]
-    lines += ["`privacy.md` has all figures, explains them, and lists outputs that DP does not cover."]
+    if sent := describe_bits(privacy):
+        lines += ["", sent]
+    lines += ["", markdown(*document(privacy), 2)]
     if pictures:
         lines += ["", "## Pictures", ""] + [f"![{name}]({name})" for name in pictures]
     lines += [

@@ -41,20 +41,18 @@ class _Trainer:
         self.callbacks, self.barebones = [federated], False
 
 
+def bare_engine(mechanism):
+    return RoundEngine(
+        mechanism, RoundPlanner(CLIENTS, 0), SeededKeys(0), torch.zeros(DIM), (DIM,), FixedRange(1.0)
+    )
+
+
 def attacked_round(
     attack, mechanism=None, fraction=0.3, updates=None, stack=4, kind=ByzantineClients, **kwargs
 ):
     """One round of a bare engine with liars: the engine, the callback and the updates."""
     federated = Federated(mechanism or FedAvg(), CLIENTS, seed=0)
-    engine = RoundEngine(
-        federated.mechanism,
-        RoundPlanner(CLIENTS, 0),
-        SeededKeys(0),
-        torch.zeros(DIM),
-        (DIM,),
-        FixedRange(1.0),
-    )
-    federated.engine = engine
+    federated.engine = engine = bare_engine(federated.mechanism)
     byzantine = kind(fraction, attack, **kwargs)
     byzantine.on_fit_start(_Trainer(federated), None)
     if updates is None:
@@ -155,14 +153,7 @@ def test_levers_are_known_or_not_told():
 def test_no_liars_change_nothing():
     for attack in ("sign_flip", "inverted"):
         engine, byzantine, updates = attacked_round(attack, LDPQ(epsilon_per_coordinate=1.0), fraction=0.0)
-        plain = RoundEngine(
-            LDPQ(epsilon_per_coordinate=1.0),
-            RoundPlanner(CLIENTS, 0),
-            SeededKeys(0),
-            torch.zeros(DIM),
-            (DIM,),
-            FixedRange(1.0),
-        )
+        plain = bare_engine(LDPQ(epsilon_per_coordinate=1.0))
         plain.start()
         plain.receive(range(CLIENTS), updates.clone())
         plain.finish()
@@ -264,6 +255,6 @@ def test_liars_count_in_report_budget_and_checkpoint(tmp_path):
     expected = eight.row(Adversary.OUTSIDER).epsilon_run
     assert expected > 1.5 * none.row(Adversary.OUTSIDER).epsilon_run
     assert outsider["epsilon_run"] == pytest.approx(expected) == pytest.approx(limit.epsilon_spent)
-    assert "8 clients lie" in (tmp_path / "run" / "privacy.md").read_text()
+    assert "8 clients lie" in (tmp_path / "run" / "report.md").read_text()
     read = report_of_checkpoint(tmp_path / "last.ckpt", None, 1e-5, secagg=False)
     assert read.row(Adversary.OUTSIDER).epsilon_run == pytest.approx(expected)

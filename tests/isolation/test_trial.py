@@ -139,33 +139,11 @@ def test_an_error_of_a_checkpoint_hides_nothing_and_is_told():
     assert fed.fit.isolation == describe_trial("forks", unseen=unseen)
 
 
-class ReadsSteps(Shape):
-    """Its validation uses what training steps have left in the module."""
-
-    def begin(self):
-        self.losses = []
-
-    def scaled(self, loss):
-        self.losses.append(loss.detach())
-        return loss
-
-    def on_validation_epoch_end(self):
-        self.log("mean", torch.stack(self.losses).mean())
-
-
 class ReadsMetrics(Shape):
     """Its validation uses what training steps have logged."""
 
     def on_validation_epoch_end(self):
         self.log("gap", self.trainer.callback_metrics["train_loss"])
-
-
-@pytest.mark.parametrize("row", [ReadsSteps, ReadsMetrics])
-def test_a_validation_that_needs_what_clients_keep_is_refused_before_the_first_round(row):
-    fed = Federated(FedAvg(), CLIENTS, seed=1, check_isolation=True, client_metrics="local")
-    with pytest.raises(ValueError, match=r"Validation fails after a round \((KeyError|RuntimeError): "):
-        make_trainer(fed, max_epochs=1, num_sanity_val_steps=0).fit(row(), datamodule=row.data(None))
-    assert fed.ledger.rounds == 0
 
 
 def test_a_validation_finds_metrics_that_clients_share():

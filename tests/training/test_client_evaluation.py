@@ -257,15 +257,6 @@ def test_without_a_validation_step():
         fit(federated(), Without(), limit_val_batches=0)
 
 
-def test_without_metrics():
-    class Mute(Classifier):
-        def validation_step(self, batch, batch_idx):
-            pass
-
-    with pytest.raises(ValueError, match=r"logs metrics, but no client has logged any\. Use"):
-        fit(federated(), Mute())
-
-
 def test_clients_with_loaders_of_their_own():
     inputs, labels = digits()
     own = [DataLoader(TensorDataset(inputs[:10], labels[:10]), batch_size=2 + c) for c in range(CLIENTS)]

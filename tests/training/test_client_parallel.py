@@ -140,45 +140,6 @@ class Hooks(Classifier):
         self.touched = True
 
 
-@pytest.mark.parametrize(
-    ("module", "reason"),
-    [
-        (Remembers, "training_step keeps tensors in remembered"),
-        (Branches, "data-dependent control flow"),
-        (Unused, r"parameters \['unused.weight', 'unused.bias'\] get no gradient"),
-        (Hooks, "Hooks overrides on_after_backward"),
-    ],
-)
-@pytest.mark.parametrize("clients_per_step", [3, "auto"])
-def test_what_cannot_be_stacked_trains_one_at_a_time_with_one_warning(module, reason, clients_per_step):
-    with pytest.warns(UserWarning) as caught:
-        fed, _ = fit(module(), clients_per_step, max_epochs=1)
-    said = [str(w.message) for w in caught if "one client at a time" in str(w.message)]
-    assert len(said) == 1
-    assert re.search(reason, said[0]), said[0]
-    assert fed.clients_per_step_chosen == 1
-    assert fed.records[0].num_received == 6
-
-
-class Skips(Classifier):
-    """Returns no loss for every second batch, which skips it."""
-
-    def training_step(self, batch, batch_idx):
-        return None if batch_idx == 1 else super().training_step(batch, batch_idx)
-
-
-@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
-def test_a_step_without_a_loss_is_skipped_in_a_stack_too():
-    def build():
-        return Skips(optimizer=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9))
-
-    alone, side_by_side = build(), build()
-    fit(alone, 1)
-    fed, _ = fit(side_by_side, 3)
-    assert fed.clients_per_step_chosen == 3
-    torch.testing.assert_close(weights_of(alone), weights_of(side_by_side), atol=1e-6, rtol=1e-5)
-
-
 class ScalesByNumPy(Classifier):
     """Draws a coefficient by NumPy, as MixUp's authors do."""
 
@@ -188,13 +149,6 @@ class ScalesByNumPy(Classifier):
         return super().training_step((share * inputs, labels), batch_idx)
 
 
-def test_numbers_of_numpy_in_the_training_step_are_each_clients_own():
-    with pytest.warns(UserWarning, match="one client at a time.*from Python or NumPy"):
-        fed, _ = fit(ScalesByNumPy(), 3, max_epochs=1)
-    assert fed.clients_per_step_chosen == 1
-
-
-# ---- A step in a stack is compared once with the same clients alone ------------------------------------
 class Counts(Classifier):
     """Warms up by a counter of its own, beside dropout, whose first step in a stack runs twice."""
 
@@ -217,43 +171,48 @@ class Alternates(Classifier):
         return super().training_step(batch, batch_idx) * (2.0 if self.phase["odd"] else 0.5)
 
 
-class OwnNoise(Classifier):
-    """Draws from a generator of its own, which a stack would share."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.draws = torch.Generator().manual_seed(0)
-
-    def training_step(self, batch, batch_idx):
-        noise = torch.rand(batch[0].shape[-1], generator=self.draws)
-        return super().training_step([batch[0] * noise, batch[1]], batch_idx)
-
-
-class Dropout(Classifier):
-    def __init__(self) -> None:
-        super().__init__(nn.Sequential(nn.Linear(64, 8), nn.Dropout(0.5), nn.Linear(8, 10)))
-
-
 @pytest.mark.parametrize(
-    ("kind", "why"),
+    ("module", "reason"),
     [
+        (Remembers, "training_step keeps tensors in remembered"),
+        (Branches, "data-dependent control flow"),
+        (Unused, r"parameters \['unused.weight', 'unused.bias'\] get no gradient"),
+        (Hooks, "Hooks overrides on_after_backward"),
+        (ScalesByNumPy, "from Python or NumPy"),
         (Counts, r"changes numbers of Python \(steps\)"),
         (Alternates, r"changes numbers of Python \(phase\['odd'\]\)"),
-        (OwnNoise, "one client at a time"),
     ],
 )
-def test_what_a_stack_can_not_do_trains_alone(kind, why):
-    fed, plain = (Federated(FedAvg(), 6, seed=0, clients_per_step=size) for size in (6, 1))
-    one, other = kind(), kind()
-    other.load_state_dict(one.state_dict())
-    with pytest.warns(UserWarning, match=why):
-        make_trainer(fed, max_epochs=1).fit(one, datamodule=Digits(60))
-    make_trainer(plain, max_epochs=1).fit(other, datamodule=Digits(60))
+@pytest.mark.parametrize("clients_per_step", [3, "auto"])
+def test_what_cannot_be_stacked_trains_one_at_a_time_with_one_warning(module, reason, clients_per_step):
+    torch.manual_seed(0)
+    stacked, alone = module(), module()
+    alone.load_state_dict(stacked.state_dict())
+    with pytest.warns(UserWarning) as caught:
+        fed, _ = fit(stacked, clients_per_step, max_epochs=1)
+    said = [str(w.message) for w in caught if "one client at a time" in str(w.message)]
+    assert len(said) == 1
+    assert re.search(reason, said[0]), said[0]
     assert fed.clients_per_step_chosen == 1
-    assert torch.equal(weights_of(one), weights_of(other))
+    assert fed.records[0].num_received == 6
+    fit(alone, 1, max_epochs=1)
+    assert torch.equal(weights_of(stacked), weights_of(alone))
 
 
-def test_draws_of_torch_are_a_client_s_own_in_a_stack():
-    fed = Federated(FedAvg(), 6, seed=0, clients_per_step=6)
-    make_trainer(fed, max_epochs=1).fit(Dropout(), datamodule=Digits(60))
-    assert fed.clients_per_step_chosen == 6
+class Skips(Classifier):
+    """Returns no loss for every second batch, which skips it."""
+
+    def training_step(self, batch, batch_idx):
+        return None if batch_idx == 1 else super().training_step(batch, batch_idx)
+
+
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
+def test_a_step_without_a_loss_is_skipped_in_a_stack_too():
+    def build():
+        return Skips(optimizer=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9))
+
+    alone, side_by_side = build(), build()
+    fit(alone, 1)
+    fed, _ = fit(side_by_side, 3)
+    assert fed.clients_per_step_chosen == 3
+    torch.testing.assert_close(weights_of(alone), weights_of(side_by_side), atol=1e-6, rtol=1e-5)

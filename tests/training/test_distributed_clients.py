@@ -199,13 +199,6 @@ def test_ranks_that_begin_a_round_with_something_else_all_stop_before_it_is_char
         assert rank.ledger.rounds == 0
 
 
-def test_updates_that_somebody_changes_are_refused():
-    _, (first, _) = engines(CorBin(2.0, 5))
-    first.transform = lambda clients, updates: updates
-    with pytest.raises(ValueError, match="need all clients in one process"):
-        first.start()
-
-
 def test_keys_of_one_root_are_private_and_the_same_on_all_ranks():
     first, second, other = RootKeys(b"r" * 32), RootKeys(b"r" * 32), RootKeys(b"s" * 32)
     assert first.mode == "secure" and not isinstance(first, SeededKeys)
@@ -307,12 +300,6 @@ def start(sizes, theirs):
     group.broadcast = lambda own, place: theirs if place == "the sizes of clients" else own
     ranks = SimpleNamespace(group=group, is_global_zero=True)
     agree_on_start(ranks, {}, [torch.arange(size) for size in sizes], Ledger(len(sizes), "CorBin"))
-
-
-def test_ranks_with_other_sizes_of_clients_are_refused_by_name():
-    with pytest.raises(ValueError, match=r"Rank 1 has 5 samples of client 2, but rank 0 has 6\. Start all"):
-        start([4, 4, 5], [4, 4, 6])
-    start([4, 4, 5], [4, 4, 5])
 
 
 def test_ranks_without_work_are_said():

@@ -116,13 +116,6 @@ def test_a_gan_trains_as_by_hand_client_after_client():
     )
 
 
-def test_stacks_are_for_automatic_optimisation():
-    with pytest.warns(UserWarning, match="one client at a time.*manual optimisation"):
-        fed = Federated(FedAvg(), NUM_CLIENTS, seed=0, clients_per_step=4)
-        make_trainer(fed, max_epochs=1).fit(Adversaries(), loader())
-    assert fed.clients_per_step_chosen == 1
-
-
 def test_a_mechanism_stands_before_all_optimisers():
     """Of three clients' signs the mean is never zero."""
     fed = Federated(LDPQ(epsilon_per_coordinate=5.0), 3, seed=0)

@@ -1,10 +1,7 @@
-import copy
-
 import pytest
 import torch
 from torch import nn
 
-from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients import stack_size
 from lightning_fedq.clients.forks import find_fork_obstacle
@@ -97,50 +94,6 @@ def test_elementwise():
         pass
 
     assert not elementwise(Own(params, lr=0.1)), "a subclass may do anything"
-
-
-class Teacher(Classifier):
-    """Frozen parameters that follow the trained ones."""
-
-    def __init__(self):
-        super().__init__()
-        self.teacher = copy.deepcopy(self.backbone).requires_grad_(False)
-
-    def on_train_batch_end(self, *args):
-        for mean, parameter in zip(self.teacher.parameters(), self.backbone.parameters(), strict=True):
-            mean.lerp_(parameter.detach(), 0.1)
-
-
-class Probe(pl.Callback):
-    """Makes what it needs when the fit starts."""
-
-    def on_fit_start(self, trainer, pl_module):
-        self.head = nn.Linear(64, 10)
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        self.head(batch[0].flatten(1)).sum().backward()
-
-
-@pytest.mark.parametrize("forks", [True, False])
-@pytest.mark.parametrize("order", [1, -1])
-def test_all_hooks_of_the_start_have_run_when_a_client_tries(order, forks, monkeypatch):
-    if not forks:
-        monkeypatch.setattr("lightning_fedq.training.fit.find_fork_obstacle", lambda trainer: "no forks here")
-    fed = Federated(FedAvg(), 3, seed=0)
-    make_trainer(*[fed, Probe()][::order], max_epochs=2).fit(Teacher(), datamodule=Digits(30))
-    assert fed.fit.side.findings.failure == "" and len(fed.records) == 2
-    assert {name.partition(".")[0] for name in fed.fit.vector.shared} == {"teacher"}
-
-
-def test_first_steps_that_fail_end_a_run_whose_layers_do_not_say_what_changes():
-    class Fails(Teacher):
-        def training_step(self, batch, batch_idx):
-            raise KeyError("mine")
-
-    fed = Federated(FedAvg(), 3, seed=0)
-    with pytest.raises(KeyError, match="mine"):
-        make_trainer(fed, max_epochs=2).fit(Fails(), datamodule=Digits(30))
-    assert fed.ledger.rounds == 0
 
 
 def test_objects_that_lead_to_each_other_are_looked_at_once():

@@ -52,12 +52,6 @@ def test_a_schedule_of_the_accumulation_counts():
     assert count_rounds(-1, -1, [8]) is None and count_rounds(5, -1, []) == 5
 
 
-@pytest.mark.parametrize("limits", [{"max_epochs": None, "max_time": "00:01:00:00"}, {"max_epochs": -1}])
-def test_a_target_is_refused_where_the_number_is_not_known(limits):
-    with pytest.raises(ValueError, match=r"needs a number of rounds, got .* Set one of them"):
-        run(limits, privacy=target())
-
-
 class Manual(ManualSteps, Classifier):
     pass
 

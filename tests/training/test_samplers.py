@@ -16,7 +16,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from lightning_fedq.callbacks import DPSGD, Federated
+from lightning_fedq.callbacks import Federated
 from lightning_fedq.data import Dirichlet
 from lightning_fedq.mechanisms import FedAvg
 from tests.by_hand import data_order, federated_averaging, plans_of, sgd_step
@@ -156,13 +156,6 @@ def test_clients_that_cannot_draw():
     message = "have too few samples with positive weights .* Use another partition, fewer clients"
     with pytest.raises(ValueError, match=message):
         run(federated(), batch_size=BATCH, sampler=WeightedRandomSampler(only_first, NUM))
-
-
-def test_a_rule_that_draws_its_own_batches_refuses_a_sampler():
-    data = Digits(NUM, shuffle=False, sampler=WeightedRandomSampler(weights(), NUM))
-    private = DPSGD(1.0, 1.0, delta=1e-3, seed=0)
-    with pytest.raises(ValueError, match="WeightedRandomSampler would be replaced, because another rule"):
-        make_trainer(private).fit(Classifier(), datamodule=data)
 
 
 def test_labels_that_are_named():

@@ -29,6 +29,7 @@ from tests.training.test_privacy_target import Line, loader
 
 NOISE = fedq.GaussianNoise(1.0, 1.0)
 TARGET = fedq.PrivacyTarget(2.0, 1e-3, "outsider")
+CORRELATED = "S7, noise that is independent over rounds"
 
 
 def secret(mechanism=NOISE, clients=20, **settings):
@@ -86,11 +87,6 @@ def test_the_key_can_not_be_copied_and_is_not_printed(how):
     assert "key" not in repr(planner)
     with pytest.raises(TypeError, match="can't be copied"):
         how(planner.key)
-
-
-def test_real_clients_have_no_secret_cohorts():
-    with pytest.raises(ValueError, match="secret=False"):
-        RoundPlanner(12, 0, fedq.FixedSize(3, secret=True), real_clients=True)
 
 
 # ---- the epsilon --------------------------------------------------------------------------------------
@@ -231,7 +227,7 @@ def test_a_run_folder_tells_rounds_and_no_charges(tmp_path, capsys):
     fitted(federated, folder, rounds=4)
     path = folder.path
     assert "charged" not in (path / "metrics.csv").read_text()
-    page = (path / "privacy.md").read_text()
+    page = (path / "privacy.md").read_text() + (path / "report.md").read_text()
     assert "Who was charged how often" not in page and "outsider, cohorts secret" in page
     stated = json.loads((path / "privacy.json").read_text())
     assert stated["charged"] == [] and stated["secret"]["cohorts"] == "secret"
@@ -322,16 +318,6 @@ def test_correlated_noise_is_refused():
         secret(fedq.HandedOnGaussian(1.0, 1.0, 0.01, num_cohorts=5))
 
 
-@pytest.mark.parametrize(
-    "mechanism", [fedq.BandedGaussian(1.0, 1.0, band=3), fedq.HandedOnGaussian(1.0, 1.0, 0.01, num_cohorts=5)]
-)
-def test_a_report_states_no_such_epsilon_for_correlated_noise(mechanism):
-    row = privacy_report(
-        mechanism, make_plan_context(mechanism, 4, 5), rounds=3, delta=1e-3, num_clients=20, secret_cohorts=""
-    ).secret
-    assert row.verdict == "no guarantee" and "S7, noise that is independent over rounds" in row.reason
-
-
 class Fails(pl.Callback):
     """Ends the fit in the middle of the second round, as a client's data could."""
 
@@ -357,13 +343,6 @@ def test_a_round_that_was_given_up_is_not_drawn_again():
     assert federated.ledger.rounds == 2
 
 
-def test_a_second_model_with_the_same_clients_is_refused():
-    federated = secret()
-    fitted(federated)
-    with pytest.raises(ValueError, match=r"S2, .*add the epsilons"):
-        fitted(federated)
-
-
 def test_a_run_is_not_resumed(tmp_path):
     trainer = fitted(secret())
     path = tmp_path / "run.ckpt"
@@ -387,11 +366,16 @@ def test_several_processes_are_refused():
         ({"num_byzantine": 1}, "S4, .*ByzantineClients"),
         ({"secure_keys": False}, "S1, .*seed=None"),
         ({"secret_cohorts": "S2, one draw"}, "S2, one draw"),
+        ({"mechanism": fedq.BandedGaussian(1.0, 1.0, band=3)}, CORRELATED),
+        ({"mechanism": fedq.HandedOnGaussian(1.0, 1.0, 0.01, num_cohorts=5)}, CORRELATED),
     ],
 )
 def test_a_report_states_no_such_epsilon_where_a_condition_fails(change, words):
-    context = make_plan_context(NOISE, 4, 5)
-    given = {"rounds": 3, "delta": 1e-3, "num_clients": 20, "secret_cohorts": ""}
-    assert privacy_report(NOISE, context, **given).secret.epsilon_run < 2.0
-    row = privacy_report(NOISE, context, **given | change).secret
+    given = {"mechanism": NOISE, "rounds": 3, "delta": 1e-3, "num_clients": 20, "secret_cohorts": ""}
+
+    def secret_row(mechanism, **settings):
+        return privacy_report(mechanism, make_plan_context(mechanism, 4, 5), **settings).secret
+
+    assert secret_row(**given).epsilon_run < 2.0
+    row = secret_row(**given | change)
     assert row.verdict == "no guarantee" and math.isinf(row.epsilon_run) and re.search(words, row.reason)

@@ -36,15 +36,13 @@ def padded(samples):
 
 
 class Text(pl.LightningModule):
-    def __init__(self, recurrent: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.embedding, self.head = nn.Embedding(20, 8, padding_idx=0), nn.Linear(8, 4)
-        self.middle = nn.LSTM(8, 8, batch_first=True) if recurrent else None
 
     def training_step(self, batch, batch_idx):
         hidden = self.embedding(batch["tokens"])
-        hidden = self.middle(hidden)[0] if self.middle is not None else hidden
         mask = (batch["tokens"] != batch["pad"]).unsqueeze(-1)
         loss = nn.functional.cross_entropy(self.head((hidden * mask).sum(1)), batch["labels"])
         self.log("loss", loss, on_step=False, on_epoch=True, batch_size=len(batch["labels"]))
@@ -105,10 +103,3 @@ def test_strings_in_a_batch_say_why():
     with pytest.warns(UserWarning, match="strings or objects"):
         found = fit(8, 4, collate=named)
     assert torch.equal(found[1], fit(1, 4, collate=named)[1])
-
-
-def test_a_recurrent_layer_goes_one_client_at_a_time():
-    with pytest.warns(UserWarning, match=r"one client at a time.*middle \(LSTM\) stores a list"):
-        found = fit(8, 4, Text(recurrent=True))
-    assert found[0] == 1
-    assert torch.equal(found[1], fit(1, 4, Text(recurrent=True))[1])

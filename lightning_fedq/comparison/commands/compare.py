@@ -18,7 +18,8 @@ from lightning_fedq.reports.plot_style import picture_format
 from lightning_fedq.reports.runs import fresh_folder, save_figure, write_rows
 
 if TYPE_CHECKING:
-    from lightning_fedq.comparison.comparison import Cell, Comparison
+    from lightning_fedq.comparison.cells import Cell
+    from lightning_fedq.comparison.comparison import Comparison
 
 OUT = Path("runs/compare")
 _DELTA = 1e-5
@@ -132,13 +133,15 @@ def main(
     Args:
         runs: Folder of a run, or configuration (a file or a name), in place of --mechanisms.
         mechanisms: Mechanisms by row, class or class path (default: all, if --epsilon is given).
-        epsilon: Target epsilons of a client over the run (default: 1 2 8).
+        epsilon: Privacy bound: any set of outcomes is at most e^epsilon times as likely for one of two inputs
+            as for the other, plus delta. These are the targets of a client over the run (default: 1 2 8).
         seeds: Number of runs per mechanism and epsilon.
         on: Task or configuration to train (default: digits). An unknown name lists the tasks.
         adversary: Adversary of the targets and of the shown epsilons: eavesdropper, server,
             server_and_partner, client, secagg_server or outsider (default: secagg_server, or the adversary
             of each run's target).
-        delta: Delta of the targets.
+        delta: Additive slack in the bound of epsilon, below one divided by the number of protected units. It
+            is that of the targets.
         bare: Omit the two baselines of Opacus.
         tune: Search for range and learning rate of a task even if they are known.
         logger: Logger that records every run. wandb is offline unless WANDB_MODE is set.

@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from lightning_fedq.privacy.document import (
+from lightning_fedq.privacy.document import document
+from lightning_fedq.privacy.report_rows import (
     PLACES,
     PrivacySummary,
     common_adversary,
-    document,
     report_rows,
     summarise_privacy,
 )
-from lightning_fedq.privacy.secret_row import adversary_title
+from lightning_fedq.privacy.row import adversary_title
 from lightning_fedq.privacy.verdict import COLOURS as VERDICTS
 from lightning_fedq.reports.html.folders import Run
 from lightning_fedq.reports.html.templates import render
