@@ -1,6 +1,6 @@
 """Draw the pictures of README and of the pages from tables, and check that they are of these tables.
 
-python docs/picture.py [NAME ...]  # draw all pictures, or those that are named (compare, splits, ...)
+python docs/picture.py [NAME ...]  # draw all pictures, or those that are named (splits, ...)
 python docs/picture.py --check     # exit with status 1 if a table has changed since its picture was drawn
 
 Each PNG carries the hash of the rows that it was drawn from. A tutorial draws its pictures in the run that
@@ -10,7 +10,6 @@ made its notebook, which has the rows and the same pictures.
 from __future__ import annotations
 
 import base64
-import csv
 import json
 import re
 import sys
@@ -25,7 +24,6 @@ from matplotlib.figure import Figure
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from lightning_fedq.comparison.table import Pivot
 from lightning_fedq.data import IID, Dirichlet, FeatureShards, LabelShards, Partition, QuantitySkew
 from lightning_fedq.reports.plot_style import legend, panels, series
 from lightning_fedq.reports.runs import save_figure
@@ -98,31 +96,6 @@ def _set_epsilons(axes: Any, epsilons: Sequence[float]) -> None:
     axes.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
 
 
-# ---- a comparison: docs/compare.csv is the table of its runs --------------------------------------------
-
-
-def read_comparison() -> list[dict[str, Any]]:
-    """Read the rows of `table.csv` that guides/compare.md quotes."""
-    with (DOCS / "compare.csv").open() as file:
-        return [{name: _number(cell) for name, cell in row.items()} for row in csv.DictReader(file)]
-
-
-def _number(cell: str) -> str | float:
-    """Return a cell as a number if it is one."""
-    try:
-        return float(cell)
-    except ValueError:
-        return cell
-
-
-def draw_comparison(rows: list[dict[str, Any]]) -> Figure:
-    """Draw the picture that `fedq compare` draws of these rows."""
-    title = (
-        f"digits, against the server behind secure aggregation, seeds: {len({row['seed'] for row in rows})}"
-    )
-    return Pivot(rows, "max").picture(title, rows[0]["delta"])
-
-
 # ---- client-level epsilon on MNIST: the first table of bench.md -----------------------------------------
 
 VIEWS = ("server behind secure aggregation", "server that sees every message, each client once")
@@ -138,8 +111,10 @@ def read_bench() -> dict[str, Any]:
         (DOCS / "bench.md").read_text().partition("### Linear model, 1,000 clients")[2].partition("### ")[0]
     )
     found: dict[str, Any] = {"without privacy": float(re.findall(r"Without privacy: ([\d.]+)", page)[0])}
-    row = r"^\| ([^|]+) \| ([^|]+) \| [^|]+ " + r"\| ([\d.]+) ± ([\d.]+) " * 4 + r"\|$"
-    for view, name, *cells in re.findall(row, page, re.M):
+    row = r"^\|([^|]*)\| ([^|]+) \| [^|]+ " + r"\| ([\d.]+) ± ([\d.]+) " * 4 + r"\|$"
+    view = ""
+    for first, name, *cells in re.findall(row, page, re.M):
+        view = first.strip() or view  # an empty cell repeats the adversary above it
         values = [float(value) for value in cells]
         found.setdefault(view, {})[name] = [values[::2], values[1::2]]
     if missing := set(VIEWS) - set(found):
@@ -267,7 +242,6 @@ PICTURES = (
         lambda: [read_useful_epsilon(), WITHOUT_PRIVACY],
         lambda rows: draw_useful_epsilon(rows[0]),
     ),
-    Picture("compare", read_comparison, draw_comparison),
     Picture("useful_privacy", read_bench, draw_bench),
     Picture("splits", partition_samples, draw_partitions, twin=False),
 )
