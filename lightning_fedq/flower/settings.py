@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -21,8 +21,10 @@ from lightning_fedq.mechanisms.interface.old_names import CALLBACK_NAMES, refuse
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import ClientBudget, RoundPlanner, RoundTask
 from lightning_fedq.training.client_metrics import metric_forks
-from lightning_fedq.training.client_side import ClientSide
 from lightning_fedq.training.settings import Local
+
+if TYPE_CHECKING:
+    from lightning_fedq.training.client_side import ClientSide
 
 PROTOCOL = "9"
 RELEASE = {"lightning_fedq": __version__, "protocol": PROTOCOL}
@@ -442,7 +444,7 @@ def check_schedules(trainer: pl.Trainer, local_steps: int | None) -> None:
         )
 
 
-def check_watched(trainer: Any, side: ClientSide, loader: ClientLoader, indices: Tensor) -> None:
+def check_watched(trainer: Any, side: "ClientSide", loader: ClientLoader, indices: Tensor) -> None:
     """Refuse schedules that watch a metric which clients log in training only.
 
     The server gets no training metrics from clients. Metrics of the validation are its own.
