@@ -33,7 +33,9 @@ from lightning_fedq.commands import mechanism_row
 from lightning_fedq.commands.configs import configs, fragments
 from lightning_fedq.commands.mechanisms import SHIPPED
 from lightning_fedq.commands.shown import FLAGS, SETTINGS, SHIPPED as HELP, WRITERS, writers
+from lightning_fedq.mechanisms.bases.wrapper import Wrapper, public_names
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism
+from lightning_fedq.mechanisms.interface.basics import MechanismBasics
 from lightning_fedq.privacy.assumptions import KINDS
 
 DOCS = Path(__file__).parent
@@ -41,9 +43,7 @@ ROOT = DOCS.parent
 PAGES = (ROOT / "README.md", ROOT / "SECURITY.md", *sorted(DOCS.rglob("*.md")))
 LISTS = Path(inspect.getfile(mechanisms))
 PUBLIC: dict[str, tuple[str, ...]] = {
-    "callbacks": (),
     "leakage": ("LeakageBudget", "LeakageMonitor"),
-    "mechanisms": (),
     "data.datasets": (),
     "data.models": (),
     "flower": ("client_app", "server_app"),
@@ -56,7 +56,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "data": ("Partition",),
     "mechanisms.contract_suite": ("check_mechanism",),
 }
-"""Names that are public beside those of `lightning_fedq` itself, by module. () is its `__all__`."""
+"""Further public names by module: () is its `__all__`. `lightning_fedq` has callbacks and mechanisms."""
 
 HOOKS = {
     "homomorphic": (
@@ -111,8 +111,6 @@ HOOKS = {
     "level": ("None", "a `PrivacyTarget` can set `epsilon` or `noise_multiplier`"),
     "with_level": ("from `level`", "a target sets more than this parameter"),
     "example": ("usual values", "parameters without a default have unusual names"),
-    "plan_settings": ("`example`", "`fedq plan` should rank several settings, or none"),
-    "audit_cases": ("itself", "a claim is about whole vectors, or one random word decides a symbol"),
     "worst_pair": ("far outside the range on both sides", "a rotation or a selection changes the worst case"),
     "influence": ("None", "the maximum influence of one client is known"),
     "without_noise": ("refused", "a Byzantine client can omit the randomised response"),
@@ -178,7 +176,7 @@ def _uses(path: Path) -> set[str]:
 
 
 def mechanisms_table() -> str:
-    """What each mechanism is, what it costs, and the digits run that shows it."""
+    """Each mechanism with its description, its bits, and the digits run that shows it."""
     runs = {path.stem: _uses(path) for path in configs().values() if path.stem.startswith("digits_")}
     shown = {f"digits_{name}" for name in fragments()}
     return _table(
@@ -198,11 +196,15 @@ def mechanisms_table() -> str:
 
 
 def claims_table() -> str:
-    """Epsilon of a unit against each adversary, and how far one Byzantine client moves the sum."""
+    """Epsilon of a unit against each adversary, and how far one Byzantine client moves the sum.
+
+    Mechanisms without a guarantee are left out.
+    """
     adversaries = [who.name.lower() for who in Adversary]
     columns = ["mechanism", "unit", *adversaries, "influence"]
     heads = ["mechanism", "unit", *(f"`{name}`" for name in adversaries), "max. influence"]
-    return _table(heads, ([row[name].replace("*", r"\*") for name in columns] for row in _described()))
+    claiming = (row for row in _described() if row["unit"] != "-")
+    return _table(heads, ([row[name].replace("*", r"\*") for name in columns] for row in claiming))
 
 
 def adversaries_table() -> str:
@@ -222,7 +224,9 @@ def _example(hook: str) -> str:
         inspect.getfile(base)
         for kind in _kinds()
         for base in kind.__mro__
-        if issubclass(base, Mechanism) and base is not Mechanism and hook in vars(base)
+        if issubclass(base, Mechanism)
+        and base not in (MechanismBasics, Mechanism, Wrapper)
+        and hook in vars(base)
     }
     if not files:
         return "-"
@@ -230,19 +234,34 @@ def _example(hook: str) -> str:
     return f"`{Path(shortest).relative_to(ROOT / 'lightning_fedq')}`"
 
 
+def basics_table() -> str:
+    """The names that a new mechanism needs."""
+    return _hooks(MechanismBasics)
+
+
 def hooks_table() -> str:
-    """What a mechanism may write, in the order of `Mechanism`.
+    """What few mechanisms write besides the basics."""
+    return _hooks(Mechanism)
+
+
+def _hooks(kind: type[MechanismBasics]) -> str:
+    """The public names of one class of the interface.
 
     Raises:
-        ValueError: If `HOOKS` and the public names of `Mechanism` differ.
+        ValueError: If `HOOKS` has no line for a name, or one for a name that is gone.
     """
-    declared = dict.fromkeys([*Mechanism.__annotations__, *vars(Mechanism)])
-    names = [name for name in declared if not name.startswith("_")]
-    if set(names) != set(HOOKS):
-        raise ValueError(f"HOOKS in docs/generate.py and Mechanism differ in {set(names) ^ set(HOOKS)}")
+    if set(public_names()) != set(HOOKS):
+        raise ValueError(
+            f"HOOKS in docs/generate.py and Mechanism differ in {set(public_names()) ^ set(HOOKS)}"
+        )
+    declared = {*kind.__annotations__, *vars(kind)}
     return _table(
         ["hook", "default", "implement it if", "example"],
-        ([f"`{name}`", *HOOKS[name], _example(name)] for name in HOOKS),
+        (
+            [f"`{name}`", *HOOKS[name], _example(name)]
+            for name in HOOKS
+            if name in declared and HOOKS[name][0] != "required"
+        ),
     )
 
 
@@ -266,8 +285,12 @@ def _files(shipped: dict[str, Path]) -> str:
 
 
 def configs_table() -> str:
-    """The complete runs."""
-    return _files(configs())
+    """The complete runs, without those of a mechanism on digits that protect nothing."""
+    of_mechanisms = {f"digits_{name}" for name in fragments()}
+    shown = configs().items()
+    return _files(
+        {name: path for name, path in shown if name not in of_mechanisms or not _BARE.search(_comment(path))}
+    )
 
 
 def fragments_table() -> str:
@@ -277,7 +300,7 @@ def fragments_table() -> str:
 
 
 def commands_table() -> str:
-    """What `fedq` can do."""
+    """Commands of `fedq`, with their descriptions."""
     every = {**cli.TRAINING, **cli.OTHERS}
     return _table(["command", "description"], ([f"`fedq {name}`", text] for name, text in every.items()))
 
@@ -314,7 +337,7 @@ def renewed(text: str) -> str:
 
 
 def _help(command: str) -> str:
-    """What a command's own parser prints, 100 columns wide."""
+    """Help of a command's own parser, 100 columns wide."""
     shown, width = io.StringIO(), os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = "100"
     try:
@@ -326,7 +349,7 @@ def _help(command: str) -> str:
 
 
 def _flags(check: bool) -> dict[str, str]:
-    """What Lightning's parser prints for `fedq fit NAME`. Other packages than it is from can't check it."""
+    """Help of Lightning's parser for `fedq fit NAME`. Other packages than it is from can't check it."""
     kept: dict[str, str] = json.loads(HELP.read_text())
     if check and kept[WRITERS] != writers():
         return {name: kept[name] for name in (FLAGS, WRITERS)}

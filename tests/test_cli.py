@@ -27,61 +27,24 @@ from lightning_fedq.data.datasets import DigitsDataModule
 from lightning_fedq.mechanisms import LDPQ, SIGM, GaussianNoise
 from lightning_fedq.mechanisms.interface import Adversary, GaussianLoss
 from lightning_fedq.privacy.accounting import spent
-from lightning_fedq.privacy.document import from_json, to_json
 from lightning_fedq.privacy.planning import make_plan_context
 from lightning_fedq.privacy.report import TargetOutcome, privacy_report
+from lightning_fedq.privacy.report_file import from_json, to_json
 from lightning_fedq.privacy.run import ASSUMED, Run
 from lightning_fedq.privacy.verdict import format_epsilon
 from lightning_fedq.reports.runs import write_rows, write_summary
 from tests.callbacks.runs import small_run
 from tests.changed import changed
-
-# Lightning's command line calls what jsonargparse has deprecated
-pytestmark = pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
+from tests.configurations import linear_on_digits, written
 
 
 def configuration(folder, **federated):
     """A run of two rounds on 60 digits with four clients."""
     path = folder / "small.yaml"
-    small = {
-        "seed_everything": 0,
-        "model": {
-            "class_path": "lightning_fedq.data.models.Classifier",
-            "init_args": {
-                "backbone": {
-                    "class_path": "lightning_fedq.data.models.Linear",
-                    "init_args": {"in_features": 64},
-                }
-            },
-        },
-        "data": {
-            "class_path": "lightning_fedq.data.datasets.DigitsDataModule",
-            "init_args": {"num_train": 60},
-        },
-        "trainer": {
-            "max_epochs": 2,
-            "accelerator": "cpu",
-            "logger": False,
-            "enable_checkpointing": False,
-            "enable_model_summary": False,
-            "callbacks": [
-                {
-                    "class_path": "lightning_fedq.callbacks.Federated",
-                    "init_args": {
-                        "mechanism": {
-                            "class_path": "lightning_fedq.mechanisms.CorBin",
-                            "init_args": {"epsilon_per_coordinate": 1.0},
-                        },
-                        "num_clients": 4,
-                        "clients_per_step": 4,
-                        **federated,
-                    },
-                },
-                {"class_path": "lightning_fedq.callbacks.RoundProgressBar"},
-            ],
-        },
-    }
-    path.write_text(yaml.safe_dump(small))
+    corbin = written("mechanisms.CorBin", epsilon_per_coordinate=1.0)
+    settings = {"mechanism": corbin, "num_clients": 4, "clients_per_step": 4, **federated}
+    callbacks = [written("callbacks.Federated", **settings), written("callbacks.RoundProgressBar")]
+    path.write_text(yaml.safe_dump(linear_on_digits(60, 2, callbacks=callbacks)))
     return path
 
 
@@ -193,8 +156,26 @@ def test_abbreviations_are_refused_with_the_nearest_option(capsys):
     """`--trainer.max_epoch 3` was taken as an abbreviation, and `--set Federated.num_client=7` took 8 s."""
     assert main(["fit", "digits_private", "--trainer.max_epoch", "3"]) == 2
     assert "Did you mean 'trainer.max_epochs'?" in capsys.readouterr().err
-    assert main(["privacy", "digits_private", "--round", "3"]) == 2
-    assert "Did you mean '--rounds'?" in capsys.readouterr().err
+    for words, nearest in (
+        (["privacy", "digits_private", "--round", "3"], "--rounds"),
+        (["compare", "--mech", "CorBin"], "--mechanisms"),
+        (["plan", "--eps", "3"], "--epsilon"),  # before what is missing
+    ):
+        assert main(words) == 2
+        assert f"Did you mean '{nearest}'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("delta", ["0", "1.5"])
+def test_a_wrong_delta_is_refused_at_once(delta, capsys, monkeypatch):
+    """`fedq privacy RUN RUN --delta 0` took 1e-5 in its place, and the cure of one source was 1.5 itself."""
+    monkeypatch.setattr("lightning_fedq.commands.plan.read_sizes", lambda *_: pytest.fail("it was read"))
+    for words in (
+        ["privacy", "one", "two"],
+        ["privacy", "digits_private"],
+        ["plan", "x.yaml", "--epsilon", "8"],
+    ):
+        assert main([*words, "--delta", delta]) == 2
+        assert f"error: delta must be > 0 and below 1, got {float(delta)}" in capsys.readouterr().err
 
 
 def test_unknown_settings_are_refused_before_slow_imports():
@@ -238,11 +219,6 @@ def test_the_configuration_of_a_script_needs_class_paths(key, option, tmp_path, 
     assert f"Option '{option}' is not accepted" in error
     assert f"`{key}` names no class. Write {key}: {{class_path: MODULE.CLASS" in error
     assert "python train.py fit --config YOURS.yaml --config FRAGMENT.yaml" in error
-
-
-def test_a_wrong_mechanism_names_the_nearest(capsys):
-    assert main(["audit", "LPDQ"]) == 2
-    assert "there is no mechanism LPDQ. Did you mean 'LDPQ'?" in capsys.readouterr().err
 
 
 def test_fit_ends_with_a_summary(tmp_path, capsys):
@@ -647,11 +623,6 @@ def test_flags_need_no_lightning():
 def test_flags_of_a_name_that_does_not_ship_are_refused(capsys):
     assert main(["fit", "digits_corbinn", "--help"]) == 2
     assert "digits_corbin" in capsys.readouterr().err
-
-
-def test_version(capsys):
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"fedq {lightning_fedq.__version__}\n"
 
 
 def test_a_module_with_loaders_of_its_own_needs_no_data(tmp_path, monkeypatch):

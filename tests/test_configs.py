@@ -15,30 +15,16 @@ from lightning_fedq.cli import main
 from lightning_fedq.commands.options import change_setting
 from lightning_fedq.commands.privacy import report_of_config
 from lightning_fedq.commands.run import FedqCLI
-from lightning_fedq.privacy.document import is_met
+from lightning_fedq.privacy.report import is_met
+from tests.configurations import QUIET, linear_on_digits
 
-# Lightning's command line calls what jsonargparse has deprecated
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning"),
-    # ten samples a client are too few for it
-    pytest.mark.filterwarnings("ignore:LeakageBudget uses the best sampling probability:UserWarning"),
-]
+# ten samples a client are too few for it
+pytestmark = pytest.mark.filterwarnings("ignore:LeakageBudget uses the best sampling probability:UserWarning")
 ROOT = Path(__file__).parents[1]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 FRAGMENTS = sorted((ROOT / "callbacks").glob("*.yaml"))
 FEDQ_DATA = os.environ.get("FEDQ_DATA", "")
-QUIET = {"enable_model_summary": False, "enable_checkpointing": False}
-PLAIN = {
-    "seed_everything": 0,
-    "model": {
-        "class_path": "lightning_fedq.data.models.Classifier",
-        "init_args": {
-            "backbone": {"class_path": "lightning_fedq.data.models.Linear", "init_args": {"in_features": 64}}
-        },
-    },
-    "data": {"class_path": "lightning_fedq.data.datasets.DigitsDataModule", "init_args": {"num_train": 200}},
-    "trainer": {"max_epochs": 1, "accelerator": "cpu", "logger": False, **QUIET},
-}
+PLAIN = linear_on_digits(200, 1)
 
 
 def fit(tmp_path, config, *more):

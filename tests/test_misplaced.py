@@ -11,9 +11,6 @@ from lightning_fedq.data.datasets import DigitsDataModule
 from lightning_fedq.data.models import Classifier, Linear
 from lightning_fedq.mechanisms import LDPQ, CorBin
 
-# Lightning's command line calls what jsonargparse has deprecated
-pytestmark = pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
-
 
 def test_among_the_callbacks():
     trainer = pl.Trainer(callbacks=[CorBin(4.0)], logger=False, enable_checkpointing=False)

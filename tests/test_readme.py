@@ -100,7 +100,7 @@ def test_readme_report_load_and_review_are_one_chain(folder, monkeypatch, capsys
         Path("runs/first/report.md").read_text(),
     ):
         assert model in text and "as it was run" in text and "if an assumption fails" in text
-        assert "What has to hold" in text and "who sees to it" in text
+        assert "What has to hold" in text and "responsible party" in text
     review = (ROOT / "docs" / "guides" / "report_a_guarantee.md").read_text()
     for title in re.findall(r'"(Who learns how much|Of which run|What has to hold)"', review):
         assert title in screen and title in page
@@ -182,7 +182,6 @@ def ends_within_its_target(text, folder):
         assert 0.9 * float(epsilon) < rows[adversary]["epsilon_run"] <= float(epsilon)
 
 
-@pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
 @pytest.mark.parametrize("block", BASH, ids=range(len(BASH)))
 def test_bash_block(block, folder):
     """The first line in a shell; what follows, in this process, which has imported everything."""

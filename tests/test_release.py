@@ -1,5 +1,6 @@
-"""Versions and dates of a release agree, and each kind of disagreement is found."""
+"""Versions and dates of a release agree, each kind of disagreement is found, and Python 3.10 is enough."""
 
+import ast
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,24 @@ from tests.release import ROOT, find_version_errors
 FILES = ("CITATION.cff", "README.md", "CHANGELOG.md", "lightning_fedq/__init__.py")
 
 
+NEWER = {
+    "asyncio": {"TaskGroup", "timeout"},
+    "contextlib": {"chdir"},
+    "datetime": {"UTC"},
+    "enum": {"StrEnum", "EnumType", "member", "nonmember", "verify"},
+    "hashlib": {"file_digest"},
+    "inspect": {"getmembers_static"},
+    "itertools": {"batched"},
+    "math": {"cbrt", "exp2", "sumprod"},
+    "operator": {"call"},
+    "pathlib": {"UnsupportedOperation"},
+    "tomllib": {"load", "loads"},
+    "typing": {"LiteralString", "Never", "NotRequired", "Required", "Self", "TypeVarTuple", "Unpack"}
+    | {"assert_never", "assert_type", "dataclass_transform", "override", "reveal_type"},
+}
+"""Names of the standard library that Python 3.10, the oldest that the package supports, does not have."""
+
+
 @pytest.fixture
 def release(tmp_path):
     """Copies of the files that name the version."""
@@ -17,6 +36,20 @@ def release(tmp_path):
     for name in FILES:
         shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
+
+
+def test_the_package_imports_nothing_that_the_oldest_python_lacks():
+    """`from datetime import UTC` stopped every import with 3.10, where no test ran."""
+    found = []
+    for path in (ROOT / "lightning_fedq").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(), feature_version=(3, 10))):
+            if isinstance(node, ast.ImportFrom):
+                found += [
+                    (path, alias.name) for alias in node.names if alias.name in NEWER.get(node.module, ())
+                ]
+            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                found += [(path, node.attr)] if node.attr in NEWER.get(node.value.id, ()) else []
+    assert not found
 
 
 def test_all_files_name_one_version():

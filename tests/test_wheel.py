@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.configurations import linear_on_digits
+
 ROOT = Path(__file__).parents[1]
 IMPORT_ALL = """
 import importlib.util, pkgutil, sys
@@ -24,6 +26,7 @@ for name in names:
         importlib.import_module(name)
 print(len(names))
 """
+SUBCLASSES_OPACUS = "lightning_fedq.dpsgd.accountant", "lightning_fedq.dpsgd.opacus"
 TRAIN = """
 import sys
 from lightning_fedq.cli import main
@@ -31,16 +34,6 @@ assert main(["fit", "digits_corbin", "--trainer.max_epochs=1"]) == 0
 assert main(["fit", "--config", "mine.yaml", "--with", "corbin"]) == 0
 assert "lightning.pytorch" not in sys.modules  # under one of Lightning's packages, nothing imports the other
 """
-PLAIN = {
-    "model": {
-        "class_path": "lightning_fedq.data.models.Classifier",
-        "init_args": {
-            "backbone": {"class_path": "lightning_fedq.data.models.Linear", "init_args": {"in_features": 64}}
-        },
-    },
-    "data": {"class_path": "lightning_fedq.data.datasets.DigitsDataModule", "init_args": {"num_train": 200}},
-    "trainer": {"max_epochs": 1, "accelerator": "cpu", "logger": False, "enable_checkpointing": False},
-}
 
 
 def build(source, *arguments):
@@ -129,7 +122,7 @@ def test_the_wheel_trains_from_any_folder(distributions, tmp_path):
     (packages / "dependencies.pth").write_text("\n".join(here))
     folder = tmp_path / "work"
     folder.mkdir()
-    (folder / "mine.yaml").write_text(yaml.safe_dump(PLAIN))
+    (folder / "mine.yaml").write_text(yaml.safe_dump(linear_on_digits(200, 1)))
     *_, imported = shell(folder, scripts / "python", "-c", TRAIN + IMPORT_ALL).split()
     assert int(imported) > 150
     assert (folder / "runs" / "digits_corbin" / "report.md").is_file()
@@ -143,7 +136,7 @@ def test_the_wheel_alone_installs_and_trains(distributions, tmp_path):
     install(scripts, str(wheel_of(distributions)))
     folder = tmp_path / "work"
     folder.mkdir()
-    shell(folder, scripts / "python", "-c", IMPORT_ALL, "lightning_fedq.dpsgd.opacus")  # subclasses Opacus
+    shell(folder, scripts / "python", "-c", IMPORT_ALL, *SUBCLASSES_OPACUS)
     shell(folder, scripts / "fedq", "fit", "digits_corbin", "--trainer.max_epochs=2")
     shell(folder, scripts / "fedq", "mechanisms")
     assert (folder / "runs" / "digits_corbin" / "report.md").is_file()

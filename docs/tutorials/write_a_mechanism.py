@@ -27,6 +27,7 @@ from lightning_fedq.audit import audit
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.data.datasets import DigitsDataModule
 from lightning_fedq.data.models import Classifier, Linear
+from lightning_fedq.functional.linear_decode import decode_sum
 from lightning_fedq.keys.randomness import ClientRandomness, SeededKeys
 from lightning_fedq.mechanisms.contract_suite import check_mechanism
 from lightning_fedq.mechanisms.interface import (
@@ -34,9 +35,9 @@ from lightning_fedq.mechanisms.interface import (
     Mechanism,
     Message,
     PmfPairs,
-    PrivacyClaim,
     RoundContext,
     Unit,
+    same_for_all,
 )
 from lightning_fedq.privacy.report import privacy_report
 from lightning_fedq.privacy.run import Run
@@ -84,12 +85,9 @@ class TernaryResponse(Mechanism):
 
     def decode(self, symbols, clients, context, rand):
         """See `Mechanism.decode`: unbiased for the sum of the clipped updates."""
-        total = symbols.sum(0, dtype=torch.int64) if symbols.dim() == 2 else symbols
         kept = 1 - self.replaced / WORDS
-        values = (total.double() - len(clients)) / kept  # uniform levels have mean 1
-        return (
-            len(clients) * context.expand(context.center) + context.expand(context.radius) * values
-        ).float()
+        center, scale = len(clients) * context.center, context.radius / kept
+        return decode_sum(symbols, context.segments, center, scale, 1, len(clients))  # levels have mean 1
 
     def code(self, context):
         """Two bits a coordinate; an entropy coder would need 1.58."""
@@ -106,10 +104,7 @@ class TernaryResponse(Mechanism):
         pairs = tuple((p, q) for p in rows for q in rows if p != q)
         loss = PmfPairs(pairs, "three-way randomised response")
         fresh = "random bits are fresh in every round and come from keys that the adversary does not have"
-        return tuple(
-            PrivacyClaim(who, loss, context.dim, assumptions=(fresh,), unit=Unit.COORDINATE)
-            for who in Adversary
-        )
+        return same_for_all(loss, context.dim, (fresh,), unit=Unit.COORDINATE)
 
 
 # %%

@@ -25,7 +25,6 @@ from lightning_fedq.functional.hadamard import padded_size
 from lightning_fedq.functional.rotation import rotate, rotate_back, sign_words
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.mechanisms.interface import (
-    AuditCase,
     Mechanism,
     Message,
     PmfPairs,
@@ -144,10 +143,6 @@ class SQKR(Mechanism):
         truth, size = self.true_words / WORD, padded_size(context.dim)
         shrink = truth - (1.0 - truth) / (2**self.bits - 1)
         return (self.radius(context) * size / shrink) ** 2 / (self.bits * num_clients)
-
-    def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        """One encoding is one draw; a short range, which no claim depends on, makes the signs certain."""
-        return (AuditCase(replace(self, kappa=0.1), concentrated=True),)
 
     def worst_pair(
         self, client: int, context: RoundContext, public: PublicRandomness

@@ -13,21 +13,21 @@ fresh.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
-import numba
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from lightning_fedq.audit.bins import Integers
+from lightning_fedq.audit.cases import AuditCase
 from lightning_fedq.audit.fixed_parts import FixedPlanner, HeldKeys, Wire
+from lightning_fedq.audit.played import Played
 from lightning_fedq.audit.views import Array
 from lightning_fedq.keys.randomness import ClientRandomness, Keys, PublicRandomness, SeededKeys
 from lightning_fedq.mechanisms.interface import (
     Adversary,
-    AuditCase,
     Mechanism,
     Neighbours,
     NonPrivate,
@@ -41,11 +41,8 @@ from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.run import ASSUMED, Run
 from lightning_fedq.rounds import RoundEngine
 
-Integers = NDArray[np.int64]
-
 CALIBRATION = 1 << 41
 """Number of the first round that only chooses the edges of bins and is not counted."""
-_BINS = 32
 _FEWEST_CALIBRATED = 4000
 MOST_CALIBRATIONS = 512
 SEGMENTS = (512, 509)  # the odd length tests the last coordinate and the bits that pad it to bytes
@@ -61,205 +58,6 @@ _MEASURED = 8192
 """Coordinates of the blocks of zeros that measure the covariance of handed-on noise."""
 _ZEROS_SEED = 1 << 51
 UNIT_RANGE = FixedRange(1.0)
-
-
-@dataclass(frozen=True)
-class Played:
-    """Messages and released sum of one round in one world.
-
-    Args:
-        mechanism: Mechanism that encoded the messages.
-        context: Public part of the round.
-        clients: Clients that answered.
-        victim: Client whose update differs between the worlds, one of `clients`.
-        symbols: `(len(clients), m)` messages, in the order of `clients`.
-        labels: `(dim,)` label of the input in each coordinate of the victim: 0, 1, or -1 for not counted.
-        public: Public randomness of the round.
-        decoded_sum: `(dim,)` sum that the engine released.
-        everybody: Whether every client holds the victim's input.
-        own_weight: Weight of the victim's round in a linear combination of several rounds.
-        later: `(dim,)` weighted sum of later rounds, which cancel part of the noise of this round.
-        behind: Number of symbols that follow those of the coordinates in a message, see `Mechanism.core`.
-    """
-
-    mechanism: Mechanism
-    context: RoundContext
-    clients: tuple[int, ...]
-    victim: int
-    symbols: Tensor
-    labels: Integers
-    public: PublicRandomness
-    decoded_sum: Array
-    everybody: bool = False
-    own_weight: float = 1.0
-    later: Array | float = 0.0
-    behind: int = 0
-
-    def position_labels(self, positions: int) -> Integers:
-        """Return the labels of the positions of a view.
-
-        If positions are not coordinates, all of them have the same label.
-        """
-        if positions == len(self.labels):
-            return self.labels
-        if positions == len(self.labels) + self.behind:
-            return np.append(self.labels, np.full(self.behind, -1))
-        return np.full(positions, max(self.labels[0], self.labels.max()))
-
-    @property
-    def curious(self) -> int:
-        """Curious client: the client after the victim, which may be the victim's partner."""
-        return self.clients[(self.clients.index(self.victim) + 1) % len(self.clients)]
-
-    def row(self, client: int) -> Tensor:
-        """Return the message of a client."""
-        return self.symbols[self.clients.index(client)]
-
-    def message(self) -> Array:
-        """Return the victim's message, or the concatenated messages if every client is a victim."""
-        if self.everybody:
-            return np.asarray(self.symbols.flatten().numpy(), np.float64)
-        return np.asarray(self.row(self.victim).numpy(), np.float64)
-
-    def decoded_message(self) -> Array:
-        """Return the victim's message as the server decodes it."""
-        return self.decoded([self.victim])
-
-    def total(self) -> Array:
-        """Return the sum of all messages, modulo the mechanism's symbol modulus if it has one."""
-        return self._total(self.symbols)
-
-    def honest_total(self) -> Array:
-        """Return the sum of all messages except the curious client's."""
-        rows = [row for row, client in enumerate(self.clients) if client != self.curious]
-        return self._total(self.symbols[rows])
-
-    def _total(self, symbols: Tensor) -> Array:
-        total = symbols.sum(0, dtype=torch.int64)
-        if (modular := self.mechanism.symbol_modulus(self.context)) is not None:
-            total = total % modular[0]
-        return np.asarray(total.numpy(), np.float64)
-
-    def released(self) -> Array:
-        """Return the released sum, combined with the later rounds that cancel part of its noise."""
-        return self.own_weight * self.decoded_sum + self.later
-
-    def honest_sum(self) -> Array:
-        """Return the decoded sum without the update of the curious client, which knows its own update."""
-        silent = [client for client in self.context.cohort if client not in self.clients]
-        known = [client for client in self.clients if client != self.curious]
-        decoded = self.decoded(known)
-        # a mechanism with a fixed cohort decodes only the whole cohort, so silent clients count as zeros
-        if silent and self.mechanism.fixed_cohort:
-            zero = torch.zeros(len(silent), self.symbols.shape[1], dtype=torch.int32)
-            decoded = decoded + self._decode(zero, silent)
-        return self.own_weight * decoded + self.later
-
-    def group(self) -> Array:
-        """Return the victim's message and the sum of its partners' messages, encoded in one number.
-
-        Groups of different sizes get different numbers, so an unpaired victim is distinguished.
-        """
-        members = [c for c in self.context.place(self.victim)[0] if c in self.clients]
-        widest = max(len(group) for group in self.context.groups)
-        own = self.row(self.victim).to(torch.int64)
-        rest = sum((self.row(c).to(torch.int64) for c in members if c != self.victim), torch.zeros_like(own))
-        joint = own * widest + rest + 4 * widest * (widest - len(members))
-        return np.asarray(joint.numpy(), np.float64)
-
-    def decoded(self, clients: list[int]) -> Array:
-        """Return the decoded sum of the updates of some clients, not rounded to a grid."""
-        return self._decode(torch.stack([self.row(client) for client in clients]), clients)
-
-    def _decode(self, symbols: Tensor, clients: list[int]) -> Array:
-        decoded = self.mechanism.decode(symbols, clients, self.context, self.public)
-        return np.asarray(decoded.numpy(), np.float64)
-
-
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
-def _classify(values: Array, edges: Array, out: Integers) -> None:
-    """Write into `out`, for each value, the number of edges that are <= it. Edges are ascending."""
-    for i in range(values.size):
-        low, high = 0, edges.size
-        while low < high:
-            middle = (low + high) // 2
-            if edges[middle] <= values[i]:
-                low = middle + 1
-            else:
-                high = middle
-        out[i] = low
-
-
-def _joined(items: list[str], at_most: int = 4) -> str:
-    """Return a list in words, with the number of items that are left out."""
-    shown = items[:at_most]
-    if len(items) > at_most:
-        return f"{', '.join(shown)} or {len(items) - at_most} more"
-    return " or ".join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))
-
-
-class Bins:
-    """Classes of a real number: one class per value up to 32 values, otherwise 32 equally likely classes.
-
-    If there are more values, each value with at least 1/32 of the sample has a class of its own.
-
-    Args:
-        values: Sample that chooses the edges of the classes.
-    """
-
-    def __init__(self, values: Array) -> None:
-        levels, counts = np.unique(values, return_counts=True)
-        self._levels: Array | None = levels
-        self._whole = False
-        if len(levels) > _BINS:
-            self._levels = None
-            frequent = levels[counts * _BINS >= len(values)]  # each has a class of its own
-            self._whole = bool((levels == np.rint(levels)).all())
-            after = frequent + 1.0 if self._whole else np.nextafter(frequent, np.inf)
-            levels = np.unique(
-                np.concatenate([np.quantile(values, np.arange(_BINS) / _BINS), frequent, after])
-            )
-        self.edges, self.size = levels[1:], len(levels)
-        # pairs of outcomes would need size^2 bins, so they use at most 8 coarse classes each
-        self._width = -(-self.size // 8)
-        self.coarse_size = -(-self.size // self._width)
-
-    def describe(self, event: NDArray[np.bool_]) -> str:
-        """Return the outputs of an event in words.
-
-        Args:
-            event: `(size,)`, whether each class is part of the event.
-        """
-        inside, outside = self._items(event), self._items(~event)
-        if outside and len(outside) < len(inside):
-            return f"any output but {_joined(outside)}"
-        return f"output {_joined(inside)}"
-
-    def _items(self, event: NDArray[np.bool_]) -> list[str]:
-        """Return the values of an event, and the intervals of neighbouring classes."""
-        if self._levels is not None:
-            return [f"{value:.6g}" for value in self._levels[event]]
-        ends = np.concatenate([[-np.inf], self.edges, [np.inf]])
-        changes = np.flatnonzero(np.diff(np.concatenate([[0], event.astype(np.int64), [0]])))
-        return [self._interval(ends[start], ends[stop]) for start, stop in changes.reshape(-1, 2)]
-
-    def _interval(self, low: float, high: float) -> str:
-        """Return the numbers from `low` up to, but without, `high` in words."""
-        last = high - 1.0 if self._whole else high
-        if np.isinf(low) or np.isinf(high):
-            return f"below {high:.6g}" if np.isinf(low) else f"{low:.6g} or more"
-        single = last == low if self._whole else high == np.nextafter(low, np.inf)
-        return f"{low:.6g}" if single else f"{low:.6g} to {last:.6g}"
-
-    def fine(self, values: Array) -> Integers:
-        """Return the class of each value, 0 to `size` - 1."""
-        out = np.empty(len(values), np.int64)
-        _classify(values, self.edges, out)
-        return out
-
-    def coarse(self, classes: Integers) -> Integers:
-        """Merge neighbouring classes into at most 8, numbered 0 to `coarse_size` - 1."""
-        return np.asarray(classes // self._width)
 
 
 class Bench:
@@ -285,60 +83,90 @@ class Bench:
         times: int = 1,
         ranges: FixedRange = UNIT_RANGE,
     ) -> None:
-        mechanism, min_survivors, dropout = case.mechanism, case.min_survivors, case.dropout_probability
-        self.mechanism, self.segments, self.times = mechanism, segments * times, times
-        self.concentrated, self.everybody, self._to_center = case.concentrated, case.everybody, case.to_center
-        num_dropped = case.num_dropped if min_survivors is None else num_clients - min_survivors
+        self.mechanism, self._case = case.mechanism, case
+        self.concentrated, self.everybody = case.concentrated, case.everybody
+        self.segments, self.times, self.dim = segments * times, times, sum(segments) * times
+        self._ranges, self._level, self._seed = ranges, level, seed
         self.keys: list[Keys] = [SeededKeys(3 * seed + world) for world in range(3)]
-        self._decoy, self._level = SeededKeys(3 * seed + (1 << 50)), level
-        self.dim = sum(self.segments)
-        self._turns = _TURNS if mechanism.reuses_noise else 1
+        self._decoy = SeededKeys(3 * seed + (1 << 50))
+        self._turns = _TURNS if self.mechanism.reuses_noise else 1
+        num_dropped = case.num_dropped
+        if case.min_survivors is not None:
+            num_dropped = num_clients - case.min_survivors
         self._planner = FixedPlanner(
             num_clients * self._turns,
             0,
             Cyclic(num_clients) if self._turns > 1 else FixedSize(num_clients),
-            dropout,
+            case.dropout_probability,
             num_dropped=num_dropped,
             turns=self._turns,
         )
-        self.groups = self._planner.plan(0, mechanism).groups
+        self.groups = self._planner.plan(0, self.mechanism).groups
         self.clients = tuple(range(num_clients - num_dropped))
         """Clients that may answer."""
-        ones = torch.ones(2 * times, dtype=torch.float64)
-        self._ranges = ranges
-        self._range = ranges.center * ones, ranges.radius * ones
-        self.claims = {claim.adversary: claim for claim in mechanism.claims(self.context(0))}
-        self.failure = 0.0
-        """Probability of rounds that the claims do not cover. It is added to delta."""
-        if dropout or min_survivors is not None:
-            sums = replace(ASSUMED, min_survivors=min_survivors)
-            run = Run.ideal(mechanism, self.context(0), 1, sums)
-            run = replace(run, sampling=replace(run.sampling, dropout_probability=dropout))
-            self.claims = Account(run, _DROPOUTS_DELTA).claims()
-            self.failure = _DROPOUTS_DELTA / 2.0 if dropout else 0.0
-        # updates of the other clients: all high, all low, opposite and zero, in turn over the coordinates,
-        # so that each coordinate is tested with different sums around the victim's input
-        high = torch.tensor([1.0, -1.0, 1.0, 0.0], dtype=torch.float64).repeat(self.dim)[: self.dim]
-        opposite = torch.tensor([1.0, -1.0, -1.0, 0.0], dtype=torch.float64).repeat(self.dim)[: self.dim]
-        self.others = torch.stack([opposite if c % 2 else high for c in self.clients])
+        # engines of the worlds, of stages with given updates, and of single rounds
         self._engines: dict[int, RoundEngine] = {}
-        self._seed, self._stages = seed, dict[int, tuple[Keys, RoundEngine]]()
+        self._stages: dict[int, tuple[Keys, RoundEngine]] = {}
         self._lone: RoundEngine | None = None
-        self._weights: Array | None = None
-        rand = ClientRandomness(self.keys[2], self.clients, CALIBRATION)
-        probe = mechanism.encode(self.others.clone(), self.context(CALIBRATION), rand).symbols
-        self.num_symbols = int(probe.shape[1])
-        self.behind = mechanism.core(self.context(0))[1].dim - self.dim
-        self.aligned = self.num_symbols == self.dim + self.behind
-        """Whether there is one symbol per coordinate. Only then do the layers hold opposite inputs."""
-        message = self.private_claim(Adversary.EAVESDROPPER)
-        counted = message is not None and message.compositions == self.num_symbols
-        self.symbolic = self.aligned or counted
-        """Whether the mechanism's claim is about one symbol."""
-        self.rotated = self.symbolic and not self.aligned and mechanism.homomorphic and self.follows_streams
-        """Whether there is one symbol per rotated coordinate, each with the same difference of inputs."""
+        # the pairs of the last round that was asked for, and what the adversary knows of it
         self._pairs: dict[int, tuple[Tensor, Tensor]] = {}
         self._told: tuple[int, Keys, RoundContext, PublicRandomness] | None = None
+
+    @cached_property
+    def claims(self) -> dict[Adversary, PrivacyClaim]:
+        """Claims under test: those of the mechanism, or of the privacy report if clients are missing."""
+        case = self._case
+        if not case.dropout_probability and case.min_survivors is None:
+            return {claim.adversary: claim for claim in self.mechanism.claims(self.context(0))}
+        sums = replace(ASSUMED, min_survivors=case.min_survivors)
+        run = Run.ideal(self.mechanism, self.context(0), 1, sums)
+        run = replace(run, sampling=replace(run.sampling, dropout_probability=case.dropout_probability))
+        return Account(run, _DROPOUTS_DELTA).claims()
+
+    @property
+    def failure(self) -> float:
+        """Probability of rounds that the claims do not cover. It is added to delta."""
+        return _DROPOUTS_DELTA / 2.0 if self._case.dropout_probability else 0.0
+
+    @cached_property
+    def others(self) -> Tensor:
+        """Updates of the other clients, `(clients, dim)`, over which the victim's input is written.
+
+        They are all high, all low, opposite and zero, in turn over the coordinates, so that each coordinate
+        is tested with different sums around the victim's input.
+        """
+        even = torch.tensor([1.0, -1.0, 1.0, 0.0], dtype=torch.float64).repeat(self.dim)[: self.dim]
+        odd = torch.tensor([1.0, -1.0, -1.0, 0.0], dtype=torch.float64).repeat(self.dim)[: self.dim]
+        return torch.stack([odd if client % 2 else even for client in self.clients])
+
+    @cached_property
+    def num_symbols(self) -> int:
+        """Number of symbols of a real message."""
+        rand = ClientRandomness(self.keys[2], self.clients, CALIBRATION)
+        message = self.mechanism.encode(self.others.clone(), self.context(CALIBRATION), rand)
+        return int(message.symbols.shape[1])
+
+    @cached_property
+    def behind(self) -> int:
+        """Number of symbols that follow those of the coordinates in a message, see `Mechanism.core`."""
+        return self.mechanism.core(self.context(0))[1].dim - self.dim
+
+    @property
+    def aligned(self) -> bool:
+        """Whether there is one symbol per coordinate. Only then do the layers hold opposite inputs."""
+        return self.num_symbols == self.dim + self.behind
+
+    @property
+    def symbolic(self) -> bool:
+        """Whether the mechanism's claim is about one symbol."""
+        message = self.private_claim(Adversary.EAVESDROPPER)
+        return self.aligned or (message is not None and message.compositions == self.num_symbols)
+
+    @property
+    def rotated(self) -> bool:
+        """Whether there is one symbol per rotated coordinate, each with the same difference of inputs."""
+        one_each = self.symbolic and not self.aligned
+        return one_each and self.mechanism.homomorphic and self.follows_streams
 
     @property
     def draws(self) -> int:
@@ -347,7 +175,10 @@ class Bench:
 
     def context(self, round: int) -> RoundContext:
         """Return the public part of a round."""
-        return RoundContext(round, self.groups, self.segments, *self._range)
+        ones = torch.ones(2 * self.times, dtype=torch.float64)
+        return RoundContext(
+            round, self.groups, self.segments, self._ranges.center * ones, self._ranges.radius * ones
+        )
 
     def private_claim(self, adversary: Adversary) -> PrivacyClaim | None:
         """Return the claim against an adversary, or None if there is no guarantee."""
@@ -360,7 +191,7 @@ class Bench:
         if self.follows_streams:
             return "first update of worst_pair", "second update of worst_pair"
         claims = {claim.neighbours for claim in self.mechanism.claims(self.context(0))}
-        if self._to_center:
+        if self._case.to_center:
             return "4 times the range, up", "centre of the range"
         if claims == {Neighbours.SUBSTITUTION}:
             return "4 times the range, up", "4 times the range, down"
@@ -383,8 +214,8 @@ class Bench:
         if victim in self._pairs:
             return self._pairs[victim]
         high, low = self.mechanism.worst_pair(victim, *self._told[2:])
-        if self._to_center:
-            low = self.context(round).expand(self._range[0])
+        if self._case.to_center:
+            low = torch.full_like(low, self._ranges.center)
         if self.concentrated and not self.follows_streams:
             low = torch.cat([low[:1], torch.zeros(self.dim - 1, dtype=torch.float64)])
             high = torch.cat([high[:1], torch.zeros(self.dim - 1, dtype=torch.float64)])
@@ -514,21 +345,24 @@ class Bench:
         return played if self._turns == 1 else self._followed(engine, played)
 
     def _followed(self, engine: RoundEngine, played: Played) -> Played:
-        """Return the round combined with the rounds after it, which cancel part of its noise.
+        """Return the round combined with the rounds after it, which cancel part of its noise."""
+        later_sums = np.stack([self._play_zeros(engine) for _ in range(self._turns - 1)])
+        own, *others = self._weights
+        return replace(played, own_weight=float(own), later=np.array(others) @ later_sums)
 
-        The weights give the best linear test for an update in the first round. They are the first row of the
-        inverse covariance of the noise over the rounds, which is measured in blocks with zero updates.
+    @cached_property
+    def _weights(self) -> Array:
+        """Weights of the rounds of a block in the best linear test for an update in the first round.
+
+        They are the first row of the inverse covariance of the noise over the rounds, which is measured in a
+        block with zero updates. All coordinates have the same noise distribution, so one block measures many.
         """
-        rows = [self._rest(engine) for _ in range(self._turns - 1)]
-        if self._weights is None:
-            # all coordinates have the same noise distribution, so one block measures many coordinates
-            zeros = self._engine(SeededKeys(_ZEROS_SEED), (_MEASURED - 1, 1))
-            precision = np.linalg.inv(np.cov(np.stack([self._rest(zeros) for _ in range(self._turns)])))
-            self._weights = precision[0] / np.linalg.norm(precision[0])
-        later: Array = self._weights[1:] @ np.stack(rows)
-        return replace(played, own_weight=float(self._weights[0]), later=later)
+        engine = self._engine(SeededKeys(_ZEROS_SEED), (_MEASURED - 1, 1))
+        noise = np.stack([self._play_zeros(engine) for _ in range(self._turns)])
+        first = np.linalg.inv(np.cov(noise))[0]
+        return np.asarray(first / np.linalg.norm(first))
 
-    def _rest(self, engine: RoundEngine) -> Array:
+    def _play_zeros(self, engine: RoundEngine) -> Array:
         """Return the released sum of a round in which all updates are zero."""
         engine.weights = torch.zeros_like(engine.weights)
         survivors = engine.start().survivors

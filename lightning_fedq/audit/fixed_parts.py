@@ -1,6 +1,5 @@
 """Parts that stay the same in every trial of an attack: the adversary's keys, the plan and the wire."""
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedq.keys.randomness import ClientRandomness, Keys
-from lightning_fedq.mechanisms.interface import Adversary, Mechanism, Message, RoundContext
+from lightning_fedq.mechanisms.interface import Adversary, Mechanism, Message, RoundContext, split_groups
 from lightning_fedq.rounds import RoundPlan, RoundPlanner, Tampering
 
 _FAR_APART = 1 << 20
@@ -94,9 +93,8 @@ class FixedPlanner(RoundPlanner):
     def plan(self, round: int, mechanism: Mechanism, attempt: int = 0) -> RoundPlan:
         cohort = self.cohort(round)
         if (groups := self._groups.get(cohort[0])) is None:
-            ends = [*itertools.accumulate(mechanism.group_sizes(len(cohort)))]
-            cut = itertools.pairwise([0, *ends])
-            groups = self._groups[cohort[0]] = tuple(tuple(cohort[start:end]) for start, end in cut)
+            groups = split_groups(cohort, mechanism.group_sizes(len(cohort)))
+            self._groups[cohort[0]] = groups
         silent = frozenset(cohort[len(cohort) - self.num_dropped :])
         if self.dropout_probability:
             silent = super().plan(round // 2, mechanism).dropped

@@ -33,12 +33,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_fedq.audit.bench import CROWD_SEGMENTS, FEW_SEGMENTS, Bench, Played
+from lightning_fedq.audit.bench import CROWD_SEGMENTS, FEW_SEGMENTS, Bench
+from lightning_fedq.audit.cases import AuditCase
 from lightning_fedq.audit.fixed_parts import HeldKeys
+from lightning_fedq.audit.played import Played
 from lightning_fedq.audit.simulated import cohort_size, position_loss
 from lightning_fedq.audit.views import MOST, Array, Finding, View
 from lightning_fedq.keys.randomness import SeededKeys
-from lightning_fedq.mechanisms.interface import Adversary, AuditCase, Mechanism, PrivacyClaim
+from lightning_fedq.mechanisms.interface import Adversary, Mechanism, PrivacyClaim
 
 SEGMENTS = (104, 101)
 _CROWD = 16
@@ -226,12 +228,12 @@ def _chosen(
         Two tensors `(2 labels, len(epsilons))`, see `estimates`.
     """
     half, cells = len(classes) // 2, classes.shape[1]
-    counts = np.zeros((2, 2, size, cells))
+    chosen_on, judged_on = np.zeros((2, 2, size, cells))  # counts by half, label, class and cell
     for row in range(len(classes)):
-        np.add.at(counts[int(row >= half)], (labels[row], classes[row], np.arange(cells)), 1.0)
-    draws = counts.sum(2, keepdims=True)
-    judged = counts[1] / draws[1]
-    learned = counts[0].sum(2, keepdims=True) if alike else counts[0]
+        counts = chosen_on if row < half else judged_on
+        np.add.at(counts, (labels[row], classes[row], np.arange(cells)), 1.0)
+    judged = judged_on / judged_on.sum(1, keepdims=True)
+    learned = chosen_on.sum(2, keepdims=True) if alike else chosen_on
     learned = (learned + 0.25) / (learned.sum(1, keepdims=True) + 0.25 * size)
     own, other = np.empty((2, len(epsilons))), np.empty((2, len(epsilons)))
     for label in (0, 1):

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -40,13 +41,15 @@ from lightning_fedq.audit.bench import (
     MOST_CALIBRATIONS,
     SEGMENTS,
     Bench,
-    Bins,
-    Integers,
-    Played,
 )
-from lightning_fedq.audit.probes import BLOCKS, SMALL_ROUNDS, ByRound, Tested, describe_pairs, probe
+from lightning_fedq.audit.bins import Bins, Integers
+from lightning_fedq.audit.cases import AuditCase
+from lightning_fedq.audit.cells import BLOCKS, SMALL_ROUNDS, ByRound, Tested
+from lightning_fedq.audit.message_probes import describe_pairs
+from lightning_fedq.audit.played import Played
+from lightning_fedq.audit.probes import probe
 from lightning_fedq.audit.views import Array, Finding, Trial, View
-from lightning_fedq.mechanisms.interface import Adversary, AuditCase, Loss, Mechanism, PrivacyClaim
+from lightning_fedq.mechanisms.interface import Adversary, Loss, Mechanism, PrivacyClaim
 
 FEWEST_ROUNDS = 8
 _WIRE_ROUNDS = 400
@@ -102,7 +105,7 @@ def audit(
     """Try to refute a mechanism's claims by simulation.
 
     Args:
-        attacked: Mechanism as it is shipped, or an audit case of it, see `Mechanism.audit_cases`.
+        attacked: Mechanism as it is shipped, or an audit case of it, see `audit_cases`.
         draws: Draws of one coordinate per neighbour. Tests use 10^6, and 10^7 takes up to two minutes.
         alpha: Probability of an alarm if all claims hold.
         seed: Seed of the audit's own keys.
@@ -110,7 +113,7 @@ def audit(
             encoding is then one draw. An `AuditCase` has its own setting, which is used instead.
         times: Number of repetitions of both layers in a round. A round then gives this many times more draws
             and takes little longer. A claim about a whole vector leaves each coordinate of a longer vector a
-            smaller share, so the case must be made for this length, see `Mechanism.audit_cases`.
+            smaller share, so the case must be made for this length, see `audit_cases`.
 
     Returns:
         One finding per view. Empty for a mechanism that claims nothing against any adversary.
@@ -302,14 +305,12 @@ def position_loss(bench: Bench, claim: PrivacyClaim, positions: int) -> tuple[Lo
     If the claim can't be divided over positions, the loss of one position is the whole claim, which bounds
     every function of the view.
     """
-    spread = not bench.follows_streams or (bench.rotated and positions == bench.num_symbols)
-    if claim.compositions == 1 and not bench.concentrated and spread:
-        try:
-            return claim.loss.spread(positions), 1
-        except TypeError:
-            return claim.loss, 1
-    if claim.compositions in (positions, bench.dim):
+    if claim.compositions in (positions, bench.dim) and claim.compositions > 1:
         return claim.loss, 1
+    is_even = not bench.follows_streams or (bench.rotated and positions == bench.num_symbols)
+    if claim.compositions == 1 and is_even and not bench.concentrated:
+        with suppress(TypeError):  # a loss that can't be divided
+            return claim.loss.spread(positions), 1
     return claim.loss, claim.compositions
 
 

@@ -391,29 +391,16 @@ class View:
 
     def judge(self, alpha: float) -> Finding:
         """Test the claim. A true claim raises an alarm with probability at most `alpha`."""
-        pooled = [self.counts.sum(2, keepdims=True)]
-        positions = self.counts.shape[2]
-        if positions >= 2 * _POSITION_CLASSES:
-            pooled += [
-                self.counts[:, :, start::_POSITION_CLASSES].sum(2, keepdims=True)
-                for start in range(_POSITION_CLASSES)
-            ]
-        together = np.concatenate(pooled, axis=2)
         renyi = {order: self.copies * self.loss.divergence(order) for order in _ORDERS if not self.failure}
         divergences = {order: claimed for order, claimed in renyi.items() if math.isfinite(claimed)}
         # alpha is divided over two orders of the labels, two bounds a test and all epsilons; claimed
         # divergences get half of it
         share = 0.25 * alpha * 0.5 / len(self.epsilons) / (2.0 if divergences else 1.0)
-        allowed = [self.allowed(epsilon) for epsilon in self.epsilons]
-        looked_at = [(together, "pooled"), (self.counts, "position")]
-        if (times := positions // self._period) > 1:
-            stretches = self.counts[:, :, : times * self._period]
-            places = stretches.reshape(2, 2, times, self._period, self.outcomes).sum(2)
-            looked_at.insert(1, (places, "place"))
-        share *= 2.0 / len(looked_at)
+        tables = self._tables()
+        share *= 2.0 / len(tables)
         results = [
-            self._test(counts[:, [first, 1 - first]], share / counts.shape[2], allowed, what, first)
-            for counts, what in looked_at
+            self._test(counts[:, [first, 1 - first]], share / counts.shape[2], position, first)
+            for position, counts in tables.items()
             for first in (0, 1)
         ]
         alarm = next((found for _, _, found in results if found), "")
@@ -421,35 +408,63 @@ class View:
         if math.isfinite(self.claimed):
             return Finding(self.name, self.claimed, max(bound for bound, _, _ in results), draws, alarm)
         proven = np.max([deltas for _, deltas, _ in results], axis=0)
-        ratios = proven / np.maximum(allowed, 1e-12)
-        closest = int(np.argmax(ratios))
-        shown = Finding(
+        allowed = [self.allowed(epsilon) for epsilon in self.epsilons]
+        closest = int(np.argmax(proven / np.maximum(allowed, 1e-12)))
+        by_delta = Finding(
             self.name, allowed[closest], float(proven[closest]), draws, alarm, self.epsilons[closest]
         )
+        return self._judge_divergences(by_delta, divergences, 0.25 * alpha)
+
+    def _tables(self) -> dict[str, Counts]:
+        """Return the counts that are tested, by the noun for a position.
+
+        Each is `(2 halves, 2 labels, positions, outcomes)`. They are pooled over all positions, over
+        classes of positions, of the same place in all stretches, and of every position.
+        """
+        positions = self.counts.shape[2]
+        pooled = [self.counts.sum(2, keepdims=True)]
+        if positions >= 2 * _POSITION_CLASSES:
+            pooled += [
+                self.counts[:, :, start::_POSITION_CLASSES].sum(2, keepdims=True)
+                for start in range(_POSITION_CLASSES)
+            ]
+        tables = {"pooled": np.concatenate(pooled, axis=2)}
+        if (times := positions // self._period) > 1:
+            stretches = self.counts[:, :, : times * self._period]
+            tables["place"] = stretches.reshape(2, 2, times, self._period, self.outcomes).sum(2)
+        return {**tables, "position": self.counts}
+
+    def _judge_divergences(self, by_delta: Finding, claims: dict[float, float], alpha: float) -> Finding:
+        """Return the finding about delta, or that about a divergence whose bound is closer to its claim.
+
+        Args:
+            by_delta: Finding about the claimed delta.
+            claims: Claimed divergences by order.
+            alpha: Error probability of all bounds together.
+        """
         first, fresh = self.counts.sum(2)
         learned = (first + 0.5) / (first + 0.5).sum(1, keepdims=True)
-        pairs = (learned, fresh), (learned[::-1], fresh[::-1])
-        largest = ratios[closest]
-        for order, claimed in divergences.items():
-            each = 0.25 * alpha / len(divergences)
-            found = max(proven_divergence(order, *pair, each) for pair in pairs)
-            if found > claimed and not alarm:
-                alarm = f"the divergence of order {order:g} is {found:.3g} or more, above {claimed:.3g}"
-            if found / claimed > largest:
-                largest = found / claimed
-                shown = Finding(self.name, claimed, found, draws, alarm, order=order)
+        both_orders = (learned, fresh), (learned[::-1], fresh[::-1])
+        shown, alarm = by_delta, by_delta.alarm
+        closest = by_delta.lower_bound / max(by_delta.claim, 1e-12)
+        for order, claimed in claims.items():
+            proven = max(proven_divergence(order, *laws, alpha / len(claims)) for laws in both_orders)
+            if proven > claimed and not alarm:
+                alarm = f"the divergence of order {order:g} is {proven:.3g} or more, above {claimed:.3g}"
+            if proven / claimed > closest:
+                closest = proven / claimed
+                shown = Finding(self.name, claimed, proven, by_delta.draws, order=order)
         return replace(shown, alarm=alarm)
 
     def _test(
-        self, counts: Counts, alpha: float, allowed: list[float], what: str, label: int
+        self, counts: Counts, alpha: float, position: str, label: int
     ) -> tuple[float, list[float], str]:
         """Return the largest proven pure epsilon, the proven delta at every epsilon, and an alarm or "".
 
         Args:
             counts: `(2 halves, 2 labels, positions, outcomes)` counts.
             alpha: Error probability of one bound at one position.
-            allowed: Claimed delta at every epsilon of `epsilons`.
-            what: Noun for a position in the alarm.
+            position: Noun for a position in the alarm.
             label: Label of the draws that come first in `counts`.
         """
         best, proven, lows, highs, evidence = 0.0, [], [], [], []
@@ -466,15 +481,16 @@ class View:
                 best = max(best, float(np.log(low / high).max()))
             deltas = low - math.exp(min(epsilon, MOST)) * high
             proven.append(max(float(deltas.max()), 0.0))
-            place = int(deltas.argmax())
-            at = int(worst[place])
-            lows.append(low[place])
-            highs.append(high[place])
+            largest = int(deltas.argmax())
+            at = int(worst[largest])
+            lows.append(low[largest])
+            highs.append(high[largest])
             evidence.append((at, event[at], (hits[at], misses[at]), (draws[0, at], draws[1, at])))
         _, _, found, implied = self.conclude(np.array(lows)[:, None], np.array(highs)[:, None])
         if found[0] < 0:
             return best, proven, ""
         at, event, hits, draws = evidence[found[0]]
         names = self._inputs[label], self._inputs[1 - label]
-        seen = Evidence(names, self._describe(event), hits, draws, "" if what == "pooled" else f"{what} {at}")
+        place = "" if position == "pooled" else f"{position} {at}"
+        seen = Evidence(names, self._describe(event), hits, draws, place)
         return best, proven, f"{seen} {implied[0]}"

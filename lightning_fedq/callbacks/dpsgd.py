@@ -1,5 +1,8 @@
 """`DPSGD`: sample-level differential privacy for an ordinary Lightning module, alone or inside every client.
 
+This file is long because Lightning calls one object for all hooks. The hooks are short, and what they call
+is in `dpsgd/`.
+
 Opacus's hooks compute per-sample gradients on the user's module, which is neither wrapped nor replaced. Hooks
 and the optimiser's wrapper are added at the start of the fit and removed in `teardown`. Every step draws a
 Poisson batch. An empty batch is also a step, with noise alone. Every step is charged before its noise is
@@ -20,7 +23,7 @@ holds against any adversary who sees the messages, including the server. The par
 numbers of samples count as public.
 
 The guarantee is for one row of the training data set, or for a person in up to `rows_per_person` rows
-(`dpsgd.opacus`). Rows that appear more often are refused. They are found by their indices in `Subset` and
+(`dpsgd.accountant`). Rows that appear more often are refused. They are found by their indices in `Subset` and
 `ConcatDataset`, and by their content, for which all samples are read once before the first charge. Every
 client's account charges for all rows of a person, because their clients are unknown.
 """
@@ -29,8 +32,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -40,38 +42,24 @@ from torch.utils.data import DataLoader, Dataset
 from lightning_fedq._lightning import is_overridden, pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.clients.client_trainer import is_client
 from lightning_fedq.clients.constraints import constrain_steps
-from lightning_fedq.clients.fit import ClientFit
 from lightning_fedq.clients.undo import Undo
 from lightning_fedq.data.batches import LocalWork
 from lightning_fedq.data.generator_turns import preserve_generators, seed_generators
-from lightning_fedq.data.loader import ClientBatches, check_plain
+from lightning_fedq.data.loader import check_plain
 from lightning_fedq.dpsgd.accounts import SampleAccounts
-from lightning_fedq.dpsgd.between_steps import check_between_steps
-from lightning_fedq.dpsgd.draws import check_draws_of_data
-from lightning_fedq.dpsgd.loss_reduction import loss_reduction, samples_to_try
-from lightning_fedq.dpsgd.poisson import PoissonBatches, PoissonEpoch, check_repeats
-from lightning_fedq.dpsgd.refusals import (
-    UnchangedBuffers,
-    UnchangedParameters,
-    check_accumulation,
-    check_kinds,
-    check_layers,
-    check_settings,
-)
+from lightning_fedq.dpsgd.first_trial import TriedData, try_steps
+from lightning_fedq.dpsgd.hooked_steps import HookedSteps
+from lightning_fedq.dpsgd.poisson import PoissonBatches, PoissonEpoch, check_repeats, make_poisson_loader
+from lightning_fedq.dpsgd.refusals import check_accumulation, check_layers, check_settings
 from lightning_fedq.dpsgd.statement import SampleStatement, describe_unit
 from lightning_fedq.keys.randomness import Stream, hkdf_expand, hkdf_extract, pack_fields
-from lightning_fedq.training.checkpoints import SavedStates, count_other_runs
+from lightning_fedq.training.checkpoints import count_other_runs
 from lightning_fedq.training.checks import check_shapes
-from lightning_fedq.training.client_metrics import log_figure, watch_training_log
+from lightning_fedq.training.client_metrics import log_figure, warn_unlogged_monitors, watch_training_log
 
 if TYPE_CHECKING:
-    from lightning_fedq.dpsgd.opacus import (
-        Account,
-        GridDPOptimizer,
-        NoiseWords,
-        SampledGaussianAccountant,
-        SampleGradientHooks,
-    )
+    from lightning_fedq.dpsgd.accountant import Account, SampledGaussianAccountant
+    from lightning_fedq.dpsgd.opacus import GridDPOptimizer, NoiseWords
 
 _FROM_LOADER = (
     "DPSGD draws its own batches, so it must replace the loader, but fit(...) got one directly. "
@@ -79,26 +67,17 @@ _FROM_LOADER = (
 )
 
 
-class _HandedOver(DataLoader[Any]):
-    """Loader that seeds this process from each batch's secret key, before hooks on the batch draw from it."""
-
-    def __iter__(self) -> Any:
-        epoch: Any = self.sampler
-        for number, batch in enumerate(super().__iter__()):
-            seed_generators(epoch.keys[number], "handed over")
-            yield batch
-
-
 class DPSGD(pl.Callback):
     """DP-SGD callback: per-sample clipping and noise for an ordinary module with any optimiser.
 
     Args:
-        noise_multiplier: Standard deviation of the noise on the summed gradient, > 0, divided by
-            `max_grad_norm`.
+        noise_multiplier: Scale of the noise divided by the sensitivity, > 0. The noise is that of the summed
+            gradient, and the sensitivity is `max_grad_norm`.
         max_grad_norm: L2 norm to which each per-sample gradient is clipped, > 0.
-        delta: Delta at which `dp/epsilon` is logged, in (0, 1 / n) for n samples of the largest client.
-        seed: An integer makes batches, noise and all random draws of a step reproducible, and NOT private.
-            None draws them from the operating system, also after `seed_everything`.
+        delta: Additive slack in the bound of epsilon, below one divided by the number of protected units.
+            `dp/epsilon` is logged at it. A unit is a sample of the largest client.
+        seed: Number that makes a run reproducible, and not private. Batches, noise and all random draws of a
+            step follow from it. None draws them from the operating system, also after `seed_everything`.
         rows_per_person: Largest number of training rows of one person, >= 1. Epsilon compares the data with
             and without all of these rows. It grows faster than this number.
         count_equal_rows: Whether samples of equal content count as rows of one person. False means that they
@@ -146,13 +125,10 @@ class DPSGD(pl.Callback):
         self._first = 0
         self._present = 0
         self._first_step: dict[int, int] = {}
-        self._buffers: UnchangedBuffers | None = None
-        self._parameters: UnchangedParameters | None = None
         self.loss_reduction: Literal["mean", "sum"] | None = None
-        self._hooks: SampleGradientHooks | None = None
+        self._hooked = HookedSteps()
         self._tried_in = -1
         self._home: Any = None
-        self._inside: Any = None
         self._non_finite = 0
 
     knows_clients = True
@@ -276,19 +252,12 @@ class DPSGD(pl.Callback):
 
     def _make_poisson_loader(self, user_loader: object) -> DataLoader[Any]:
         loader = check_plain(user_loader)
-        size = len(loader.dataset)  # type: ignore[arg-type]
-        self.begin(LocalWork.from_loader(loader, [torch.arange(size)], 1, None))
+        everything = torch.arange(len(loader.dataset))  # type: ignore[arg-type]
+        self.begin(LocalWork.from_loader(loader, [everything], 1, None))
         self._epoch = PoissonEpoch(
             self._batches, lambda: self.accounts[0].steps, lambda step: self._key("draws", 0, step)
         )
-        self._loader: DataLoader[Any] = _HandedOver(
-            ClientBatches(loader.dataset, loader.collate_fn),
-            sampler=self._epoch,
-            batch_size=None,
-            num_workers=loader.num_workers,
-            pin_memory=loader.pin_memory,
-            worker_init_fn=loader.worker_init_fn,
-        )
+        self._loader = make_poisson_loader(loader, self._epoch)
         return self._loader
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -356,106 +325,49 @@ class DPSGD(pl.Callback):
         trainer.strategy.optimizers = [self._optimizer]
 
     def _try_loss(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Check the loss and the gradients of a few samples, once an epoch and before its first charge.
-
-        A module may change its loss from epoch to epoch. Only the first check chooses the loss reduction,
-        since the choice follows from raw data. Later checks can only stop the run. In a federation the
-        samples come from all clients, so they are tried on a copy that is not trained.
+        """Try the loss and the gradients of a few samples, once an epoch and before its first charge.
 
         Args:
             trainer: The user's Trainer.
             module: The user's module.
 
         Raises:
-            ValueError: If a check of `dpsgd.loss_reduction`, `dpsgd.draws` or `dpsgd.between_steps` fails.
+            ValueError: If a check of `dpsgd.first_trial` fails.
         """
-        from lightning_fedq.dpsgd.opacus import SampleGradientHooks
-
         check_shapes(module)
-        check_kinds(module)
-        epoch, home = trainer.current_epoch, trainer
-        self._remove_hooks()
+        self._hooked.remove_hooks()
         if self._federated is None:
-            held, fetch = torch.arange(self._batches.num_samples(0)), self._loader.dataset.__getitem__
+            everything = torch.arange(self._batches.num_samples(0))
+            data = TriedData(everything, self._loader.dataset.__getitem__, False)
         else:
-            held, fetch = torch.cat(self._federated.client_indices), self._federated.fit.fetch
-            double = ClientFit(home).copy(0, alone=True)
-            trainer, module = double.trainer, double.module
-        tried = samples_to_try(len(held), epoch)
-        check_draws_of_data(fetch, held[tried])
-        batch = fetch(held[tried])
-        try:
-            again = lambda: fetch(held[tried].flip(0))  # noqa: E731
-            result = loss_reduction(trainer, module, batch, SampleGradientHooks, self.loss_reduction, again)
-        except Exception:
-            check_layers(module)  # mixing layers fail on a batch of one, with a less helpful error
-            raise
-        self.loss_reduction = result
-        check_between_steps(home, fetch, held[torch.roll(tried, epoch)], trainer.train_dataloader)
-        self._tried_in = epoch
+            data = TriedData(torch.cat(self._federated.client_indices), self._federated.fit.fetch, True)
+        self.loss_reduction, names = try_steps(trainer, module, data, self.loss_reduction)
+        if self._tried_in < 0:
+            warn_unlogged_monitors(trainer, names)
+        self._tried_in = trainer.current_epoch
 
     def _hook_into(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Put Opacus's hooks on the module. By now its layers are in the mode of the first step."""
-        from lightning_fedq.dpsgd.opacus import SampleGradientHooks
-
-        if self._federated is not None and trainer is not self._inside:
+        alone = self._federated is None
+        if not alone and trainer is not self._hooked.trainer:
             self._make_noisy(trainer, module)
-        if self._federated is None and trainer.current_epoch != self._tried_in:
+        if alone and trainer.current_epoch != self._tried_in:
             self._try_loss(trainer, module)
         assert self._optimizer is not None and self.loss_reduction is not None
         self._optimizer.loss_reduction = self.loss_reduction
-        self._remove_hooks()
-        self._hooks = SampleGradientHooks(module, loss_reduction=self.loss_reduction, strict=True)
-        self._hooks.disable_hooks()  # but in training steps, up to the end of their own backward pass
-        if trainer is self._inside:
-            return
-        self._inside = trainer
-        self._buffers, self._parameters = UnchangedBuffers(module), UnchangedParameters(module)
-        watch, plugin = self._parameters.watch, trainer.precision_plugin
-        step_context = plugin.train_step_context
-
-        @contextmanager
-        def context() -> Iterator[None]:
-            saved = SavedStates(module)
-            # there are no hooks while the loss is tried
-            with (
-                nullcontext() if self._hooks is None else self._hooks.training_step(),
-                watch(),
-                step_context(),
-            ):
-                yield
-            saved.check()
-
-        if self._federated is None:
-            self._undo.replace(plugin, "train_step_context", context)
-        else:  # the plugin belongs to this client's copy, so nothing has to be undone
-            plugin.train_step_context = context  # type: ignore[method-assign]
-
-    def _remove_hooks(self) -> None:
-        if self._hooks is not None:
-            self._hooks.remove_hooks()
-            # remove what the hooks and the optimiser left on parameters and layers
-            module = self._hooks._module
-            for parameter in module.parameters():
-                for name in ("grad_sample", "summed_grad", "_forward_counter", "_current_grad_sample"):
-                    if hasattr(parameter, name):
-                        delattr(parameter, name)
-            for layer in module.modules():
-                for name in ("activations", "max_batch_len"):
-                    if name in vars(layer):
-                        delattr(layer, name)
-            self._hooks = None
+        self._hooked.hook(trainer, module, self.loss_reduction, self._undo if alone else None)
 
     def _reset_fit(self) -> None:
         """Forget the Trainer and the guards of the last fit."""
-        self._home = self._inside = self._buffers = self._parameters = self._read = None
+        self._home = self._read = None
+        self._hooked.forget()
         self._tried_in = -1
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Remove hooks, loader and optimiser wrapper."""
         self._undo.close()
         if stage == "fit":
-            self._remove_hooks()
+            self._hooked.remove_hooks()
             self._reset_fit()
 
     def on_exception(
@@ -463,7 +375,7 @@ class DPSGD(pl.Callback):
     ) -> None:
         """Remove hooks, loader and optimiser wrapper. Keep the guards against saving changed tensors."""
         self._undo.close()
-        self._remove_hooks()
+        self._hooked.remove_hooks()
         if self._federated is not None:  # a client has changed its copy only
             self._reset_fit()
 
@@ -472,7 +384,7 @@ class DPSGD(pl.Callback):
     @property
     def accountant(self) -> SampledGaussianAccountant:
         """Accountant of a run without a federation. For clients, see `accounts`."""
-        from lightning_fedq.dpsgd.opacus import SampledGaussianAccountant
+        from lightning_fedq.dpsgd.accountant import SampledGaussianAccountant
 
         return (
             self.accounts[0].accountant if self.accounts else SampledGaussianAccountant(self.rows_per_person)
@@ -544,10 +456,10 @@ class DPSGD(pl.Callback):
         """Set the client and the size of the batch for the optimiser, and refuse invalid steps."""
         check_accumulation(trainer)
         check_layers(pl_module)
-        if trainer is not self._inside or trainer.current_epoch != self._tried_in:
+        if trainer is not self._hooked.trainer or trainer.current_epoch != self._tried_in:
             self._hook_into(trainer, pl_module)
-        assert self._buffers is not None and self._optimizer is not None
-        self._buffers.check()
+        assert self._hooked.buffers is not None and self._optimizer is not None
+        self._hooked.buffers.check()
         if self._federated is None:
             step, size = self._epoch.drawn.popleft()
             self._check_step(0, step)
@@ -565,8 +477,7 @@ class DPSGD(pl.Callback):
 
     def on_after_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Stop recording gradients, because other backward passes are no training."""
-        if self._hooks is not None:
-            self._hooks.disable_hooks()
+        self._hooked.stop_recording()
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -597,11 +508,11 @@ class DPSGD(pl.Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the largest epsilon of any client."""
-        if self._buffers is not None:
-            self._buffers.check(content=True)
+        if self._hooked.buffers is not None:
+            self._hooked.buffers.check(content=True)
         if is_client(trainer):
-            self._remove_hooks()
-            self._inside = self._buffers = self._parameters = None
+            self._hooked.remove_hooks()
+            self._hooked.forget()
         elif not trainer.barebones:
             epsilon = self.epsilon(self.delta)
             log_figure(pl_module, "dp/epsilon", epsilon, prog_bar=True)
@@ -617,10 +528,10 @@ class DPSGD(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Refuse to save a model whose buffers or parameters were changed without noise."""
-        if self._buffers is not None:
-            self._buffers.check(content=True)
-        if self._parameters is not None:
-            self._parameters.check()
+        if self._hooked.buffers is not None:
+            self._hooked.buffers.check(content=True)
+        if self._hooked.parameters is not None:
+            self._hooked.parameters.check()
 
     def state_dict(self) -> dict[str, Any]:
         """Return all accounts in plain types.

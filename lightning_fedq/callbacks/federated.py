@@ -38,6 +38,7 @@ from lightning_fedq.data.labels import Labels, label_figure
 from lightning_fedq.data.partition import IID, Partition
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.mechanisms.interface.ranges import RangeRule
+from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.cohorts import CohortLaw
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.target import Calibration, PrivacyTarget
@@ -114,8 +115,8 @@ class Federated(Federation, pl.Callback):
         personal_parameters: Name patterns of personalised parameters and buffers, such as `["head.*"]`
             (FedPer, LG-FedAvg). They stay on the client, which trains them and continues with them in its
             next round. They are in no message and no claim, and the validated model has their initial values.
-        seed: Seed that makes the run reproducible, and NOT private, because all random draws follow from it.
-            None draws keys and cohorts from the operating system.
+        seed: Number that makes a run reproducible, and not private. All random draws follow from it. None
+            draws keys and cohorts from the operating system.
         diagnostics: Whether to compare each aggregate with the exact mean, which only a simulation knows.
         ledger: Privacy ledger of an earlier training with the same clients (`other.ledger`), to which this
             training adds its charges. None starts a new ledger.
@@ -233,8 +234,11 @@ class Federated(Federation, pl.Callback):
         self.owns_ledger = ledger is None
         # with a privacy target the mechanism is set, and compared with the ledger, when the fit starts
         self.ledger.check(clients.num_clients, self.ledger.mechanism if privacy else repr(mechanism))
+        if privacy is not None:
+            check_delta(privacy.delta, clients.num_clients, "clients")
         self.privacy_target = privacy
         self.calibrated_target = None if privacy is None else CalibratedTarget(privacy, mechanism)
+        self._is_set_up = False
         self._fit: FederatedFit | None = None
         self._population: Population | None = None
         self._loaded: dict[str, Any] | None = None
@@ -246,10 +250,16 @@ class Federated(Federation, pl.Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Refuse settings that can't work, and replace the user's loader and loops by the federation's."""
+        several = [callback for callback in get_callbacks(trainer) if isinstance(callback, Federated)]
+        if len(several) > 1:
+            mechanisms = " and ".join(type(callback.mechanism).__name__ for callback in several)
+            raise ValueError(
+                f"The Trainer has {len(several)} Federated callbacks, with {mechanisms}. Leave all but one "
+                "out, because a run has one federation and one mechanism."
+            )
+        self._is_set_up = True
         if stage != "fit":
             return
-        if sum(isinstance(callback, Federated) for callback in get_callbacks(trainer)) > 1:
-            raise ValueError("The Trainer has two Federated callbacks. Leave one of them out.")
         check_setup(trainer, pl_module)
         if self.planner.law.secret:
             check_processes(trainer)
@@ -408,6 +418,16 @@ class Federated(Federation, pl.Callback):
             self.client_log.note_validation_metric(name, value)
 
     # ---- checkpoint -------------------------------------------------------------------------------
+
+    @property
+    def state_key(self) -> str:
+        """Key of the state in a checkpoint. Before `setup`, every instance has its own.
+
+        A new Trainer refuses callbacks with equal keys. With different keys, `setup` refuses a second
+        `Federated` and says what to do. There is no state before `setup`.
+        """
+        key = str(super().state_key)
+        return key if self._is_set_up else f"{key}, instance {id(self)}"
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the server, the records and the choices of this run, before any open round."""

@@ -8,7 +8,7 @@ the clients, it limits the steps of every account in the same way.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,6 +21,7 @@ from lightning_fedq.callbacks.dpsgd import DPSGD
 from lightning_fedq.mechanisms.interface import Adversary, NonPrivate
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import check_delta
+from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.target import adversary_named, affordable, check_law
 from lightning_fedq.privacy.verdict import format_epsilon
 from lightning_fedq.training.accounts import find_repeated_round, full_run
@@ -43,9 +44,11 @@ class PrivacyBudget(pl.Callback):
     It logs the spent epsilon every round.
 
     Args:
-        epsilon: Privacy budget over the run, > 0, in nats. For clients it is the epsilon under replace-one
-            adjacency: one client's updates replaced by any others.
-        delta: Delta of the guarantee, in (0, 1 / clients), or in (0, 1 / samples) with `DPSGD`.
+        epsilon: Privacy bound: any set of outcomes is at most e^epsilon times as likely for one of two inputs
+            as for the other, plus delta. It is the budget of the run, > 0. For clients it is under
+            replace-one adjacency: one client's updates replaced by any others.
+        delta: Additive slack in the bound of epsilon, below one divided by the number of protected units.
+            Units are clients, or samples with `DPSGD`.
         adversary: Adversary of the guarantee, as a member of `Adversary` or its name in upper or lower case.
             "secagg_server" needs `Federated(secure_aggregation=...)`. `DPSGD` alone protects against the
             outsider, who sees the model. Inside the clients it protects against every adversary.
@@ -177,24 +180,12 @@ class PrivacyBudget(pl.Callback):
         asked, byzantine = federated.count_rounds(trainer), count_byzantine(trainer, federated.planner)
         rounds = ledger.rounds + (asked if asked is not None and asked > 0 else _MANY_ROUNDS)
         account = Account(full_run(federated, engine, byzantine, rounds), delta)
+        # clients of one kind have the same claims, which are asked about the first of them
         kinds = [range(clients)] if secret else engine.mechanism.protection_groups(clients)
         groups = [(list(kind), None if secret else kind[0]) for kind in kinds]
-        limits = torch.empty(clients, dtype=torch.int32)
-        for group, client in groups:
-            loss = account.claims(client)[adversary].loss
-            if isinstance(loss, NonPrivate):
-                whom = "" if len(group) == clients else f" for clients {group[:_NAMED]}"
-                raise ValueError(
-                    f"No budget can be kept against {adversary.value}{whom}: {loss.reason}. "
-                    "Choose an adversary that the mechanism protects against."
-                )
-            limits[group] = affordable(account, adversary, self.epsilon, secret=secret, client=client)
-        self.affordable = rounds = int(limits.min())
-        if self.on_exhausted != "warn" and secret:  # a privacy target may have set limits before
-            ledger.round_limit = rounds if ledger.round_limit is None else min(rounds, ledger.round_limit)
-        elif self.on_exhausted != "warn":
-            known = ledger.budget_limits
-            ledger.budget_limits = limits if known is None else torch.minimum(limits, known)
+        limits = self._affordable_charges(account, groups, clients)
+        self.affordable = int(limits.min())
+        self._limit_ledger(ledger, limits)
 
         def charged() -> torch.Tensor:
             return torch.full((clients,), ledger.rounds) if secret else ledger.charges
@@ -208,6 +199,46 @@ class PrivacyBudget(pl.Callback):
 
         self._current_spending, self._blocked = spent, lambda: _blocked(engine, charged(), limits)
         self._key = "fed/sim_epsilon" if simulated else "fed/epsilon"
+
+    def _affordable_charges(
+        self, account: Account, groups: Sequence[tuple[list[int], int | None]], num_clients: int
+    ) -> torch.Tensor:
+        """Return how many charges of each client fit into the budget, `(num_clients,)`.
+
+        Args:
+            groups: Clients with the same claims, each with the client to ask about. None asks about all.
+
+        Raises:
+            ValueError: If the mechanism does not protect some clients against the adversary.
+        """
+        limits = torch.empty(num_clients, dtype=torch.int32)
+        for group, client in groups:
+            loss = account.claims(client)[self.adversary].loss
+            if isinstance(loss, NonPrivate):
+                whom = "" if len(group) == num_clients else f" for clients {group[:_NAMED]}"
+                raise ValueError(
+                    f"No budget can be kept against {self.adversary.value}{whom}: {loss.reason}. "
+                    "Choose an adversary that the mechanism protects against."
+                )
+            limits[group] = affordable(
+                account, self.adversary, self.epsilon, secret=self._secret, client=client
+            )
+        return limits
+
+    def _limit_ledger(self, ledger: Ledger, limits: torch.Tensor) -> None:
+        """Limit a ledger's charges, in addition to limits that it has from other budgets or a target.
+
+        Args:
+            limits: Largest number of charges of each client. Of all released rounds for secret cohorts.
+        """
+        if self.on_exhausted == "warn":
+            return
+        if self._secret:
+            rounds, known_rounds = int(limits.min()), ledger.round_limit
+            ledger.round_limit = rounds if known_rounds is None else min(rounds, known_rounds)
+        else:
+            known = ledger.budget_limits
+            ledger.budget_limits = limits if known is None else torch.minimum(limits, known)
 
     def _follow_steps(self, dpsgd: DPSGD) -> None:
         """Limit the steps of each account of `DPSGD`."""

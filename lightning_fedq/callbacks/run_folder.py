@@ -22,10 +22,12 @@ from lightning_fedq.callbacks.privacy_budget import PrivacyBudget
 from lightning_fedq.callbacks.trainer_lookup import find_engine, find_federated
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism
-from lightning_fedq.privacy import secret_row
-from lightning_fedq.privacy.document import document, summarise_privacy, to_json
+from lightning_fedq.privacy.document import PAGE, document
 from lightning_fedq.privacy.planning import fixed_bits
 from lightning_fedq.privacy.report import Bits, PrivacyReport, check_stated
+from lightning_fedq.privacy.report_file import to_json
+from lightning_fedq.privacy.report_rows import summarise_privacy
+from lightning_fedq.privacy.row import adversary_title
 from lightning_fedq.reports.layouts import markdown
 from lightning_fedq.reports.runs import (
     BITS_PER_MEGABYTE,
@@ -213,7 +215,7 @@ class RunFolder(pl.Callback):
         if self.privacy is not None:  # on the first rank
             title = plot_title(self.name, engine.mechanism)
             cell = summarise_privacy(self.privacy)
-            price = f"{title}\n{cell.label}, {secret_row.adversary_title(cell.who)}"
+            price = f"{title}\n{cell.label}, {adversary_title(cell.who)}"
             progress = plot_progress({self.name: self.rows}, self._metric(), price, self.baseline)
             save_figure(progress, self._folder() / PICTURE)
         if self.show and self.privacy is not None:
@@ -268,47 +270,49 @@ class RunFolder(pl.Callback):
     def _write(self, trainer: pl.Trainer) -> None:
         """Write the summary, the privacy report and the report page."""
         federated, engine = find_federated(trainer, "RunFolder"), find_engine(trainer, "RunFolder")
-        privacy = make_report(federated, trainer, choose_delta(federated, trainer))
-        columns = list(dict.fromkeys(k for row in self.rows for k, value in row.items() if value == value))
-        privacy = replace(
-            privacy,
-            leaves=tuple(unprotected_outputs(trainer, federated, columns)),
-            times=describe_timing(trainer, federated),
-        )
-        for callback in get_callbacks(trainer):
-            if isinstance(callback, DPSGD):
-                privacy = replace(privacy, samples=callback.statement())
-        num_buffers = federated.fit.vector.num_buffers
-        if num_buffers:
-            shared = f"{num_buffers} of {privacy.dim} coordinates are buffers, charged like parameters"
-            privacy = replace(privacy, notes=(*privacy.notes, shared))
-        noise = noise_over_signal(engine, self.rows, len(self.rows))
-        noise["words"] = describe_noise(noise)
-        promises = self._promises(trainer, privacy.rounds)
-        privacy = replace(privacy, notes=(*privacy.notes, *promises), stated=self.stated)
-        self.summary = self._summarize(trainer, engine, privacy, num_buffers)
+        privacy = self._report(trainer)
+        self.summary = self._summarize(trainer, engine, privacy, federated.fit.vector.num_buffers)
         if federated.calibrated_target is not None:
             self.summary["privacy_target"] = federated.calibrated_target.statement
-        charged_by = [
-            (int(row["round"]), int(row.get("charged", row["round"])))
-            for row in self.rows
-            if "charged" in row or federated.planner.law.secret
-        ]
-        spent = epsilon_by_round(federated, trainer, privacy, charged_by)
-        self.summary["noise_over_signal"] = noise
+        noise = noise_over_signal(engine, self.rows, len(self.rows), federated.fit.lengths)
+        self.summary["noise_over_signal"] = {**noise, "words": describe_noise(noise)}
         if not trainer.is_global_zero:
             return
         folder = self._folder()
         origin = replace(
             privacy.origin, config=_sha256(folder / "config.yaml"), model=_sha256(folder / MODEL)
         )
-        privacy = replace(privacy, by_round=spent, ended=self._ended, bits=self._bits(engine), origin=origin)
-        self.privacy = privacy
+        self.privacy = privacy = replace(privacy, bits=self._bits(engine), origin=origin)
         write_summary(folder / "summary.json", self.summary)
         write_atomically(folder / "privacy.json", to_json(privacy))
-        write_atomically(folder / "privacy.md", markdown(*document(privacy)))
+        write_atomically(folder / "privacy.md", markdown(*document(privacy, PAGE)))
         page = report_markdown(self.summary, privacy, (PICTURE,) if self._drawn else ())
         write_atomically(folder / "report.md", page)
+
+    def _report(self, trainer: pl.Trainer) -> PrivacyReport:
+        """Return the privacy report of the run so far, without what depends on the summary and on files."""
+        federated = find_federated(trainer, "RunFolder")
+        report = make_report(federated, trainer, choose_delta(federated, trainer))
+        columns = list(dict.fromkeys(k for row in self.rows for k, value in row.items() if value == value))
+        charged = [
+            (int(row["round"]), int(row.get("charged", row["round"])))
+            for row in self.rows
+            if "charged" in row or federated.planner.law.secret
+        ]
+        notes, num_buffers = list(report.notes), federated.fit.vector.num_buffers
+        if num_buffers:
+            notes.append(f"{num_buffers} of {report.dim} coordinates are buffers, charged like parameters")
+        protecting = [callback for callback in get_callbacks(trainer) if isinstance(callback, DPSGD)]
+        return replace(
+            report,
+            leaves=tuple(unprotected_outputs(trainer, federated, columns)),
+            times=describe_timing(trainer, federated),
+            samples=protecting[-1].statement() if protecting else report.samples,
+            notes=(*notes, *self._promises(trainer, report.rounds)),
+            stated=self.stated,
+            by_round=epsilon_by_round(federated, trainer, report, charged),
+            ended=self._ended,
+        )
 
     def _promises(self, trainer: pl.Trainer, charged: int) -> Iterator[str]:
         """Yield notes on charged rounds that the table does not show, and on the budgets of the run."""

@@ -103,7 +103,8 @@ class WandbRounds(pl.Callback):
             for client, part in enumerate(federated.client_indices)
         ]
         run.log({"fed/clients": wandb.Table(["client", "samples", "rounds not finite"], rows)})
-        ratio = noise_over_signal(engine, [record.metrics() for record in records], len(records))
+        rounds = [record.metrics() for record in records]
+        ratio = noise_over_signal(engine, rounds, len(rounds), federated.fit.lengths)
         noise = {"fed/noise_over_signal": ratio["planned"], "fed/sim_noise_over_signal": ratio["sim_seen"]}
         run.summary.update({key: value for key, value in noise.items() if value is not None})
         for price in _PRICES:  # one chart for each, which W&B shows by default

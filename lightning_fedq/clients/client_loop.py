@@ -196,54 +196,63 @@ class ClientLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
             Output of `training_step` for the hooks that follow. Empty if no hook is active.
         """
         trainer, loop = self.trainer, self.automatic_optimization
-        module, progress = trainer.lightning_module, loop.optim_progress.optimizer
-        attributes = vars(module)  # `log` reads the name of the current hook from `_current_fx_name`
         result: Any = None
-
-        def in_hook(name: str, call: Callable[..., Any], *args: Any) -> Any:
-            before, attributes["_current_fx_name"] = attributes["_current_fx_name"], name
-            output = call(*args)
-            attributes["_current_fx_name"] = before
-            return output
 
         def closure() -> Any:
             nonlocal result
-            result = None
             with torch.enable_grad():
-                args = (batch, index) if _wants_index(module.training_step) else (batch,)
-                loss = in_hook("training_step", (self.stack or module).training_step, *args)
-                quiet = self._quiet = self.is_quiet()  # `training_step` may have installed a hook
-                if not (quiet and isinstance(loss, torch.Tensor)):
-                    result = loop.output_result_cls.from_training_step_output(
-                        loss, trainer.accumulate_grad_batches
-                    )
-                    loss = result.closure_loss
-                zero()
+                loss, result = self._compute_loss(batch, index)
+                self._zero_gradients(optimizer, index)
                 if loss is None:
                     self._warning_cache.warn("`training_step` returned `None`, so no gradient was computed")
                 else:
-                    backward(loss)
-            if not quiet:
-                trainer.precision_plugin._after_closure(module, optimizer)
+                    self._backward(loss, optimizer)
+            if not self._quiet:
+                trainer.precision_plugin._after_closure(trainer.lightning_module, optimizer)
             return loss.detach() if result is None else result.loss
 
-        def zero() -> None:
-            if not self._quiet:
-                loop._on_before_zero_grad(optimizer)
-                loop._optimizer_zero_grad(index, optimizer)
-                return
-            progress.zero_grad.increment_ready()
-            progress.zero_grad.increment_started()
-            in_hook("optimizer_zero_grad", optimizer.zero_grad)
-            progress.zero_grad.increment_completed()
-
-        def backward(loss: Any) -> None:
-            if self._quiet and self.stack is None:
-                in_hook("backward", loss.backward)
-            else:
-                _call._call_strategy_hook(trainer, "backward", loss, optimizer)
-
-        progress.step.increment_ready()
-        in_hook("optimizer_step", partial(optimizer.step, closure=closure))
-        progress.step.increment_completed()
+        progress = loop.optim_progress.optimizer.step
+        progress.increment_ready()
+        self._in_hook("optimizer_step", partial(optimizer.step, closure=closure))
+        progress.increment_completed()
         return {} if result is None or result.loss is None else result.asdict()
+
+    def _in_hook(self, name: str, call: Callable[..., Any], *args: Any) -> Any:
+        """Call a function as a hook of the module, whose name `log` reads from `_current_fx_name`."""
+        attributes = vars(self.trainer.lightning_module)
+        before, attributes["_current_fx_name"] = attributes["_current_fx_name"], name
+        output = call(*args)
+        attributes["_current_fx_name"] = before
+        return output
+
+    def _compute_loss(self, batch: Any, index: int) -> tuple[Any, Any]:
+        """Return the loss of `training_step`, and Lightning's result object. None if no hook needs it."""
+        module = self.trainer.lightning_module
+        args = (batch, index) if _wants_index(module.training_step) else (batch,)
+        output = self._in_hook("training_step", (self.stack or module).training_step, *args)
+        self._quiet = self.is_quiet()  # `training_step` may have installed a hook
+        if self._quiet and isinstance(output, torch.Tensor):
+            return output, None
+        kind, every = self.automatic_optimization.output_result_cls, self.trainer.accumulate_grad_batches
+        result = kind.from_training_step_output(output, every)
+        return result.closure_loss, result
+
+    def _zero_gradients(self, optimizer: Any, index: int) -> None:
+        """Call `zero_grad`, with the hooks around it if any is active."""
+        loop = self.automatic_optimization
+        if not self._quiet:
+            loop._on_before_zero_grad(optimizer)
+            loop._optimizer_zero_grad(index, optimizer)
+            return
+        progress = loop.optim_progress.optimizer.zero_grad
+        progress.increment_ready()
+        progress.increment_started()
+        self._in_hook("optimizer_zero_grad", optimizer.zero_grad)
+        progress.increment_completed()
+
+    def _backward(self, loss: Any, optimizer: Any) -> None:
+        """Compute the gradients, through the strategy if a hook is active or clients train in a stack."""
+        if self._quiet and self.stack is None:
+            self._in_hook("backward", loss.backward)
+        else:
+            _call._call_strategy_hook(self.trainer, "backward", loss, optimizer)

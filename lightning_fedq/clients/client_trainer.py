@@ -16,7 +16,8 @@ from typing import Any
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.clients.client_loop import ClientLoop
-from lightning_fedq.clients.snapshot import SharedObject, Twin
+from lightning_fedq.clients.object_table import SharedObject
+from lightning_fedq.clients.snapshot import Twin
 from lightning_fedq.clients.undo import Undo
 
 
@@ -137,39 +138,53 @@ def make_twins(
         callbacks: Callbacks of the client.
         copied: Callbacks of which the client has its own copy. All clients share the others.
     """
+    fit_loop, epoch_loop = _new_loops(home)
+    client_class = _make_client_class(type(home))  # type: ignore[arg-type]
+    return [
+        Twin(home, _trainer_attributes(home, loggers, callbacks, copied), client_class),
+        Twin(home.strategy, _strategy_attributes(home.strategy, home.lightning_module)),
+        Twin(home.fit_loop, vars(fit_loop), type(fit_loop), is_separate=True),
+        Twin(home.fit_loop.epoch_loop, vars(epoch_loop), ClientLoop, is_separate=True),
+    ]
+
+
+def _new_loops(home: Any) -> tuple[Any, Any]:
+    """Make new fit and epoch loops of Lightning, with the user's limits and the index of the round."""
     loops: Any = pl.loops
-    kind: Any = type(home)
-    fit_loop, epoch_loop_of_home = (
-        loops._FitLoop(home, home.min_epochs, home.max_epochs),
-        home.fit_loop.epoch_loop,
-    )
-    epoch_loop, strategy, module, state = (
-        fit_loop.epoch_loop,
-        home.strategy,
-        home.lightning_module,
-        home.state,
-    )
+    fit_loop = loops._FitLoop(home, home.min_epochs, home.max_epochs)
+    epoch_loop = fit_loop.epoch_loop
     epoch_loop.min_steps, epoch_loop.max_steps = home.min_steps, home.max_steps
     del (epoch_loop.val_loop, epoch_loop.manual_optimization)  # `ClientLoop` makes them
-    fit_loop.epoch_loop = epoch_loop_of_home
-    fit_loop.epoch_progress = progress = _shallow_copy(home.fit_loop.epoch_progress)
+    fit_loop.epoch_loop = home.fit_loop.epoch_loop  # a copy has its twin in this place
+    progress = fit_loop.epoch_progress = _shallow_copy(home.fit_loop.epoch_progress)
     progress.current, progress.total = _shallow_copy(progress.current), _shallow_copy(progress.total)
-    data, accelerator = home._data_connector, home._accelerator_connector
-    selector = Twin(data._datahook_selector, {"model": module, "datamodule": home.datamodule})
-    of_trainer = {
+    return fit_loop, epoch_loop
+
+
+def _trainer_attributes(
+    home: Any, loggers: Sequence[Any], callbacks: Sequence[Any], copied: Sequence[Any]
+) -> dict[str, Any]:
+    """Return the attributes in which a client's Trainer differs from the user's (see `make_twins`)."""
+    state, data = home.state, home._data_connector
+    selector = Twin(data._datahook_selector, {"model": home.lightning_module, "datamodule": home.datamodule})
+    return {
         "home": SharedObject(home),
         "state": type(state)(state.status, state.fn, pl.trainer.states.RunningStage.TRAINING),
         "should_stop": False,
         "_data_connector": Twin(data, {"trainer": home, "_datahook_selector": selector}),
         "_logger_connector": type(home._logger_connector)(home),
-        "_accelerator_connector": Twin(accelerator, {"strategy": strategy}),
+        "_accelerator_connector": Twin(home._accelerator_connector, {"strategy": home.strategy}),
         "fit_loop": home.fit_loop,
         "_loggers": [SharedObject(logger) for logger in loggers],
         "callbacks": [one if one in copied else SharedObject(one) for one in callbacks],
         "datamodule": home.datamodule,
         **{name: getattr(home, name) for name in user_attributes(home)},
     }
-    of_strategy = {
+
+
+def _strategy_attributes(strategy: Any, module: Any) -> dict[str, Any]:
+    """Return the attributes of a strategy that a client's copy has for itself."""
+    return {
         "_lightning_module": module,
         "_model": module,
         "_precision_plugin": strategy.precision_plugin,
@@ -178,12 +193,6 @@ def make_twins(
         "lr_scheduler_configs": list(strategy.lr_scheduler_configs),
         **({"is_single": True} if hasattr(strategy, "is_single") else {}),  # no communication with ranks
     }
-    return [
-        Twin(home, of_trainer, _make_client_class(kind)),
-        Twin(strategy, of_strategy),
-        Twin(home.fit_loop, vars(fit_loop), type(fit_loop), is_separate=True),
-        Twin(epoch_loop_of_home, vars(epoch_loop), ClientLoop, is_separate=True),
-    ]
 
 
 def become_client(home: Any, loggers: Sequence[Any], callbacks: Sequence[Any], undo: Undo) -> None:
@@ -199,18 +208,20 @@ def become_client(home: Any, loggers: Sequence[Any], callbacks: Sequence[Any], u
     """
     whole, strategy, kind = _shallow_copy(home), home.strategy, type(home)
     as_client, of_strategy, fit_loop, epoch_loop = make_twins(home, loggers, callbacks, callbacks)
-    new: Any = object.__new__
-    made: dict[int, Any] = {id(one.original): new(one.kind) for one in (epoch_loop, fit_loop)}
+    # new loops by the `id` of the user's loops, which their attributes name
+    new_loops: dict[int, Any] = {
+        id(loop.original): object.__new__(loop.kind)  # type: ignore[arg-type]
+        for loop in (epoch_loop, fit_loop)
+    }
     for loop in (epoch_loop, fit_loop):
-        vars(made[id(loop.original)]).update(
-            {name: made.get(id(one), one) for name, one in loop.attributes.items()}
-        )
-    own = {
-        name: one.original if isinstance(one, Twin) else made.get(id(one), one)
+        attributes = {name: new_loops.get(id(one), one) for name, one in loop.attributes.items()}
+        vars(new_loops[id(loop.original)]).update(attributes)
+    of_trainer = {
+        name: one.original if isinstance(one, Twin) else new_loops.get(id(one), one)
         for name, one in as_client.attributes.items()
     }
-    own |= {"home": whole, "_loggers": list(loggers), "callbacks": list(callbacks)}
-    for one, attributes in ((strategy, of_strategy.attributes), (home, own)):
+    of_trainer |= {"home": whole, "_loggers": list(loggers), "callbacks": list(callbacks)}
+    for one, attributes in ((strategy, of_strategy.attributes), (home, of_trainer)):
         undo.callback(vars(one).update, dict(vars(one)))
         undo.callback(vars(one).clear)
         vars(one).update(attributes)

@@ -9,12 +9,14 @@ schedules advance by the largest number of steps among the clients of the round,
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Collection, Sequence
 from copy import deepcopy
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+import torch
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lightning_fedq._lightning import pl, rank_zero_warn
 
@@ -255,6 +257,47 @@ class Clock:
             self._learning_rate_sum = sum(rates)
         return self._learning_rate_sum
 
+    def planned_rates(self, rounds: int) -> list[float] | None:
+        """Return the sum of the learning rates of one client's steps in each of the coming rounds.
+
+        Copies of the schedules are stepped, so nothing changes.
+
+        Args:
+            rounds: Number of rounds to come.
+
+        Returns:
+            One sum per round. None if the schedules don't tell: there is none, one follows a metric or ends
+            before the rounds do, or the module steps them by itself.
+        """
+        trainer, every = self._trainer, int(self._trainer.accumulate_grad_batches)
+        configs = trainer.lr_scheduler_configs
+        hook = type(trainer.lightning_module).lr_scheduler_step
+        by_hand = not self._automatic or hook is not pl.LightningModule.lr_scheduler_step
+        known = all(type(config.scheduler) is not ReduceLROnPlateau for config in configs)
+        known = known and all(isinstance(config.scheduler, LRScheduler) for config in configs)
+        if not configs or by_hand or not known:
+            return None
+        copies = _copy_schedules(trainer.strategy.optimizers, [config.scheduler for config in configs])
+        group = copies[0].optimizer.param_groups[0]
+        steps, rates = self.next_round_steps, []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the copies' optimisers never step
+            try:
+                for round in range(trainer.current_epoch, trainer.current_epoch + rounds):
+                    rates.append(0.0)
+                    for step in range(1, steps + 1):
+                        rates[-1] += float(group["lr"])
+                        batch = min(step * every, self._batches)
+                        for config, copy in zip(configs, copies, strict=True):
+                            if config.interval == "step" and not batch % config.frequency:
+                                copy.step()
+                    for config, copy in zip(configs, copies, strict=True):
+                        if config.interval == "epoch" and not (round + 1) % config.frequency:
+                            copy.step()
+            except ValueError:  # a schedule of fewer steps than the run has
+                return None
+        return rates
+
     def _step(self, config: Any) -> None:
         """Step one schedule through the module's hook."""
         self._trainer.lightning_module.lr_scheduler_step(config.scheduler, None)
@@ -263,6 +306,15 @@ class Clock:
         """Start the next round with the smallest loss scale of a client."""
         if smallest := min(filter(None, scales), key=lambda s: s["scale"], default=None):
             self._trainer.precision_plugin.scaler.load_state_dict(smallest)
+
+
+def _copy_schedules(optimizers: Sequence[Any], schedules: Sequence[LRScheduler]) -> list[LRScheduler]:
+    """Return copies of schedules with copies of their optimisers, which share no tensors with them."""
+    memo: dict[int, Any] = {id(optimizer.state): {} for optimizer in optimizers}
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            memo |= {id(parameter): torch.zeros(()) for parameter in group["params"]}
+    return deepcopy(list(schedules), memo)
 
 
 def _count_schedule_steps(client_schedule: Any, fit_schedule: Any) -> int:

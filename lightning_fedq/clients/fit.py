@@ -102,7 +102,7 @@ class ClientFit:
         self._crossing = [c for c in trainer.callbacks if is_shared_by_clients(c)]
         self._fetcher: Any = None
         # `id` of the user's tensors, which a copy may share (metrics, frozen tensors) and must not free
-        self._user_s: set[int] = set()
+        self._user_tensors: set[int] = set()
 
     def drop(self, client: Client) -> None:
         """Free a client's tensors and objects at once, without waiting for the garbage collector."""
@@ -115,9 +115,9 @@ class ClientFit:
                     parameter.grad = None
             optimizer.state.clear()
         for tensor in _tensors(client.module):
-            if id(tensor) not in self._user_s:
+            if id(tensor) not in self._user_tensors:
                 tensor.grad = None
-                tensor.data = _zero_loss(tensor.dtype, tensor.device)
+                tensor.data = _empty_tensor(tensor.dtype, tensor.device)
         vars(client.trainer).clear()
 
     def restore_trainer(self) -> None:
@@ -139,14 +139,14 @@ class ClientFit:
         code: dict[int, Any] = {
             id(type(one)): type(one) for one in self._home.callbacks if not knows_clients(one)
         }
-        for world in self._snapshots.values():
-            code |= world.code
+        for snapshot in self._snapshots.values():
+            code |= snapshot.code
         return find_named_state(code.values())
 
     def check_frozen(self) -> None:
         """Raise `NotCopyableError` (a `ValueError`) if a shared frozen part of the training has changed."""
-        for world in self._snapshots.values():
-            world.check_frozen()
+        for snapshot in self._snapshots.values():
+            snapshot.check_frozen()
 
     @property
     def client_loggers(self) -> list[Any]:
@@ -183,7 +183,7 @@ class ClientFit:
     def _take_snapshot(self, alone: bool) -> Snapshot:
         """Take the snapshot of the round, with or without the objects that clients share."""
         home, shared = self._home, list(self._shared)
-        self._user_s = {id(one) for one in _tensors(home.lightning_module)}
+        self._user_tensors = {id(one) for one in _tensors(home.lightning_module)}
         if self.shares_metrics and not alone:
             shared += [part for part in home.lightning_module.modules() if isinstance(part, Metric)]
         copied = self._callbacks
@@ -198,9 +198,9 @@ class ClientFit:
         )
         loggers = self.client_loggers if not alone else [_NOWHERE] * bool(home.loggers)
         twins = make_twins(home, loggers, self._select_callbacks(alone), copied)
-        world = Snapshot(roots, shared, twins, self._reached)
-        self._reached = world.reachable
-        return world
+        snapshot = Snapshot(roots, shared, twins, self._reached)
+        self._reached = snapshot.reachable
+        return snapshot
 
     def _select_callbacks(self, alone: bool) -> list[Any]:
         """Return the callbacks of a client: its copied ones, and shared ones unless `alone`."""
@@ -247,7 +247,7 @@ class ClientFit:
 
 
 @functools.cache
-def _zero_loss(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _empty_tensor(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Return an empty tensor, which replaces the data of a dropped client's tensors."""
     return torch.empty(0, dtype=dtype, device=device)
 

@@ -47,16 +47,12 @@ class _ForkError(Exception):
 def find_fork_obstacle(trainer: Any) -> str:
     """Return why this Trainer's process can't be forked, or "" if it can.
 
-    Forks need Linux, a CPU and a single process. PyTorch can't train in the fork of a process that sees a
-    GPU, and ranks wait for each other. With other devices, PyTorch fails in a fork after a backward pass, so
-    a backward pass is tried.
+    Forks need Linux and a CPU. PyTorch can't train in the fork of a process that sees a GPU. With other
+    devices, PyTorch fails in a fork after a backward pass, so a backward pass is tried.
     """
-    strategy = trainer.strategy
     if sys.platform != "linux":
         return f"{sys.platform} has no safe forks"
-    if getattr(strategy, "num_ranks", 1) > 1:
-        return "ranks wait for each other"
-    if strategy.root_device.type != "cpu" or torch.cuda.is_available():
+    if trainer.strategy.root_device.type != "cpu" or torch.cuda.is_available():
         return "PyTorch can't train in the fork of a process that sees a GPU"
     try:
         _try_backward()
@@ -74,16 +70,6 @@ def _try_backward() -> None:
 
     backward()
     run_in_fork(backward)
-
-
-def run_isolated(fork_obstacle: str, work: Callable[[], T]) -> T:
-    """Run work in a fork if forks are possible, else in this process.
-
-    Args:
-        fork_obstacle: Reason why forks are impossible, see `find_fork_obstacle`. "" if they are possible.
-        work: Function whose result can be pickled.
-    """
-    return work() if fork_obstacle else run_in_fork(work)
 
 
 def run_in_fork(work: Callable[[], T]) -> T:

@@ -34,21 +34,10 @@ _SKIPPED = (*_PLAIN, types.ModuleType, types.CodeType, types.BuiltinFunctionType
 _CODE = (types.FunctionType, classmethod, staticmethod, property, functools.cached_property)
 _SETTINGS = {
     *("max_epochs", "min_epochs", "max_steps", "min_steps", "num_devices", "num_nodes", "world_size"),
-    *(
-        "precision",
-        "accumulate_grad_batches",
-        "gradient_clip_val",
-        "gradient_clip_algorithm",
-        "log_every_n_steps",
-    ),
-    *(
-        "check_val_every_n_epoch",
-        "default_root_dir",
-        "fast_dev_run",
-        "limit_train_batches",
-        "limit_val_batches",
-    ),
-    *("is_global_zero", "global_rank", "local_rank", "node_rank", "device_ids"),
+    *("precision", "accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm"),
+    *("check_val_every_n_epoch", "limit_train_batches", "limit_val_batches", "log_every_n_steps"),
+    *("default_root_dir", "fast_dev_run", "is_global_zero", "global_rank", "local_rank", "node_rank"),
+    "device_ids",
 }
 """Trainer attributes that code may read through a global, because they are equal for clients and the user."""
 _ENDS = (*_CODE, type, nn.Module, Tensor, Optimizer, pl.Trainer)
@@ -100,24 +89,30 @@ def find_named_state(objects: Iterable[Any]) -> list[tuple[str, Any]]:
 
 
 def _walk(used: Iterable[Any]) -> Iterator[tuple[Any, str, int]]:
-    """Yield every object that code names, with its path and its number among the objects of one global."""
-    code, seen, walked = deque(item for item in used if not is_library_code(item)), set[int](), set[int]()
-    copied = {id(item) for item in code}  # the snapshot copies these functions together with their cells
-    while code:
-        function = code.popleft()
-        if id(function) in seen:
+    """Yield every object that code names, with its path and its number among the objects of one global.
+
+    Code that such an object holds is followed as well.
+    """
+    queue = deque(code for code in used if not is_library_code(code))
+    copied = {id(code) for code in queue}  # the snapshot copies these functions together with their cells
+    seen_code, seen_values = set[int](), set[int]()
+    while queue:
+        code = queue.popleft()
+        if id(code) in seen_code:
             continue
-        seen.add(id(function))
-        for value, name in _named_objects(function, id(function) in copied):
-            if isinstance(value, _PLAIN):
-                yield value, name, 0
-            for number, (item, path) in enumerate(_contents(value, name, walked)):
-                if isinstance(item, (*_CODE, type)) or "__wrapped__" in _get_attributes(item):
-                    called = getattr(item, "__func__", item)
+        seen_code.add(id(code))
+        for named, name in _named_objects(code, id(code) in copied):
+            if isinstance(named, _PLAIN):
+                yield named, name, 0
+            for number, (value, path) in enumerate(_contents(named, name, seen_values)):
+                is_code = isinstance(value, (*_CODE, type))
+                if is_code or "__wrapped__" in _get_attributes(value):
+                    called = getattr(value, "__func__", value)
+                    # an object that a global holds leads no further into installed packages
                     if not (is_library_code(called) or (number and _is_installed(called))):
-                        code.append(called)
-                if not isinstance(item, (*_CODE, type)):
-                    yield item, path, number
+                        queue.append(called)
+                if not is_code:
+                    yield value, path, number
 
 
 def is_library_code(value: Any) -> bool:

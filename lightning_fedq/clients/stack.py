@@ -337,7 +337,6 @@ class ClientStack:
             self._common = not num_local
         self._gradients: list[Tensor] = []
         self._adopt_optimizer(optimizer, parameters)
-        self._ordinary_clip = self._precision.clip_grad_by_norm
         self._strategy.training_step, self._strategy.backward = self.training_step, self.backward
         trainer.fit_loop.epoch_loop.stack = self
         if has_user_batch_handling(trainer):
@@ -455,7 +454,6 @@ class ClientStack:
         for weight, gradient in zip(self._active, gradients, strict=True):
             # not in place, because two parameters may share one gradient tensor
             weight.grad = gradient * factors.view(-1, *[1] * (gradient.dim() - 1))
-        return
 
 
 def _stacked(value: Any, parameter: Tensor, num_clients: int) -> Any:

@@ -91,7 +91,7 @@ def rehearse(trainer: pl.Trainer, begin: Callable[[int], Client], vector: Vector
             by_itself = has_user_batch_handling(trainer)
             if by_itself and (obstacle := _find_hook_obstacle(begin, vector, batch)):
                 return Rehearsal(obstacle)
-            return _judge_difference(lambda wide: _try(begin, vector, batch, by_itself, wide))
+            return _judge_difference(lambda wide: _StackTrial(begin, vector, batch, by_itself, wide).run())
         except Exception as error:  # any error of the user's code or of vmap is an obstacle
             return Rehearsal(error_line(error))
 
@@ -206,11 +206,13 @@ def _find_hook_obstacle(begin: Callable[[int], Client], vector: Vector, batch: A
     return None if all(torch.allclose(a, b, 0, 0, equal_nan=True) for a, b in tensors) else follows
 
 
+_LOOKED_AT = 1000
+"""Number of entries up to which a container is searched."""
+_LIBRARIES = ("torch", "torchmetrics", "lightning", "pytorch_lightning", "lightning_fedq", "numpy")
 _TOLERANCE = 0.02
 """Largest relative difference of gradients that rounding explains in 32 bits, from another order of sums."""
 _TOLERANCE_OF_16 = 0.25
-"""The same tolerance for a step that runs only in 16 bits. bfloat16 has 8 significant bits, and each product
-is rounded."""
+"""The same tolerance for a step that runs only in 16 bits, where each product is rounded to 8 bits."""
 
 
 def _judge_difference(tried: Callable[[bool], Rehearsal]) -> Rehearsal:
@@ -239,114 +241,152 @@ def _judge_difference(tried: Callable[[bool], Rehearsal]) -> Rehearsal:
     )
 
 
-def _try(
-    begin: Callable[[int], Client], vector: Vector, user_batch: Any, is_single: bool, in_double: bool
-) -> Rehearsal:
-    """Run two steps of a stack, then the same steps of its first and last client alone.
+class _StackTrial:
+    """Trial of two steps of a stack, and of the same step of its first and last client alone.
 
     Args:
         begin: Function from a seed to a client's copy that is ready to train.
         vector: Flat vector of the sent tensors.
         user_batch: First batch of a stack, as it is read from the loader.
         is_single: Whether user hooks handle the batch of each client separately.
-        in_double: Whether to compute in 32 bits although the training uses 16.
+        in_32_bits: Whether to compute in 32 bits although the training uses 16.
     """
-    turns = _make_turns()
-    names, buffer_names = vector.trained, vector.buffer_names
 
-    def begun(seed: int = 0) -> Client:
-        client = begin(seed)
-        if in_double:
+    def __init__(
+        self,
+        begin: Callable[[int], Client],
+        vector: Vector,
+        user_batch: Any,
+        is_single: bool,
+        in_32_bits: bool,
+    ) -> None:
+        self._begin, self._vector, self._user_batch = begin, vector, user_batch
+        self._is_single, self._in_32_bits = is_single, in_32_bits
+        self._turns = _make_turns()
+
+    def run(self) -> Rehearsal:
+        """Run the steps, and return the first obstacle or the difference of the gradients."""
+        client = self._copy(0)
+        trainer, module = client.trainer, client.module
+        handle: Any = PerClientHandling(trainer, self._turns) if self._is_single else batch_handler(trainer)
+        batch, rows = handle(self._user_batch), list[int]()
+        if isinstance(batch, UnequalBatches):
+            groups = group_stackable(batch)
+            if 2 * len(groups) > len(batch):
+                return Rehearsal(
+                    f"the batches of {len(batch)} clients are of {len(groups)} kinds, with different shapes, "
+                    "strings or objects"
+                )
+            rows = max(groups, key=len)
+            batch = stack_batches([batch[row] for row in rows])
+        batch = self._widen(batch)
+        names, parameters = self._vector.trained, dict(module.named_parameters())
+        if len({parameters[name].dtype for name in names}) > 1:
+            return Rehearsal("the parameters have several dtypes")
+        rows = rows or [*range(_num_clients(batch))]
+        weight = parameters[names[0]]
+        with self._precision(trainer):
+            rounds = weight.dtype.itemsize == 2 or torch.is_autocast_enabled(weight.device.type)
+        gradients = self._step_stack(client, batch, rows)
+        if isinstance(gradients, str):
+            return Rehearsal(gradients)
+        with FlopCounterMode(display=False) as counter, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Using `torch.compile")  # caused by the counter's hooks
+            self._step_alone(client, rows[0])
+        if unused := [name for name in names if parameters[name].grad is None]:
+            return Rehearsal(f"parameters {unused} get no gradient, but a stack would give them zeros")
+        difference, where = self._compare_with_single_clients(gradients, rows)
+        return Rehearsal(None, counter.get_total_flops(), difference, where, rounds)
+
+    def _copy(self, seed: int) -> Client:
+        """Load a client's copy, in 32 bits if the trial computes so."""
+        client = self._begin(seed)
+        if self._in_32_bits:
             client.module.float()
         return client
 
-    def widened(batch: Any) -> Any:
-        narrow = (torch.float16, torch.bfloat16) if in_double else ()
+    def _widen(self, batch: Any) -> Any:
+        """Convert the 16-bit tensors of a batch, if the trial computes in 32 bits."""
+        narrow = (torch.float16, torch.bfloat16) if self._in_32_bits else ()
         return map_tensors(lambda t: t.float() if t.dtype in narrow else t, batch)
 
-    client = begun()
-    trainer, module = client.trainer, client.module
-    context = nullcontext if in_double else trainer.precision_plugin.train_step_context
-    batch = (PerClientHandling(trainer, turns) if is_single else batch_handler(trainer))(user_batch)
-    rows: Sequence[int] = range(len(batch)) if isinstance(batch, UnequalBatches) else ()
-    if rows:
-        groups = group_stackable(batch)
-        if 2 * len(groups) > len(batch):
-            return Rehearsal(
-                f"the batches of {len(batch)} clients are of {len(groups)} kinds, with different shapes, "
-                "strings or objects"
-            )
-        rows = max(groups, key=len)
-        batch = stack_batches([batch[row] for row in rows])
-    batch = widened(batch)
-    step = StackedStep(module, names, buffer_names, turns)
-    parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
-    if len({parameters[name].dtype for name in names}) > 1:
-        return Rehearsal("the parameters have several dtypes")
-    num_clients = _num_clients(batch)
-    rows = rows or range(num_clients)
-    weights = [parameters[name].detach() for name in names]
-    with context():
-        rounds = weights[0].dtype.itemsize == 2 or torch.is_autocast_enabled(weights[0].device.type)
-    stack = [weight.expand(num_clients, *weight.shape).contiguous() for weight in weights]
-    changing = [buffers[n].expand(num_clients, *buffers[n].shape).contiguous() for n in buffer_names]
-    args = further_arguments(module)
+    def _precision(self, trainer: Any) -> Any:
+        """Return the context in which the trial's steps compute."""
+        return nullcontext() if self._in_32_bits else trainer.precision_plugin.train_step_context()
 
-    def stacked() -> list[Tensor]:
-        with context():
-            return step(stack, batch, *args, buffers=changing, rows=rows)[1]
+    def _step_stack(self, client: Client, batch: Any, rows: Sequence[int]) -> list[Tensor] | str:
+        """Take two steps of a stack. Return the gradients of the first, or an obstacle.
 
-    def single(alone: Client, row: int) -> None:
+        The second step may fail with state that the first one has stored.
+
+        Args:
+            client: Copy whose module steps.
+            batch: Batch of the stack.
+            rows: Index of each client in the user's batch.
+        """
+        module, vector = client.module, self._vector
+        parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+
+        def repeat(tensor: Tensor) -> Tensor:
+            return tensor.expand(len(rows), *tensor.shape).contiguous()
+
+        weights = [repeat(parameters[name].detach()) for name in vector.trained]
+        changing = [repeat(buffers[name]) for name in vector.buffer_names]
+        step = StackedStep(module, vector.trained, vector.buffer_names, self._turns)
+        further = further_arguments(module)
+        before, numbers, first = _global_generator_state(), _collect_numbers(module), None
+        for _ in range(2):
+            with self._precision(client.trainer):
+                gradients = step(weights, batch, *further, buffers=changing, rows=rows)[1]
+            first = gradients if first is None else first
+            step.replay(len(rows), batch, log=lambda *args, **kwargs: None)
+            # checked after each step, because torch crashes with some leaked tensors
+            if leak := _find_leak(module):
+                return f"training_step keeps tensors in {leak}"
+            now = _collect_numbers(module)
+            if changed := _differ(numbers, now):
+                action = "changes numbers of Python"
+                if isinstance(now.get(changed[0]), _GeneratorState):
+                    action = "draws from a separate random generator"
+                return f"training_step {action} ({', '.join(changed[:4])}), which {_ONCE}"
+        if before != _global_generator_state():
+            what = "random numbers from Python or NumPy, which would be equal for all clients"
+            return f"training_step draws {what}"
+        return first or []
+
+    def _step_alone(self, client: Client, row: int) -> None:
         """Run the step of one client alone, with its own random draws."""
-        module, trainer = alone.module, alone.trainer
+        module, batches = client.module, self._user_batch
         module.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
         seed_for_transforms(row)  # the seed that the stack's turns use for this row
-        client_batch = (
-            user_batch[row]
-            if isinstance(user_batch, UnequalBatches)
-            else map_tensors(itemgetter(row), user_batch)
-        )
-        client_batch = widened(batch_handler(trainer)(client_batch))
-        with context():
-            output = module.training_step(client_batch, *args)
+        is_unequal = isinstance(batches, UnequalBatches)
+        batch = batches[row] if is_unequal else map_tensors(itemgetter(row), batches)
+        batch = self._widen(batch_handler(client.trainer)(batch))
+        with self._precision(client.trainer):
+            output = module.training_step(batch, *further_arguments(module))
         loss: Any = output["loss"] if isinstance(output, dict) else output
         if loss is None:
             raise ValueError("training_step returns no loss for the first batch, so it can't be tried")
         module.zero_grad()
         loss.backward()
 
-    before, numbers, gradients = _global_generator_state(), _collect_numbers(module), list[list[Tensor]]()
-    for _ in range(2):  # state that the first step stores may break the second step
-        gradients.append(stacked())
-        step.replay(num_clients, batch, log=lambda *args, **kwargs: None)
-        if leak := _find_leak(
-            module
-        ):  # check after each step, because torch crashes with some leaked tensors
-            return Rehearsal(f"training_step keeps tensors in {leak}")
-        now = _collect_numbers(module)
-        if changed := _differ(numbers, now):
-            action = "changes numbers of Python"
-            if isinstance(now.get(changed[0]), _GeneratorState):
-                action = "draws from a separate random generator"
-            return Rehearsal(f"training_step {action} ({', '.join(changed[:4])}), which {_ONCE}")
-    if before != _global_generator_state():
-        return Rehearsal(
-            "training_step draws random numbers from Python or NumPy, which would be equal for all clients"
-        )
-    with FlopCounterMode(display=False) as counter, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Using `torch.compile")  # caused by the counter's hooks
-        single(client, rows[0])
-    unused = [name for name in names if parameters[name].grad is None]
-    if unused:
-        return Rehearsal(f"parameters {unused} get no gradient, but a stack would give them zeros")
-    largest, where = 0.0, ""
-    for place in (0, num_clients - 1) if gradients[0] else ():
-        alone = begun(1 + place)  # another seed per client for the generators in its copy
-        single(alone, rows[place])
-        alone_gradients = [attrgetter(name)(alone.module).grad for name in names]
-        shares = _gradient_differences([gradient[place] for gradient in gradients[0]], alone_gradients)
-        largest, where = max((largest, where), *zip(shares, names, strict=True))
-    return Rehearsal(None, counter.get_total_flops(), largest, where, rounds)
+    def _compare_with_single_clients(
+        self, gradients: Sequence[Tensor], rows: Sequence[int]
+    ) -> tuple[float, str]:
+        """Return the largest difference of a client's gradient in a stack and alone, and its parameter.
+
+        Args:
+            gradients: `(clients, *shape)` gradients of the stack. Empty if its step has no loss.
+            rows: Index of each client in the user's batch.
+        """
+        names, largest = self._vector.trained, (0.0, "")
+        for place in (0, len(rows) - 1) if gradients else ():
+            alone = self._copy(1 + place)  # another seed per client for the generators in its copy
+            self._step_alone(alone, rows[place])
+            reference = [attrgetter(name)(alone.module).grad for name in names]
+            shares = _gradient_differences([gradient[place] for gradient in gradients], reference)
+            largest = max(largest, *zip(shares, names, strict=True))
+        return largest
 
 
 def _gradient_differences(gradients: Sequence[Tensor], reference: Sequence[Tensor | None]) -> list[float]:
@@ -430,10 +470,6 @@ def _is_of_the_user(value: Any) -> bool:
     if isinstance(value, torch.nn.Module | Tensor | type) or not hasattr(value, "__dict__"):
         return False
     return type(value).__module__.partition(".")[0] not in _LIBRARIES
-
-
-_LOOKED_AT = 1000
-_LIBRARIES = ("torch", "torchmetrics", "lightning", "pytorch_lightning", "lightning_fedq", "numpy")
 
 
 def _global_generator_state() -> tuple[Any, bytes, int]:

@@ -177,6 +177,7 @@ def digests(value: Any, path: str, plain: bool = False) -> Digests:
     met: dict[int, tuple[str, Any]] = {}  # keeps the objects alive, so that each `id` stays unique
 
     def walk(value: Any, path: str, depth: int) -> None:
+        """Add the digests of a value at `depth` levels below the first one."""
         if isinstance(value, str | bytes | int | float | bool | type(None)):
             found[path] = repr(value)[:2000]
         elif isinstance(value, Tensor):

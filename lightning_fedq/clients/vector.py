@@ -24,6 +24,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_fedq._lightning import pl
+from lightning_fedq.clients.changed_tensors import (
+    ChangedTensors,
+    find_counters,
+    layers_with_statistics,
+    named_tensors,
+    statistics_names,
+    updated_statistics,
+)
 from lightning_fedq.clients.constraints import (
     Constraint,
     apply_constraints,
@@ -35,36 +43,6 @@ from lightning_fedq.clients.personal import PersonalTensors, check_matches, chec
 from lightning_fedq.functional.flatten import flatten, unflatten
 
 BufferMode = Literal["share", "local", "frozen"]
-_STATISTICS = ("running_mean", "running_var")
-_INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-
-
-def layers_with_statistics(module: nn.Module) -> dict[str, nn.Module]:
-    """Return the layers with running statistics by name, in any mode."""
-    return {
-        name: layer
-        for name, layer in module.named_modules()
-        if isinstance(layer, nn.modules.batchnorm._NormBase)
-        and layer.track_running_stats
-        and isinstance(layer.running_mean, Tensor)
-    }
-
-
-def updated_statistics(module: nn.Module) -> tuple[str, ...]:
-    """Return the names of the running statistics of layers in training mode."""
-    layers = [name for name, layer in layers_with_statistics(module).items() if layer.training]
-    return tuple(f"{name}.{leaf}".lstrip(".") for name in layers for leaf in _STATISTICS)
-
-
-def find_counters(module: nn.Module, buffers: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the batch counters that belong to running statistics."""
-    present = {name for name, _ in module.named_buffers()}
-    wanted = [
-        name[: -len("running_mean")] + "num_batches_tracked"
-        for name in buffers
-        if name.endswith("running_mean")
-    ]
-    return tuple(name for name in wanted if name in present)
 
 
 def num_coordinates(
@@ -91,61 +69,10 @@ def num_coordinates(
     statistics = updated_statistics(module) if mode == "share" else ()
     trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     shared = dict([*trained, *((name, sizes[name]) for name in statistics)])
-    tensors = _tensors(module)
+    tensors = named_tensors(module)
     declared = {n: tensors[n] for n in match_names(tensors, sharing) if tensors[n].is_floating_point()}
     staying = match_names(tensors, local) - declared.keys()
     return sum(tensor.numel() for name, tensor in {**shared, **declared}.items() if name not in staying)
-
-
-class ChangedTensors(NamedTuple):
-    """Tensors that training changes in addition to trained parameters, found before the first round.
-
-    Args:
-        expected: Running statistics that should change, according to the modes of their layers.
-        changed: Floating-point buffers and frozen parameters that changed in the rehearsal. Without a
-            rehearsal, the same as `expected`.
-        integers: Integer buffers that changed in the rehearsal, without batch counters. Examples are queue
-            pointers and counts.
-    """
-
-    expected: tuple[str, ...] = ()
-    changed: tuple[str, ...] = ()
-    integers: tuple[str, ...] = ()
-
-    @classmethod
-    def from_layers(cls, module: nn.Module) -> ChangedTensors:
-        """Derive the tensors from the modes of normalisation layers, if no rehearsal is possible."""
-        known = updated_statistics(module)
-        return cls(known, known)
-
-    @classmethod
-    def compare(cls, before: nn.Module, after: nn.Module) -> ChangedTensors:
-        """Find the tensors that differ between a module and a client's trained copy."""
-        old, new = _tensors(before), _tensors(after)
-        changed = [n for n, t in old.items() if n in new and not _equal(t, new[n])]
-        buffers = dict(before.named_buffers())
-        frozen = {name for name, p in before.named_parameters() if not p.requires_grad}
-        floats = [n for n in changed if old[n].is_floating_point() and (n in buffers or n in frozen)]
-        counters = find_counters(before, tuple(buffers))
-        integers = [n for n in changed if n in buffers and old[n].dtype in _INTEGERS and n not in counters]
-        return cls(updated_statistics(before), tuple(floats), tuple(integers))
-
-    def current(self, module: nn.Module, trained: Sequence[str]) -> tuple[str, ...]:
-        """Return the names of changed tensors for the layers' current modes, in the order of the module.
-
-        Args:
-            module: Module with the current modes.
-            trained: Names of trained parameters, which are excluded.
-        """
-        statistics = {
-            f"{name}.{leaf}".lstrip(".") for name in layers_with_statistics(module) for leaf in _STATISTICS
-        }
-        updated = set(updated_statistics(module))
-        # statistics that should have changed in the rehearsal and did not are excluded
-        unchanged = set(self.expected) - set(self.changed)
-        wanted = (set(self.changed) - statistics) | (updated - unchanged)
-        names = [name for name, _ in [*module.named_buffers(), *module.named_parameters()]]
-        return tuple(name for name in names if name in wanted and name not in trained)
 
 
 def optimised_ids(optimizers: Sequence[Optimizer]) -> set[int]:
@@ -160,44 +87,6 @@ def train_only(module: nn.Module, optimizers: Sequence[Optimizer], trained: Coll
     for name, parameter in module.named_parameters():
         if name in trained or id(parameter) in optimised:
             parameter.requires_grad_(name in trained)
-
-
-def find_changed(
-    before: nn.Module | Mapping[str, Tensor], after: nn.Module, names: Sequence[str]
-) -> dict[str, Tensor]:
-    """Return the new values of tensors that training has changed, by name.
-
-    Tensors that are missing afterwards, or have another shape or dtype, are left out.
-
-    Args:
-        before: Module or tensors before training.
-        after: Trained module.
-        names: Names of tensors to compare.
-    """
-    changed = {}
-    for name in names:
-        try:
-            old = before[name] if isinstance(before, Mapping) else attrgetter(name)(before)
-            new = attrgetter(name)(after)
-        except AttributeError:
-            continue
-        comparable = isinstance(new, Tensor) and (old.shape, old.dtype) == (new.shape, new.dtype)
-        if comparable and not _equal(old.detach(), new.detach()):
-            changed[name] = new
-    return changed
-
-
-def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return all parameters and buffers by name, detached."""
-    return {name: t.detach() for name, t in [*module.named_parameters(), *module.named_buffers()]}
-
-
-def _equal(left: Tensor, right: Tensor) -> bool:
-    """Return whether two tensors are equal in shape, dtype and values. A NaN equals a NaN."""
-    if left.shape != right.shape or left.dtype != right.dtype:
-        return False
-    # torch.equal treats a NaN as different from itself
-    return bool(torch.equal(left, right) or torch.equal(left.nan_to_num(), right.nan_to_num()))
 
 
 class Members(NamedTuple):
@@ -275,7 +164,7 @@ class Vector:
         check_matches(module, local)
         check_matches(module, shared, "extra_buffers")
         self.module, self.mode, self._rehearsed, self._optimizers = module, mode, rehearsed, optimizers
-        self._sharing, self._declared = tuple(shared), dict(constraints or {})
+        self._extra_patterns, self._declared = tuple(shared), dict(constraints or {})
         self.personal, self._patterns = PersonalTensors(), tuple(local)
         self._match_patterns()
         if members is not None:
@@ -286,8 +175,9 @@ class Vector:
 
     def _match_patterns(self) -> None:
         """Match the patterns with the module's current names."""
-        names = _tensors(self.module)
-        self._staying, self._said = match_names(names, self._patterns), match_names(names, self._sharing)
+        names = named_tensors(self.module)
+        self._staying = match_names(names, self._patterns)
+        self._extra = match_names(names, self._extra_patterns)
 
     def find_members(self) -> Members:
         """Derive the members from the module, its optimisers and the modes of its layers.
@@ -302,25 +192,25 @@ class Vector:
         local = tuple(name for name in trained if name in self._staying)
         parameters = tuple(name for name in trained if name not in local)
         check_something_sent(parameters, local, self._patterns)
-        floats = [name for name, tensor in _tensors(self.module).items() if tensor.is_floating_point()]
-        declared = tuple(name for name in floats if name in self._said and name not in trained)
+        floats = {name: t for name, t in named_tensors(self.module).items() if t.is_floating_point()}
+        extra = tuple(name for name in floats if name in self._extra and name not in trained)
         if self.mode == "frozen":
-            return Members(parameters, declared, local=local)
-        changed = self._rehearsed.current(self.module, trained)
+            return Members(parameters, extra, local=local)
         # buffers that match `personal_parameters` stay with clients, even if no step changed them
-        local_buffers = {name: b for name, b in self.module.named_buffers() if name in self._staying}
-        declared += tuple(name for name, buffer in local_buffers.items() if buffer.is_floating_point())
-        changed = (*changed, *(name for name in declared if name not in changed))
-        buffers = tuple(sorted(changed, key=self._is_personal))  # sent buffers first
+        staying_buffers = [name for name, _ in self.module.named_buffers() if name in self._staying]
+        staying_floats = [name for name in staying_buffers if name in floats]
+        changed = self._rehearsed.current(self.module, trained)
+        all_floats = dict.fromkeys((*changed, *extra, *staying_floats))
+        buffers = tuple(sorted(all_floats, key=self._is_personal))  # sent buffers first
         counters = find_counters(self.module, buffers)
-        whole = (name for name, buffer in local_buffers.items() if not buffer.is_floating_point())
-        others = dict.fromkeys((*self._rehearsed.integers, *whole))
-        integers = tuple(name for name in others if self._is_personal(name) and name not in counters)
+        staying_integers = [name for name in staying_buffers if name not in floats]
+        all_integers = dict.fromkeys((*self._rehearsed.integers, *staying_integers))
+        integers = tuple(name for name in all_integers if self._is_personal(name) and name not in counters)
         return Members(parameters, buffers, counters, integers, local)
 
     def _is_personal(self, buffer: str) -> bool:
         """Return whether every client keeps its own values of this buffer."""
-        return buffer not in self._said and (self.mode == "local" or buffer in self._staying)
+        return buffer not in self._extra and (self.mode == "local" or buffer in self._staying)
 
     def set_members(self, members: Members) -> None:
         """Build the flat vector from these members.
@@ -328,7 +218,7 @@ class Vector:
         Raises:
             ValueError: If the module lacks a member, or a shared buffer is not finite.
         """
-        tensors = _tensors(self.module)
+        tensors = named_tensors(self.module)
         wanted = [name for names in members for name in names]
         if missing := [name for name in wanted if name not in tensors]:
             raise ValueError(f"The model has no {', '.join(missing)}. Use the checkpoint's own model.")
@@ -368,7 +258,7 @@ class Vector:
         buffers = {name for name, _ in self.module.named_buffers()}
         frozen = {name for name, p in self.module.named_parameters() if not p.requires_grad}
         carried = {*self.sent, *self.trained, *self.buffer_names}
-        tensors = _tensors(self.module)
+        tensors = named_tensors(self.module)
         self.uncarried = [name for name in tensors if name in buffers | frozen and name not in carried]
         self.num_uncarried = sum(tensors[name].numel() for name in self.uncarried)
 
@@ -404,8 +294,7 @@ class Vector:
     @property
     def normalised(self) -> list[str]:
         """Names of the running statistics of normalisation layers that clients send."""
-        layers = layers_with_statistics(self.module)
-        names = {f"{name}.{leaf}".lstrip(".") for name in layers for leaf in _STATISTICS}
+        names = statistics_names(layers_with_statistics(self.module))
         return [name for name in self.shared if name in names]
 
     @property

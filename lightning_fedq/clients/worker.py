@@ -17,12 +17,13 @@ from torch import Tensor
 
 from lightning_fedq._lightning import rank_zero_warn
 from lightning_fedq.algorithms.local_algorithm import Correction, PersistentOffsets
+from lightning_fedq.clients.changed_tensors import find_changed
 from lightning_fedq.clients.correction import GradientCorrector
 from lightning_fedq.clients.fit import Batches, Client, ClientFit
 from lightning_fedq.clients.measurement import measure
 from lightning_fedq.clients.personal import ClientRows, ClientStates
 from lightning_fedq.clients.stack import ClientStack, StackMemory
-from lightning_fedq.clients.vector import Vector, find_changed
+from lightning_fedq.clients.vector import Vector
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.data.generator_turns import preserve_generators, seed_for_transforms
 from lightning_fedq.data.loader import ClientLoader

@@ -142,21 +142,25 @@ def complaint(error: Exception) -> str | None:
     Lightning, or from the operating system (no such file, no space left). No user code is in the trace of
     the error or of its causes.
     """
-    whole, error = error, _refusal(error)
-    known = isinstance(error, _KINDS) or type(error).__name__ == "MisconfigurationException"
-    if os.environ.get(TRACE) or not known or not str(error):
+    refusal = _refusal(error)
+    is_known = isinstance(refusal, _KINDS) or type(refusal).__name__ == "MisconfigurationException"
+    if os.environ.get(TRACE) or not is_known or not str(refusal) or not _is_explained(refusal):
         return None
-    *_, last = _places(error)
-    (where,) = traceback.extract_tb(last)
-    raised = str(where.line).startswith("raise ")
-    system = isinstance(error, OSError) and error.errno is not None
-    is_explained = system or (raised and _package(last) in _SPEAKERS)
-    if not is_explained or any(map(_is_of_the_user, _all_places(whole))):
+    if any(map(_is_of_the_user, _all_places(error))):
         return None
-    words = f"error: {error}{mechanism_misplaced(str(error))}"
+    words = f"error: {refusal}{mechanism_misplaced(str(refusal))}"
     if words.endswith("--help lists the options"):  # the command line was wrong, so there is no useful trace
         return words
     return f"{words}\n{TRACE}=1 in the environment shows the trace."
+
+
+def _is_explained(error: Exception) -> bool:
+    """Return whether this package, Lightning or the operating system raised an error on purpose."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return True
+    *_, last = _places(error)
+    (where,) = traceback.extract_tb(last)
+    return str(where.line).startswith("raise ") and _package(last) in _SPEAKERS
 
 
 def _refusal(error: Exception) -> Exception:

@@ -197,8 +197,8 @@ def write_app(
     Args:
         folder: New or empty folder.
         mechanism: Python expression of the mechanism.
-        clients: Number of clients.
-        seed: Seed of a reproducible run, which is not private. None uses keys from the operating system.
+        clients: Number of clients of the federation.
+        seed: Number that makes a run reproducible, and not private. None uses keys from the operating system.
         secure_aggregation: Whether the server sees only the sum of messages.
         server: Name or IPv4 address by which sites reach the server.
 
@@ -240,9 +240,9 @@ def init(folder: Path, *, clients: int = 4, server: str = SERVER_NAME, seed: int
 
     Args:
         folder: New folder for the app.
-        clients: Number of clients.
+        clients: Number of clients of the federation.
         server: Name or IPv4 address of the server.
-        seed: Seed that makes the run reproducible, but not private.
+        seed: Number that makes a run reproducible, and not private. None uses keys from the operating system.
     """
     package = write_app(folder, clients=clients, seed=seed, server=server)
     steps = (folder / "deploy" / "STEPS.txt").read_text()

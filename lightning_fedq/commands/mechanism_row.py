@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from lightning_fedq.keys.randomness import ClientRandomness, SeededKeys
-from lightning_fedq.mechanisms.interface import Adversary, Mechanism, RoundContext, Unit
+from lightning_fedq.mechanisms.interface import Adversary, Mechanism, RoundContext, Unit, split_groups
 from lightning_fedq.privacy.report import privacy_report
 from lightning_fedq.privacy.run import ASSUMED, Run
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, format_epsilon
@@ -79,26 +79,17 @@ def describe(kind: type[Mechanism], mechanism: Mechanism | None = None, name: st
         name: Name of the row (default: name of the class).
     """
     mechanism = mechanism or example(kind)
-    sizes = mechanism.group_sizes(CLIENTS)
-    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
-    groups = tuple(tuple(range(end - size, end)) for size, end in zip(sizes, ends, strict=True))
+    groups = split_groups(range(CLIENTS), mechanism.group_sizes(CLIENTS))
     one = torch.ones(1, dtype=torch.float64)
     context = RoundContext(0, groups, (DIM,), 0 * one, one)
     rand = ClientRandomness(SeededKeys(0), range(CLIENTS), 0)
     message = mechanism.encode(torch.zeros(CLIENTS, DIM), context, rand)
     report = privacy_report(Run.ideal(mechanism, context, 1, ASSUMED), DELTA)
-    influence = mechanism.influence(0, context)
     row = {
         "mechanism": name or kind.__name__,
         "bits": f"{message.num_bits / (CLIENTS * DIM):.4g}",
         "sum": "yes" if mechanism.homomorphic else "no",
-        "influence": "-"
-        if influence is None
-        else "∞"
-        if influence == math.inf
-        else f"{influence:,.0f}"
-        if influence >= 100
-        else f"{influence:.3g}",
+        "influence": _format_influence(mechanism.influence(0, context)),
         "unit": next((row.unit for row in report.rows if row.verdict != NO_GUARANTEE), "-"),
     }
     for adversary in Adversary:
@@ -110,3 +101,12 @@ def describe(kind: type[Mechanism], mechanism: Mechanism | None = None, name: st
         else:
             row[adversary.name.lower()] = format_epsilon(claim.epsilon_unit)
     return {**row, "paper": paper(kind)}
+
+
+def _format_influence(influence: float | None) -> str:
+    """Return the maximum influence of a client as text, "-" where it is not known."""
+    if influence is None:
+        return "-"
+    if influence == math.inf:
+        return "∞"
+    return f"{influence:,.0f}" if influence >= 100 else f"{influence:.3g}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,16 +24,18 @@ from lightning_fedq.commands.together import cost_of_folder, page_of_runs
 from lightning_fedq.dpsgd.statement import SampleStatement
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.mechanisms.registry import mechanism_class
-from lightning_fedq.privacy.cohorts import read_law
-from lightning_fedq.privacy.document import document, from_json, to_json
+from lightning_fedq.privacy.accounting import check_delta
+from lightning_fedq.privacy.document import PAGE, document
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.planning import bits_behind
+from lightning_fedq.privacy.recorded_laws import read_law
 from lightning_fedq.privacy.report import Bits, Origin, PrivacyReport, State, privacy_report
+from lightning_fedq.privacy.report_file import from_json, to_json
 from lightning_fedq.privacy.run import ASSUMED, Run
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.reports.layouts import markdown, terminal
-from lightning_fedq.reports.runs import read_rows, write_atomically
+from lightning_fedq.reports.runs import describe_bits, read_rows, write_atomically
 from lightning_fedq.rounds import Deadline, RoundPlanner
 from lightning_fedq.secagg import SecAgg
 from lightning_fedq.training.accounts import describe_run, planned_run
@@ -119,6 +121,45 @@ def report_of_checkpoint(
             terms than this report would use, or it has more than `rounds` rounds.
     """
     check_rounds(rounds)
+    callbacks = _load_callbacks(path)
+    state = _state_with("federation", callbacks)
+    if state is None:
+        raise ValueError(f"{path} holds no federation, because its run had no Federated callback")
+    federation, engine, target = state["federation"], state["engine"], _read_target(state)
+    delta = _choose_delta(str(path), target, delta, "")
+    charged = _read_ledger(path, engine["ledger"], repeatable=federation["seed"] != "None")
+    past = charged.rounds
+    if rounds is not None and rounds < past:
+        raise ValueError(
+            f"The run of {path} was charged for {past} rounds, got --rounds {rounds}. Omit --rounds, or "
+            f"give at least {past}."
+        )
+    run_of = _recorded_run(federation, engine, charged.dim, callbacks, kind)
+    run = run_of(rounds=past, charges=charged.charges)
+    charged.set_terms(run.terms)
+    if rounds is None:
+        report = _report(run, delta, secagg, "running", target)
+    else:
+        if run.max_rounds is not None and past == engine["round"]:
+            # disjoint cohorts take turns and no round was repeated, so the charges of all rounds are known
+            run = run_of(rounds=rounds, charges=None)
+        else:
+            run = run_of(rounds=rounds, charges=charged.charges, to_come=rounds - past)
+        report = _report(run, delta, secagg, "planned", target)
+    private_sgd = _state_with("histories", callbacks)
+    samples = (
+        None if private_sgd is None else _samples(private_sgd, charged if rounds is None else None, delta)
+    )
+    origin = Origin(model=hashlib.sha256(path.read_bytes()).hexdigest())
+    return replace(report, leaves=(_NOT_KNOWN,), origin=origin, samples=samples)
+
+
+def _load_callbacks(path: Path) -> dict[str, Any]:
+    """Return the states of callbacks in a checkpoint.
+
+    Raises:
+        ValueError: If the checkpoint holds only weights, or is of a run with secret cohorts.
+    """
     checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     if "callbacks" not in checkpoint:
         page = path.with_name("privacy.md")
@@ -126,58 +167,47 @@ def report_of_checkpoint(
         raise ValueError(
             f"{path} holds only weights, as a RunFolder's model.ckpt, without their privacy cost. {stated}."
         )
-    callbacks = checkpoint["callbacks"]
+    callbacks: dict[str, Any] = checkpoint["callbacks"]
     if _state_with("cohorts", callbacks) is not None:
         raise ValueError(
             f"{path} has secret cohorts and holds no charges, which would reveal the cohorts. The "
             "privacy.md of its RunFolder has the cost."
         )
-    state = _state_with("federation", callbacks)
-    if state is None:
-        raise ValueError(f"{path} holds no federation, because its run had no Federated callback")
-    federation, engine, target = state["federation"], state["engine"], _read_target(state)
-    delta = _choose_delta(str(path), target, delta, "")
-    planner = _make_planner(federation, (engine["ledger"].get("terms") or {}).get("clients") == "real")
-    protocol = federation["secure_aggregation"]
-    charged = Ledger(len(engine["ledger"]["charges"]), engine["ledger"]["mechanism"])
-    charged.load_state_dict(engine["ledger"])
-    _read_journal(path, charged, federation["seed"] != "None")  # also charges after the checkpoint
-    past, charges = charged.rounds, charged.charges
-    if rounds is not None and rounds < past:
-        raise ValueError(
-            f"The run of {path} was charged for {past} rounds, got --rounds {rounds}. Omit --rounds, or "
-            f"give at least {past}."
-        )
-    masks = None if protocol == "None" else SecAgg(**parse_call(protocol)[1])
-    known = (_state_with("byzantine", callbacks) or {"byzantine": ()})["byzantine"]
-    byzantine = min(len(known), planner.cohort_size)
+    return callbacks
+
+
+def _recorded_run(
+    federation: Mapping[str, Any],
+    engine: Mapping[str, Any],
+    dim: int,
+    callbacks: Mapping[str, dict[str, Any]],
+    kind: type[Mechanism] | None,
+) -> Callable[..., Run]:
+    """Return a function that describes the run of a checkpoint, given `rounds`, `charges` and `to_come`.
+
+    Args:
+        federation: Settings of the federation.
+        engine: State of the server.
+        dim: Number of coordinates of the longest vector that was charged for.
+        callbacks: States of all callbacks.
+        kind: Class of the run's mechanism, if the class is not installed.
+    """
     # a Trainer that only tests has no ByzantineClients callback, so their number is also in the terms
     terms = engine["ledger"].get("terms") or {}
-    run_of = partial(
+    planner = _make_planner(federation, terms.get("clients") == "real")
+    listed = (_state_with("byzantine", callbacks) or {"byzantine": ()})["byzantine"]
+    num_byzantine = max(min(len(listed), planner.cohort_size), int(terms.get("num_byzantine", "0")))
+    protocol = federation["secure_aggregation"]
+    return partial(
         describe_run,
         planner,
         parse_mechanism(federation["mechanism"], kind),
-        max(engine["weights"].numel(), charged.dim),
-        secure_sum=masks,
+        max(engine["weights"].numel(), dim),
+        secure_sum=None if protocol == "None" else SecAgg(**parse_call(protocol)[1]),
         plain_sum=federation["weighting"] == "uniform" and federation["aggregator"] == "None",
-        num_byzantine=max(byzantine, int(terms.get("num_byzantine", "0"))),
+        num_byzantine=num_byzantine,
         secure_keys=federation["seed"] == "None",
     )
-    run = run_of(rounds=past, charges=charges)
-    charged.set_terms(run.terms)
-    report = _report(run, delta, secagg, "running", target)
-    if rounds is not None:
-        # if disjoint cohorts take turns and no round was repeated, the future charges are known
-        dealt = run.max_rounds is not None and past == engine["round"]
-        known = None if dealt else charges
-        whole = run_of(rounds=rounds, charges=known, to_come=0 if dealt else rounds - past)
-        report = _report(whole, delta, secagg, "planned", target)
-    origin = Origin(model=hashlib.sha256(path.read_bytes()).hexdigest())
-    report = replace(report, leaves=(_NOT_KNOWN,), origin=origin)
-    private_sgd = _state_with("histories", callbacks)
-    if private_sgd is None:
-        return report
-    return replace(report, samples=_samples(private_sgd, charged if rounds is None else None, delta))
 
 
 def _choose_delta(source: str, target: PrivacyTarget | None, delta: float | None, more: str) -> float:
@@ -258,14 +288,16 @@ def _samples(state: dict[str, Any], ledger: Ledger | None, delta: float) -> Samp
     return SampleStatement.from_histories(histories, delta, tuple(remarks), rows)
 
 
-def _read_journal(path: Path, ledger: Ledger, repeatable: bool) -> None:
-    """Add to a ledger the charges in its journal after the checkpoint, and those of other runs next to it.
+def _read_ledger(path: Path, state: dict[str, Any], repeatable: bool) -> Ledger:
+    """Return the ledger of a checkpoint, with later charges of its journal and those of other runs.
 
     Args:
         path: Checkpoint.
-        ledger: Ledger of the checkpoint, which is changed.
+        state: State of the ledger.
         repeatable: Whether the run has keys from a seed.
     """
+    ledger = Ledger(len(state["charges"]), state["mechanism"])
+    ledger.load_state_dict(state)
     recorded, position = ledger.recorded
     journal = find_journal(recorded, path)
     if recorded and journal is None:
@@ -279,6 +311,7 @@ def _read_journal(path: Path, ledger: Ledger, repeatable: bool) -> None:
     if not repeatable:
         ledger.folders = journal_folders(ledger, path)
         count_other_runs(ledger)
+    return ledger
 
 
 def _report(
@@ -330,7 +363,8 @@ def main(
     Args:
         sources: Configuration (a file or a name), checkpoint, or folder of a finished run. Several sources
             are folders of runs that `fedq fit` started. An unfinished run counts with all its rounds.
-        delta: Delta of the guarantee, below 1 / clients (default: the target's delta, or 1e-5).
+        delta: Additive slack in the bound of epsilon, below one divided by the number of protected units
+            (default: the target's delta, or 1e-5).
         rounds: Number of rounds (default: trainer.max_epochs, or the rounds of the checkpoint).
         secagg: Assume secure aggregation if the run has none.
         params: Number of trained parameters (default: that of the configuration's model).
@@ -338,12 +372,14 @@ def main(
         mechanism: Class path of a checkpoint's mechanism, if no installed package declares it.
         out: Folder that also gets privacy.md and privacy.json.
     """
+    if delta is not None:
+        check_delta(delta)
     source, *others = sources
     path, changes = Path(source), (mechanism, params, rounds) != (None, None, None) or secagg or bool(set_)
     if others:
         if changes:
             raise ValueError("Several runs have their own settings. Use no options except --delta and --out.")
-        return _together(sources, delta or _DELTA, out)
+        return _together(sources, _DELTA if delta is None else delta, out)
     if path.is_dir():
         if changes or delta is not None:
             raise ValueError(f"A finished run has its own settings. Give {path}/config.yaml to change them.")
@@ -376,8 +412,10 @@ def _together(folders: Sequence[str], delta: float, out: Path | None) -> None:
 
 def _print(report: PrivacyReport, out: Path | None) -> None:
     """Print a report, and write it to `out` if given."""
-    console = Console()
-    terminal(Console(width=max(console.width, 80)), *document(report))
+    console = Console(width=max(Console().width, 80))
+    terminal(console, *document(report))
+    if sent := describe_bits(report):
+        console.print(sent, highlight=False, markup=False)
     if out is not None:
-        write_atomically(out / "privacy.md", markdown(*document(report)))
+        write_atomically(out / "privacy.md", markdown(*document(report, PAGE)))
         write_atomically(out / "privacy.json", to_json(report))

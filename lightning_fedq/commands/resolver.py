@@ -6,12 +6,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from lightning_fedq.commands.errors import nearest
 from lightning_fedq.commands.mechanism_row import example
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.mechanisms.registry import class_path, installed, mechanism_class
+
+_RANKED: dict[str, dict[str, dict[str, Any]]] = {
+    "BandedGaussian": {"BandedGaussian, band 1": {}},
+    "CPA": {"CPA": {}, "CPA, some blocks": {"epsilon_scope": "round"}},
+    "MVU": {},
+    "RotatedCoins": {
+        "RotatedCoins": {},
+        "RotatedCoins, paired": {"paired": True},
+        "RotatedCoins, share 1/2": {"fraction": 0.5},
+        "RotatedCoins, share 1/8": {"fraction": 0.125},
+    },
+}
+"""Rows of a plan, by class: changes to the example by row. MVU has none, because a design takes seconds."""
 
 
 @dataclass(frozen=True)
@@ -101,15 +115,23 @@ def candidates(params: int) -> dict[str, Mechanism]:
 def plan_settings(kind: type[Mechanism], params: int) -> Mapping[str, Mechanism]:
     """Return the rows of a mechanism class, empty if a privacy target can't calibrate it.
 
+    A plan is about updates of l2 norm 1 and cohorts of any kind. It ranks the example of a class, with a
+    clipping norm that such an update just meets. It leaves out mechanisms with their own rule for the range,
+    with noise that needs cohorts that take turns, and votes.
+
     Raises:
         ValueError: If a parameter has no usual value.
     """
-    if (own := kind.plan_settings(params)) is not None:
-        return own
     if kind.level is None and kind.with_level is Mechanism.with_level:
         return {}
-    shown = example(kind)
-    return {} if shown.joint else {kind.__name__: shown}
+    shown: Any = example(kind)
+    longest = shown.longest_update(params)
+    if longest is not None and longest != 1.0:
+        shown = replace(shown, clip_norm=shown.clip_norm / longest)
+    if installed().get(kind.__name__) is kind and kind.__name__ in _RANKED:
+        return {row: replace(shown, **changes) for row, changes in _RANKED[kind.__name__].items()}
+    takes_part_anytime = shown.separation == 1 and shown.range_rule is None and not shown.joint
+    return {kind.__name__: shown} if takes_part_anytime else {}
 
 
 def find_name(kind: type[Mechanism]) -> str:

@@ -44,7 +44,9 @@ def run(command: Command | Mapping[str, Command], prog: str, argv: Sequence[str]
             formatter = parser.formatter_class
             added = several.add_parser(name, help=first, formatter_class=formatter, allow_abbrev=False)
             _describe(added, function)
-    options = vars(parser.parse_args([re.sub(r"^--[^=]+", _with_dashes, word) for word in argv]))
+    words = [re.sub(r"^--[^=]+", _with_dashes, word) for word in argv]
+    parser.refuse_unknown(words)
+    options = vars(parser.parse_args(words))
     status: int | None = options.pop("command")(**options)
     return status or 0
 
@@ -55,8 +57,23 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise a ValueError with the message, and with the nearest option to an unknown one."""
         unknown = re.search(r"unrecognized arguments: (--[^\s=]+)", message)
-        hint = nearest(unknown[1], self._options()) if unknown else ""
+        hint, options = "", self._options()
+        if unknown:
+            longer = [option for option in options if option.startswith(unknown[1])]
+            hint = nearest(unknown[1], longer if len(longer) == 1 else options)
         raise ValueError(f"{message}.{hint} {self.prog} --help lists the options")
+
+    def refuse_unknown(self, words: Sequence[str]) -> None:
+        """Raise the error about an unknown option, which argparse reports after a missing one.
+
+        Raises:
+            ValueError: If no command has the option.
+        """
+        known = [*self._options(), "--"]
+        for word in words:
+            option = word.partition("=")[0]
+            if option.startswith("--") and " " not in option and option not in known:
+                self.error(f"unrecognized arguments: {option}")
 
     def _options(self) -> list[str]:
         """Return the options of this parser and of its subcommands."""

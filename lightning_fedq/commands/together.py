@@ -64,21 +64,29 @@ def plan_cost(federated: Any, trainer: Any, module: Any, delta: float) -> RunCos
     if asked is not None and asked.over == "run" and not planner.law.secret:
         most = min(most, affordable(make_account(asked, run), asked.against, asked.epsilon, secret=False))
     whole = Account(run, check_delta(delta, run.num_clients, "clients"))
-    claims: dict[Adversary, PrivacyClaim | str] = {}
-    for who, claim in whole.claims().items():
-        claims[who] = claim
-        if federated.seed is not None:
-            claims[who] = "keys are reproducible (use seed=None)"
-        elif planner.law.secret:
-            claims[who] = "runs with secret cohorts can't be composed yet (use known cohorts)"
-        elif isinstance(claim.loss, NonPrivate):
-            claims[who] = claim.loss.reason
-        elif claim.neighbours is not Neighbours.SUBSTITUTION:
-            claims[who] = f"claims under {claim.neighbours.name} adjacency can't be composed here"
-        elif len(mechanism.protection_groups(planner.num_clients)) > 1:
-            claims[who] = "clients have different epsilons"
-    chances = {who: delta - whole.available(claim) for who, claim in whole.claims().items()}
-    return RunCost(repr(mechanism), claims, most, chances)
+    claims = whole.claims()
+    own_epsilons = len(mechanism.protection_groups(planner.num_clients)) > 1
+    composable = {
+        who: _find_obstacle(federated, claim)
+        or ("clients have different epsilons" if own_epsilons else "")
+        or claim
+        for who, claim in claims.items()
+    }
+    chances = {who: delta - whole.available(claim) for who, claim in claims.items()}
+    return RunCost(repr(mechanism), composable, most, chances)
+
+
+def _find_obstacle(federated: Any, claim: PrivacyClaim) -> str:
+    """Return the reason why a claim of a run can't be composed with those of other runs, or ""."""
+    if federated.seed is not None:
+        return "keys are reproducible (use seed=None)"
+    if federated.planner.law.secret:
+        return "runs with secret cohorts can't be composed yet (use known cohorts)"
+    if isinstance(claim.loss, NonPrivate):
+        return claim.loss.reason
+    if claim.neighbours is not Neighbours.SUBSTITUTION:
+        return f"claims under {claim.neighbours.name} adjacency can't be composed here"
+    return ""
 
 
 def cost_of_config(config: str, delta: float) -> RunCost:
@@ -153,13 +161,14 @@ def composed(runs: Sequence[tuple[RunCost, int]], adversary: Adversary, delta: f
         if rounds:
             kinds[Rounds(claim.loss, claim.compositions, claim.slack)] += rounds
     epsilon = spent_together(kinds, remaining)
-    if epsilon == math.inf and len(kinds) > 1:  # the common grid is too narrow for wide losses
-        separate = [
-            ({kind._replace(loss=kind.loss.standalone): n}, remaining / len(kinds))
-            for kind, n in kinds.items()
-        ]
-        epsilon = sum(spent_together(*arguments) for arguments in separate)
-    return epsilon
+    if epsilon < math.inf or len(kinds) < 2:
+        return epsilon
+    # the common grid is too narrow for wide losses
+    share = remaining / len(kinds)
+    return sum(
+        spent_together({kind._replace(loss=kind.loss.standalone): count}, share)
+        for kind, count in kinds.items()
+    )
 
 
 def page_of_runs(runs: Sequence[tuple[RunCost, int]], delta: float, title: str) -> str:

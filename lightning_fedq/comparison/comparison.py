@@ -11,43 +11,47 @@ run starts.
 from __future__ import annotations
 
 import copy
-import csv
 import math
 import os
-import re
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
-from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
-from lightning_fedq._lightning import pl
-from lightning_fedq.commands.configs import find
 from lightning_fedq.commands.mechanism_text import parse_call
 from lightning_fedq.commands.options import change_setting
-from lightning_fedq.commands.plan import federated_settings, read_sizes
+from lightning_fedq.commands.plan import read_sizes
+from lightning_fedq.commands.plan_settings import federated_settings
 from lightning_fedq.commands.resolver import Resolved, resolved
-from lightning_fedq.commands.together import (
-    RunCost,
-    composed,
-    cost_of_config,
-    count_charged_rounds,
-    page_of_runs,
-)
 from lightning_fedq.comparison.baselines import NAMES, with_opacus_noise
-from lightning_fedq.comparison.processes import DONE, REFUSED, quiet, train_all
+from lightning_fedq.comparison.cells import (
+    RANGES,
+    TASKS,
+    TUNING_SEED,
+    Cell,
+    Logger,
+    Task,
+    Tuning,
+    delete_checkpoints,
+    find_config_file,
+    find_run_folder,
+    known_tunings,
+    logger_settings,
+    scaled,
+)
+from lightning_fedq.comparison.folder_settings import SETTINGS, check_folder
+from lightning_fedq.comparison.joint_cost import describe_joint_cost, write_joint_cost
+from lightning_fedq.comparison.processes import REFUSED, STARTS, describe_duration, quiet, train_all
 from lightning_fedq.comparison.table import ABOVE, Line, Pivot, describe_calibration, read_line
 from lightning_fedq.mechanisms import FedAvg
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism
-from lightning_fedq.mechanisms.registry import class_path, installed
+from lightning_fedq.mechanisms.registry import class_path
+from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.cohorts import DisjointOnce
 from lightning_fedq.privacy.planning import KAPPA, Option, Problem, plan
 from lightning_fedq.privacy.target import PrivacyTarget, adversary_named
-from lightning_fedq.privacy.verdict import format_epsilon
 from lightning_fedq.reports.runs import write_atomically
 from lightning_fedq.secagg import SecAgg
 
@@ -55,67 +59,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 EPSILONS = (1.0, 2.0, 8.0)
-SETTINGS, ALL_RUNS = "comparison.yaml", "all_runs.md"
-Logger = Literal["wandb", "csv", "tensorboard"]
-TUNING_SEED = 1000
-"""Seed of the runs that find range and learning rate. No cell has it."""
 MASKS = SecAgg(simulation="counted", degree="auto", max_colluding_fraction=0.02, max_dropped_fraction=0.02)
 """Secure aggregation of the tasks. Its bits are counted and its masks are not applied, which leaves sums
 equal. The server may collude with 2% of the clients."""
-RANGES = (0.5, 1.5, KAPPA)
-"""Candidate ranges of a coordinate, in units of norm / sqrt(dim)."""
-_AROUND, _STARTS = 2.0, 6.0
-"""Seconds of a run outside its rounds, and seconds until a worker process has started."""
-
-
-class Task(NamedTuple):
-    """Configuration of this package, with a search for learning rate and range per row and epsilon.
-
-    Clients take one step per round, so updates are clipped to the learning rate.
-
-    Args:
-        rates: Candidate learning rates.
-        seeded: Names of the settings that get the run's seed.
-        images: Name of the setting for the folder of images, or "" if the task has no images.
-    """
-
-    rates: tuple[float, ...]
-    seeded: tuple[str, ...] = ("seeded.seed",)
-    images: str = ""
-
-
-_MNIST = ("seeded.seed", "MNISTDataModule.seed"), "MNISTDataModule.root"
-TASKS = {
-    "digits": Task((0.1, 0.25, 0.5, 1.0)),
-    "mnist-linear": Task((0.1, 0.25, 0.5, 1.0), *_MNIST),
-    "mnist-linear-10k": Task((0.3, 1.0), *_MNIST),
-    "mnist-cnn": Task((0.3, 1.0), *_MNIST),
-}
-
-
-class Tuning(NamedTuple):
-    """Range of a coordinate, in units of norm / sqrt(dim), and the clients' learning rate."""
-
-    range: float
-    rate: float
-
-
-class Cell(NamedTuple):
-    """One run of a comparison: a row, a target epsilon over the run, a seed and the tuning of the row."""
-
-    row: str
-    epsilon: float
-    seed: int
-    tuning: Tuning | None = None
-
-    @property
-    def name(self) -> str:
-        """Path of the run folder, relative to the folder of all runs."""
-        row = re.sub(r"[^\w.]+", "_", self.row).strip("_")
-        tried = ""
-        if self.seed == TUNING_SEED and self.tuning is not None:
-            tried = f"_range_{self.tuning.range:g}_rate_{self.tuning.rate:g}"
-        return f"{row}/epsilon_{self.epsilon:g}/seed_{self.seed}{tried}"
+_AROUND = 2.0
+"""Seconds of a run outside its rounds."""
 
 
 def silent(*told: object) -> None:
@@ -140,10 +88,8 @@ class Comparison:
         seeds: Seeds of every row and epsilon.
         names: Mechanism of each row for updates of norm 1, by the row's name.
         left_out: Reasons for names that have no row.
-        monitor: Metric that is the score. None is the test accuracy, or the first test metric, or the first
-            validation metric.
-        mode: "max" if a larger score is better, "min" if a smaller one is. None is "max" for the
-            accuracy of a task, and else the direction that the runs know. Without one, rows are not ranked.
+        monitor: Metric that is the score. None is the `usual_metric` of the runs.
+        mode: Better direction of the score, "max" or "min". None is the direction that the runs know.
         tune: Whether range and learning rate are searched for even if they are known.
         refused: Reasons for rows and epsilons that have no run. `run` fills it.
     """
@@ -217,12 +163,13 @@ class Comparison:
             )
         if not (1 <= seeds <= TUNING_SEED and epsilons):
             raise ValueError(f"1 to {TUNING_SEED} seeds and an epsilon are needed, got {seeds}, {epsilons}")
+        check_delta(delta)
         from lightning_fedq.commands.run import resolve  # imports Lightning's command line, needed only here
 
         task = TASKS.get(on)
         if task is None and tune:
             raise ValueError(f"--tune searches learning rates, but {on} has none to search. Omit --tune.")
-        path = _find_config_file(on, data)
+        path = find_config_file(on, data)
         with quiet():
             sizes, federated, clip = read_sizes(path, "fedq compare")
             config = resolve([path])
@@ -330,30 +277,9 @@ class Comparison:
                 callbacks.index(folder), {"class_path": reported, "init_args": {"delta": self.delta}}
             )
         if logger is not None:
-            config["trainer"]["logger"] = self._logger(cell, root.parent, logger)
+            group, salt = f"{self.name}, {self._adversary_name}", (root.parent / SETTINGS).read_text()
+            config["trainer"]["logger"] = logger_settings(cell, root.parent, logger, group, salt)
         return config
-
-    def _logger(self, cell: Cell, out: Path, kind: Logger) -> dict[str, Any]:
-        """Return the logger settings of a cell. Logs of an earlier, interrupted run of it are deleted."""
-        name, folder = f"{cell.row}, epsilon {cell.epsilon:g}, seed {cell.seed}", out / kind
-        folder.mkdir(parents=True, exist_ok=True)
-        given = {"save_dir": str(folder), "name": name}
-        if kind == "wandb":
-            os.environ.setdefault("WANDB_MODE", "offline")
-            os.environ.setdefault("WANDB_SILENT", "true")
-            run = sha256(f"{(out / SETTINGS).read_text()} {out.resolve()} {cell}".encode()).hexdigest()[:12]
-            for left in folder.glob(f"wandb/offline-run-*-{run}"):
-                shutil.rmtree(left)
-            given |= {"id": run, "project": "fedq-compare", "group": f"{self.name}, {self._adversary_name}"}
-        else:
-            given |= {"name": name.replace("/", "_"), "version": ""}
-            shutil.rmtree(folder / given["name"], ignore_errors=True)
-        kinds = {"wandb": "WandbLogger", "csv": "CSVLogger", "tensorboard": "TensorBoardLogger"}
-        return {"class_path": f"{pl.__name__}.loggers.{kinds[kind]}", "init_args": given}
-
-    @property
-    def _adversary_name(self) -> str:
-        return self.adversary.name.lower()
 
     def _tunings(self, row: str, epsilon: float, mechanism: Mechanism | None) -> list[Tuning | None]:
         """Return the candidate ranges and learning rates of a row.
@@ -366,12 +292,16 @@ class Comparison:
         assert mechanism is not None
         who = Adversary.OUTSIDER.name.lower() if row == ABOVE else self._adversary_name
         key = (self.name, NAMES.get(row, row), who, epsilon)
-        if not self.tune and (known := _tuned().get(key)):
+        if not self.tune and (known := known_tunings().get(key)):
             return [known]
         if row == ABOVE:  # FedAvg does not clip, so the range has no effect
             return [Tuning(KAPPA, rate) for rate in (0.01, 0.03, 0.1, 0.3)]
         ranges = (KAPPA,) if "clip_norm" in parse_call(repr(mechanism))[1] else RANGES
         return [Tuning(range, rate) for range in ranges for rate in self.task.rates]
+
+    @property
+    def _adversary_name(self) -> str:
+        return self.adversary.name.lower()
 
     def _asked(self) -> list[tuple[str, float]]:
         """Return all rows and epsilons of the comparison, FedAvg first."""
@@ -388,6 +318,7 @@ class Comparison:
         begins: Callable[[int, int], None] = silent,
         told: Callable[[str], None] = silent,
         ran: Callable[[Cell], None] = silent,
+        drop_checkpoints: bool = False,
     ) -> list[Line]:
         """Train every cell that has not finished, and return the figures of all cells.
 
@@ -398,9 +329,11 @@ class Comparison:
             out: Folder of the comparison. A comparison that was interrupted there is continued.
             jobs: Number of runs at a time. Several runs use one process with one thread each.
             logger: Logger that records every cell as a run.
-            begins: Listener that gets the number of runs and the number of tuning runs among them.
+            begins: Listener that gets the number of runs and the number of tuning runs among them. Refused
+                rows are known by then (`without`).
             told: Listener that gets the expected duration as text, after the first run.
             ran: Listener that gets each cell when its run ends.
+            drop_checkpoints: Whether to delete the checkpoints of each run when it has ended.
 
         Returns:
             Figures of every cell, see `lines`.
@@ -409,12 +342,12 @@ class Comparison:
             ValueError: If the folder holds another comparison, or every mechanism is refused.
             OSError: If files can't be written. Existing files are kept.
         """
-        self._begin(out)
+        check_folder(out, self._folder_settings())
         root = out / "runs"
         options: dict[tuple[str, float], Option] = {}
         self.refused.clear()
         for key in self._asked():
-            if all(_folder(root, Cell(*key, seed)) for seed in self.seeds):
+            if all(find_run_folder(root, Cell(*key, seed)) for seed in self.seeds):
                 continue
             try:
                 options[key] = self.option(*key)
@@ -426,7 +359,8 @@ class Comparison:
             Cell(*key, TUNING_SEED, tuning) for key, some in choices.items() for tuning in some if some[1:]
         ]
         cells = [Cell(*key, seed) for key in choices for seed in self.seeds]
-        searches, missing = ([cell for cell in of if not _folder(root, cell)] for of in (tried, cells))
+        searches = [cell for cell in tried if not find_run_folder(root, cell)]
+        missing = [cell for cell in cells if not find_run_folder(root, cell)]
         left, processes = len(searches) + len(missing), 0
         begins(left, len(searches))
 
@@ -439,7 +373,7 @@ class Comparison:
                 config = self.configuration(cell, options[cell.row, cell.epsilon], root, kind)
                 write_atomically(file, yaml.safe_dump(config, sort_keys=False))
             if self.secret and made:
-                self._write(out, list(made))
+                write_joint_cost(out, self.delta, list(made))
             waiting = {file: self._settings(cell) for file, cell in made.items()}
             while waiting:
                 some = list(waiting.items())[: None if processes else 1]
@@ -448,11 +382,13 @@ class Comparison:
                     del waiting[file]
                     if reason:
                         self.refused[cell.row, cell.epsilon] = reason
+                    elif drop_checkpoints:
+                        delete_checkpoints(root, cell)
                     ran(cell)
                     if not processes:
                         seconds = math.nan if reason else _seconds(root, cell, self.monitor)
-                        processes = 1 if seconds * left < 2.0 * _STARTS else max(min(jobs, left), 1)
-                        told(_how_long(left, processes, seconds))
+                        processes = 1 if seconds * left < 2.0 * STARTS else max(min(jobs, left), 1)
+                        told(describe_duration(left, processes, seconds))
 
         play(searches)
         chosen = []
@@ -463,49 +399,28 @@ class Comparison:
         self._some()
         return self.lines(out)
 
+    def _labels(self, cell: Cell) -> dict[str, Any]:
+        """Return the first columns of a cell's line."""
+        labels: dict[str, Any] = {"task": self.name, "mechanism": cell.row, "adversary": self._adversary_name}
+        labels |= {"epsilon": cell.epsilon, "seed": cell.seed, "delta": self.delta}
+        return {**labels, "calibrated_by": describe_calibration(cell.row)}
+
     def _settings(self, cell: Cell) -> dict[str, Any]:
         """Return the settings that the loggers of a cell record."""
-        return {
-            "task": self.name,
-            "mechanism": cell.row,
-            "adversary": self._adversary_name,
-            "epsilon": None if cell.row == ABOVE else cell.epsilon,
-            "seed": cell.seed,
-            "delta": self.delta,
-            "calibrated_by": describe_calibration(cell.row),
-            "monitor": self.monitor,
-        }
+        epsilon = None if cell.row == ABOVE else cell.epsilon
+        return {**self._labels(cell), "epsilon": epsilon, "monitor": self.monitor}
 
     def _validation(self, root: Path, cell: Cell) -> float:
         """Return the validation accuracy of the run with a cell's tuning, or -inf if there is none."""
-        folder = _folder(root, cell._replace(seed=TUNING_SEED))
+        folder = find_run_folder(root, cell._replace(seed=TUNING_SEED))
         value = math.nan if folder is None else read_line(folder, "val_acc")["score"]
         return -math.inf if math.isnan(value) else value
 
-    def _begin(self, out: Path) -> None:
-        """Write the comparison's settings into its folder, or check them against those that are there.
-
-        Raises:
-            ValueError: If the folder holds another comparison, or its settings can't be read.
-        """
-        path, trainer = out / SETTINGS, {**self.config["trainer"], "max_epochs": None}
-        text = yaml.safe_dump({**self.config, "trainer": trainer}, sort_keys=False)
-        asked = {"configuration": sha256(text.encode()).hexdigest()[:16], "rounds": self.sizes["rounds"]}
-        asked |= {"adversary": self._adversary_name, "delta": self.delta, "tune": self.tune}
-        there = asked
-        if path.exists() or (out / "runs").exists():
-            try:
-                there = dict(yaml.safe_load(path.read_text()))
-                [there[key] for key in asked]
-            except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
-                raise ValueError(f"{path} is damaged. Name another folder with --out.") from None
-        if differ := [
-            f"{k} {there.get(k)}, not {value}" for k, value in asked.items() if there.get(k) != value
-        ]:
-            raise ValueError(
-                f"{out} holds another comparison ({', '.join(differ)}). Name another folder with --out."
-            )
-        write_atomically(path, yaml.safe_dump(asked, sort_keys=False))
+    def _folder_settings(self) -> dict[str, Any]:
+        """Return the settings that all runs in a folder share. `--rounds` may set the rounds."""
+        config = {**self.config, "trainer": {**self.config["trainer"], "max_epochs": None}}
+        asked = {"configuration": config, "rounds": self.sizes["rounds"], "adversary": self._adversary_name}
+        return {**asked, "delta": self.delta, "tune": self.tune}
 
     def _some(self) -> None:
         """Raise a ValueError if every mechanism is refused at every epsilon, baselines not counted."""
@@ -522,14 +437,9 @@ class Comparison:
         lines: list[Line] = []
         for row, epsilon in self._asked():
             for seed in self.seeds:
-                line = {
-                    "task": self.name,
-                    "mechanism": row,
-                    "adversary": self._adversary_name,
-                    "epsilon": epsilon,
-                }
-                line |= {"seed": seed, "delta": self.delta, "calibrated_by": describe_calibration(row)}
-                if folder := _folder(out / "runs", Cell(row, epsilon, seed)):
+                cell = Cell(row, epsilon, seed)
+                line = self._labels(cell)
+                if folder := find_run_folder(out / "runs", cell):
                     line |= read_line(folder, self.monitor, None if row == ABOVE else self.adversary.name)
                     line["folder"] = str(folder)
                 elif reason := self.refused.get((row, epsilon)):
@@ -554,99 +464,19 @@ class Comparison:
         """Return column heads and lines: a line per mechanism, a cell per epsilon with score and bits."""
         return Pivot(lines, self.mode).table()
 
-    def picture(self, lines: Sequence[Line]) -> Figure:
-        """Draw the score against epsilon, uplink bits, and the sum of uplink and downlink bits."""
-        title = f"{self.name}: epsilon against {self.adversary.value}, seeds: {len(self.seeds)}"
-        return Pivot(lines, self.mode).picture(title, self.delta)
-
-    # ---- account of all runs --------------------------------------------------------------------------
-
-    def _write(self, out: Path, coming: Sequence[Path] = ()) -> list[tuple[RunCost, int]]:
-        """Write the page on the joint privacy cost of all runs.
+    def picture(self, lines: Sequence[Line], row: bool = False) -> Figure:
+        """Draw the score against epsilon, uplink bits, and the sum of uplink and downlink bits.
 
         Args:
-            out: Folder of the comparison.
-            coming: Configurations of runs that have not started. They are charged all their rounds.
-
-        Returns:
-            Cost of each run, and the rounds of its most charged client.
+            lines: Figures of every cell.
+            row: Whether to draw the panels in a row, for a paper.
         """
-        costs: dict[Path, RunCost | None] = {}
-        runs: list[tuple[RunCost, int]] = []
-        begun = [file.parent for file in sorted((out / "runs").glob("*/epsilon_*/seed_*/config.yaml"))]
-        with quiet():
-            for place in (*coming, *begun):
-                if (group := place.parent) not in costs:
-                    try:
-                        costs[group] = cost_of_config(str(min(group.glob("seed_*.yaml"))), self.delta)
-                    except ValueError:  # `Federated` will refuse this run, so its clients send nothing
-                        costs[group] = None
-                if cost := costs[group]:
-                    runs.append(
-                        (cost, cost.most_charges if place in coming else count_charged_rounds(place, cost))
-                    )
-        title = "Privacy of all runs of a comparison, for clients and the server"
-        page = page_of_runs(runs, self.delta, title)
-        rest = [run for run in runs if not _is_plain(run[0])]
-        if 0 < len(rest) < len(runs):
-            page += "\n" + page_of_runs(
-                rest, self.delta, "Runs without those of FedAvg, which has no privacy"
-            )
-        write_atomically(out / ALL_RUNS, page)
-        return runs
+        title = f"{self.name}: epsilon against {self.adversary.value}, seeds: {len(self.seeds)}"
+        return Pivot(lines, self.mode).picture(title, self.delta, row)
 
     def cost(self, out: Path) -> str:
         """Return a text on the joint privacy cost of all runs in a folder, or "" if keys are from a seed."""
-        if not self.secret:
-            return ""
-        runs, who = self._write(out), self.adversary
-        rest = [run for run in runs if not _is_plain(run[0])]
-        epsilon = composed(rest, who, self.delta)
-        plain = len(runs) - len(rest)
-        above = f" The {plain} runs of FedAvg give no privacy." if plain else ""
-        page, many = out / ALL_RUNS, f"{len(rest)} runs with the same clients"
-        if isinstance(epsilon, str):
-            return f"{page}: {many} have no joint epsilon against {who.value}: {epsilon}.{above}"
-        price = f"epsilon {format_epsilon(epsilon)} at delta {self.delta:g}"
-        return f"{page}: {many}. Against {who.value}, they spend {price} together.{above}"
-
-
-def scaled(mechanism: Mechanism, norm: float) -> Mechanism:
-    """Return a mechanism for updates of norm `norm` from one for updates of norm 1.
-
-    A mechanism that clips coordinates has no norm and is returned unchanged.
-    """
-    name, values = parse_call(repr(mechanism))
-    for key in ("clip_norm", "granularity", "local_sigma"):
-        if values.get(key) is not None:
-            values[key] *= norm
-    return {**installed(), name: type(mechanism)}[name](**values)
-
-
-def _find_config_file(on: str, data: Path | None) -> str:
-    """Return the file of a task or a configuration.
-
-    Raises:
-        ValueError: If there is neither, a task on images has no folder of images, or another task or
-            configuration was given one.
-    """
-    if (task := TASKS.get(on)) is not None:
-        if task.images and data is None and not os.environ.get("FEDQ_DATA"):
-            raise ValueError(f"{on} is a task on images and needs --data FOLDER")
-        if data is None or task.images:
-            return str(files("lightning_fedq.comparison") / "tasks" / f"{on}.yaml")
-    if data is not None:
-        raise ValueError(f"--data is for tasks on images, but {on} sets its own data. Omit --data.")
-    try:
-        return str(find(on))
-    except ValueError as error:
-        raise ValueError(f"There is no task {on}, only {', '.join(TASKS)}. {error}") from None
-
-
-def _folder(root: Path, cell: Cell) -> Path | None:
-    """Return the run folder of a finished cell, or None if the cell has not finished."""
-    done = root / f"{cell.name}{DONE}"
-    return done.with_name(done.read_text().rpartition("/")[2]) if done.is_file() else None
+        return describe_joint_cost(out, self.delta, self.adversary) if self.secret else ""
 
 
 def _seconds(root: Path, cell: Cell, monitor: str | None) -> float:
@@ -655,36 +485,6 @@ def _seconds(root: Path, cell: Cell, monitor: str | None) -> float:
     Raises:
         ValueError: If the run has no such metric.
     """
-    folder = _folder(root, cell)
+    folder = find_run_folder(root, cell)
     assert folder is not None
     return _AROUND + float(read_line(folder, monitor)["seconds"])
-
-
-def _how_long(runs: int, processes: int, seconds: float) -> str:
-    """Return a text on the expected duration of the remaining runs.
-
-    Args:
-        runs: Number of remaining runs.
-        processes: Number of runs at a time.
-        seconds: Duration of one run, or NaN if it is not known.
-    """
-    remaining = runs * seconds / processes + (_STARTS if processes > 1 else 0.0)
-    shown = f"{remaining:.0f} s" if remaining < 90.0 else f"{remaining / 60.0:.0f} min"
-    times = "duration unknown" if math.isnan(seconds) else f"about {shown}"
-    return f"{runs} more runs, {processes} at a time: {times}"
-
-
-def _tuned() -> dict[tuple[str, str, str, float], Tuning]:
-    """Return known ranges and learning rates by task, mechanism, adversary and epsilon."""
-    with (files("lightning_fedq.comparison") / "tasks" / "tuned.csv").open() as file:
-        return {
-            (line["task"], line["mechanism"], line["adversary"], float(line["epsilon"])): Tuning(
-                float(line["range"]), float(line["rate"])
-            )
-            for line in csv.DictReader(file)
-        }
-
-
-def _is_plain(cost: RunCost) -> bool:
-    """Return whether a run is one of FedAvg, which has no privacy."""
-    return cost.mechanism.startswith("FedAvg(")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -23,6 +24,8 @@ from lightning_fedq.reports.runs import write_atomically
 
 DONE = ".done"
 """Suffix of the file that holds the name of a finished run's folder. It is written after the test."""
+STARTS = 6.0
+"""Seconds until a worker process has started."""
 REFUSED = (ValueError, TypeError, ImportError)
 """Errors that refuse the settings of one run. Every other error ends the comparison."""
 
@@ -165,3 +168,17 @@ def quiet() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+def describe_duration(runs: int, processes: int, seconds: float) -> str:
+    """Return a text on the expected duration of the remaining runs.
+
+    Args:
+        runs: Number of remaining runs.
+        processes: Number of runs at a time.
+        seconds: Duration of one run, or NaN if it is not known.
+    """
+    remaining = runs * seconds / processes + (STARTS if processes > 1 else 0.0)
+    shown = f"{remaining:.0f} s" if remaining < 90.0 else f"{remaining / 60.0:.0f} min"
+    times = "duration unknown" if math.isnan(seconds) else f"about {shown}"
+    return f"{runs} more runs, {processes} at a time: {times}"

@@ -12,13 +12,13 @@ class ReportedDelta(pl.Callback):
         delta: Delta of the comparison, in (0, 1 / num_clients).
 
     Raises:
-        ValueError: At the start of a fit, if delta is out of its range.
+        ValueError: If delta is out of its range. The number of clients is known at the start of a fit.
     """
 
     knows_clients = True
 
     def __init__(self, delta: float) -> None:
-        self.clients_delta = delta
+        self.clients_delta = check_delta(delta)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Refuse a delta that the report at the end can't use."""

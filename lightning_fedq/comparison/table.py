@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lightning_fedq.privacy.verdict import format_epsilon
-from lightning_fedq.reports.plot_style import legend, panels, series
+from lightning_fedq.reports.plot_style import finish_row, legend, panels, series
 from lightning_fedq.reports.runs import (
     Row,
     first_metric,
@@ -80,7 +80,7 @@ def read_run(folder: Path) -> tuple[list[Row], dict[str, Any]]:
 
 def read_report(folder: Path) -> PrivacyReport | None:
     """Return the privacy report of a run folder. If it can't be read, warn and return None."""
-    from lightning_fedq.privacy.document import from_json  # imports torch, and only needed here
+    from lightning_fedq.privacy.report_file import from_json  # imports torch, and only needed here
 
     try:
         return from_json((folder / "privacy.json").read_text())
@@ -240,18 +240,23 @@ class Pivot:
             lines.append([row, describe_calibration(row), f"{_mean(whole, 'bits_down'):.3g}", *cells])
         return heads, lines
 
-    def picture(self, title: str, delta: float) -> Figure:
+    def picture(self, title: str, delta: float, row: bool = False) -> Figure:
         """Draw the score against epsilon, uplink bits, and the sum of uplink and downlink bits.
 
         Error bars are one standard deviation over seeds. FedAvg has no finite epsilon and is a labelled grey
         line or star.
+
+        Args:
+            title: Title of the picture.
+            delta: Delta of the epsilons.
+            row: Whether to draw the panels in a row, for a paper.
         """
         names = [row for row in self.rows if not row.endswith(OPACUS)][:_DRAWN]
         names = [row for row in self.rows if row in names or row.endswith(OPACUS)]
         hidden = len(self.rows) - len(names)
         first = "first" if self.mode is None else "best"
         title += f" ({first} {_DRAWN} rows, {hidden} more in the table)" if hidden else ""
-        figure, drawn = panels(3, title, height=4.0)
+        figure, drawn = panels(3, title, height=3.3 if row else 4.0, row=row)
         by_epsilon, by_up, by_both = drawn
         for place, name in enumerate(names):
             known = [epsilon for epsilon in self.epsilons if (name, epsilon) in self.of]
@@ -279,14 +284,20 @@ class Pivot:
         by_epsilon.set_xscale("log", base=2)
         by_epsilon.set_xticks(self.epsilons, [f"{epsilon:g}" for epsilon in self.epsilons])
         by_epsilon.set(xlabel=f"ε of a client over the run, delta {delta:g}", ylabel=self.monitor)
-        by_up.set(xlabel="uplink bits per parameter, with keys (small numbers: ε)", ylabel=self.monitor)
-        by_both.set(xlabel="uplink and downlink bits per parameter (small numbers: ε)", ylabel=self.monitor)
+        wrap = "\n" if row else " "
+        by_up.set(xlabel=f"uplink bits per parameter,{wrap}with keys (small numbers: ε)", ylabel=self.monitor)
+        both = f"uplink and downlink bits{wrap}per parameter (small numbers: ε)"
+        by_both.set(xlabel=both, ylabel=self.monitor)
         for axes in drawn:
             axes.set_yscale("log" if self.mode == "min" else "linear")
             axes.margins(y=0.12)
         for axes in (by_up, by_both):
+            axes.margins(x=0.08)
             axes.set_xlim(left=0.0)
-        legend(by_epsilon)
+        if row:
+            finish_row(figure, title)
+        else:
+            legend(by_epsilon)
         return figure
 
 
@@ -330,6 +341,7 @@ def compare(
     out: Path,
     mode: str | None = None,
     adversary: Adversary | None = None,
+    picture: Path | None = None,
 ) -> list[dict[str, Any]]:
     """Compare finished runs: write a table and a picture, print the table and return its rows.
 
@@ -344,13 +356,14 @@ def compare(
             runs know from their callbacks. Without one, no value is called the best.
         adversary: Adversary of every run's epsilon. None is the adversary of the runs' targets. If these
             differ, it is the outsider, for which every run has an epsilon.
+        picture: File of a picture for a paper, whose panels are in one row.
 
     Raises:
         ValueError: If a run never logged `monitor`.
     """
     # these modules import torch, which the rest of this module does not need
-    from lightning_fedq.privacy.document import common_adversary
-    from lightning_fedq.privacy.secret_row import adversary_title
+    from lightning_fedq.privacy.report_rows import common_adversary
+    from lightning_fedq.privacy.row import adversary_title
 
     finished = {name: read_run(folder) for name, folder in runs.items()}
     reports = {name: read_report(folder) for name, folder in runs.items()}
@@ -382,8 +395,10 @@ def compare(
     write_rows(out / "table.csv", table)
     write_summary(out / "table.json", {"monitor": monitor, "runs": table})
     against = "" if who is None else f"\nε: over the run, against {adversary_title(who)}"
-    figure = plot_progress(curves, monitor, f"{monitor}{against}", dashed=plain)
-    save_figure(figure, out / "compare.png", twin=True)
+    title = f"{monitor}{against}"
+    save_figure(plot_progress(curves, monitor, title, dashed=plain), out / "compare.png", twin=True)
+    if picture is not None:
+        save_figure(plot_progress(curves, monitor, title, dashed=plain, row=True), picture)
     print_table(table, monitor)
     deltas = sorted({row["delta"] for row in table if row["delta"] != "-"})
     if len(deltas) > 1:
@@ -399,7 +414,8 @@ def compare(
             f"({counts}). Train all runs for the same number of rounds (--rounds).",
             file=sys.stderr,
         )
-    Console(soft_wrap=True).print(f"{out / 'table.csv'}\n{out / 'compare.png'}", highlight=False)
+    files = [out / "table.csv", out / "compare.png", *([picture] if picture else ())]
+    Console(soft_wrap=True).print(*files, sep="\n", highlight=False)
     return table
 
 
@@ -410,7 +426,7 @@ def _privacy_columns(
 
     R is the larger of the planned and the measured noise-to-signal ratio.
     """
-    from lightning_fedq.privacy.document import summarise_privacy  # imports torch, and only needed here
+    from lightning_fedq.privacy.report_rows import summarise_privacy  # imports torch, and only needed here
 
     noise = summary.get("noise_over_signal") or {}
     ratio = worse_ratio(noise)
@@ -440,7 +456,7 @@ def print_table(table: Sequence[Mapping[str, Any]], monitor: str) -> None:
             cells["R"] = f"{row['R']:.2g}" if row["R"] > 1e-6 else "0"
         shown.add_row(*(cell for name, cell in cells.items() if name not in hidden))
     console = _print_wide(shown, 500)
-    from lightning_fedq.privacy.secret_row import adversary_title  # imports torch, and only needed here
+    from lightning_fedq.privacy.row import adversary_title
 
     views = {row["run"]: str(row["view"]) for row in table}
     views = {run: view if view in ("", "-") else adversary_title(view) for run, view in views.items()}

@@ -146,26 +146,40 @@ def _owners(kinds: Tensor, owners: Tensor, new: Tensor, generator: torch.Generat
         ValueError: If a new sample has a kind without training samples.
     """
     distinct = torch.unique(kinds)
+    kind_of_new, kind_of_old = _find_kinds(distinct, new), torch.searchsorted(distinct, kinds)
+    # a list of the training samples: by kind, then by client, with clients in a random order
+    by_client = torch.randperm(int(owners.max()) + 1, generator=generator)[owners].argsort(stable=True)
+    old_samples = by_client[kind_of_old[by_client].argsort(stable=True)]
+    num_old = torch.bincount(kind_of_old, minlength=len(distinct))
+    first_old = num_old.cumsum(0) - num_old
+    # the new samples by kind, in a random order
+    shuffled = torch.randperm(len(new), generator=generator)
+    new_samples = shuffled[kind_of_new[shuffled].argsort(stable=True)]
+    num_new = torch.bincount(kind_of_new, minlength=len(distinct))
+    first_new = num_new.cumsum(0) - num_new
+    # within each kind, spread the new samples evenly over the training samples, from a random start
+    kind = kind_of_new[new_samples]
+    number = torch.arange(len(new)) - first_new[kind]
+    start = torch.rand(len(distinct), dtype=torch.float64, generator=generator)[kind]
+    step = ((number + start) * num_old[kind] / num_new[kind]).long()
+    new_owners = torch.empty_like(kind_of_new)
+    new_owners[new_samples] = owners[old_samples[first_old[kind] + step]]
+    return new_owners
+
+
+def _find_kinds(distinct: Tensor, new: Tensor) -> Tensor:
+    """Return the index of each new sample's kind among the distinct kinds. The nearest one for floats.
+
+    Raises:
+        ValueError: If an integer kind is not among them.
+    """
     above = torch.searchsorted(distinct, new).clamp(max=len(distinct) - 1)
     if new.is_floating_point():
         below = (above - 1).clamp(min=0)
-        above = torch.where((distinct[below] - new).abs() < (distinct[above] - new).abs(), below, above)
-    elif len(unknown := new[distinct[above] != new]):
+        return torch.where((distinct[below] - new).abs() < (distinct[above] - new).abs(), below, above)
+    if len(unknown := new[distinct[above] != new]):
         raise ValueError(_nobodys(torch.unique(unknown).tolist()))
-    # sort the training samples by kind, then by client, with clients in a random order; within each kind,
-    # spread the new samples, in a random order, evenly over this list to choose their clients
-    order = torch.randperm(int(owners.max()) + 1, generator=generator)[owners].argsort(stable=True)
-    old = torch.searchsorted(distinct, kinds)[order]
-    order, sizes = order[old.argsort(stable=True)], torch.bincount(old, minlength=len(distinct))
-    turn = torch.randperm(len(new), generator=generator)
-    turn = turn[above[turn].argsort(stable=True)]
-    wanted = torch.bincount(above, minlength=len(distinct))
-    rank = torch.arange(len(new)) - (wanted.cumsum(0) - wanted)[above[turn]]
-    shift = torch.rand(len(distinct), dtype=torch.float64, generator=generator)[above[turn]]
-    step = ((rank + shift) * sizes[above[turn]] / wanted[above[turn]]).long()
-    new_owners = torch.empty_like(above)
-    new_owners[turn] = owners[order[(sizes.cumsum(0) - sizes)[above[turn]] + step]]
-    return new_owners
+    return above
 
 
 def num_held_out(fraction: float, num_samples: int) -> int:

@@ -312,27 +312,49 @@ def _owners(shares: Tensor, labels: Tensor, sizes: Tensor, generator: torch.Gene
     """
     classes, num_clients = torch.unique(labels, return_inverse=True)[1], len(sizes)
     owners, places = torch.full_like(classes, -1), sizes.clone()
-    free = torch.randperm(len(classes), generator=generator)
+    free = torch.randperm(len(classes), generator=generator)  # samples without a client, in random order
     for draw in range(_DRAWS):
         weights = shares if draw == 0 else shares * places  # later draws prefer clients with many places
-        drawn = torch.empty_like(free)
-        for row in torch.unique(classes[free]).tolist():
-            in_class = classes[free] == row
-            cuts = (weights[row] / weights[row].sum().clamp(min=1e-300)).cumsum(0)
-            uniforms = torch.rand(int(in_class.sum()), dtype=torch.float64, generator=generator) * cuts[-1]
-            drawn[in_class] = torch.searchsorted(cuts, uniforms, right=True).clamp(max=num_clients - 1)
-        # a client keeps the first samples that drew it, up to its places: `free` is in random order
-        order = drawn.argsort(stable=True)
-        taken = torch.bincount(drawn, minlength=num_clients)
-        rank = torch.arange(len(free)) - (taken.cumsum(0) - taken)[drawn[order]]
-        stays = order[rank < places[drawn[order]]]
-        owners[free[stays]] = drawn[stays]
-        places -= torch.bincount(drawn[stays], minlength=num_clients)
-        free = free[owners[free] < 0]
+        drawn = _draw_clients(weights, classes[free], generator)
+        keeps = _numbers_within_group(drawn, num_clients) < places[drawn]  # the first ones that drew a client
+        owners[free[keeps]] = drawn[keeps]
+        places -= torch.bincount(drawn[keeps], minlength=num_clients)
+        free = free[~keeps]
         if not len(free):
             return owners
     owners[free] = torch.repeat_interleave(torch.arange(num_clients), places)
     return owners
+
+
+def _draw_clients(weights: Tensor, classes: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw a client for each sample, by the weights of its class.
+
+    Args:
+        weights: Weight of each client in each class, `(classes, clients)`, >= 0.
+        classes: Class of each sample, `(samples,)`.
+        generator: CPU generator.
+    """
+    drawn = torch.empty_like(classes)
+    for row in torch.unique(classes).tolist():
+        in_class = classes == row
+        cuts = (weights[row] / weights[row].sum().clamp(min=1e-300)).cumsum(0)
+        uniforms = torch.rand(int(in_class.sum()), dtype=torch.float64, generator=generator) * cuts[-1]
+        drawn[in_class] = torch.searchsorted(cuts, uniforms, right=True).clamp(max=len(cuts) - 1)
+    return drawn
+
+
+def _numbers_within_group(groups: Tensor, num_groups: int) -> Tensor:
+    """Return the number of earlier elements of the same group, for each element, `(elements,)`.
+
+    Examples:
+        >>> _numbers_within_group(torch.tensor([1, 0, 1, 1]), 2)
+        tensor([0, 0, 1, 2])
+    """
+    order, counts = groups.argsort(stable=True), torch.bincount(groups, minlength=num_groups)
+    starts = counts.cumsum(0) - counts
+    numbers = torch.empty_like(groups)
+    numbers[order] = torch.arange(len(groups)) - starts[groups[order]]
+    return numbers
 
 
 def group_by_owner(owners: Tensor, num_clients: int) -> list[Tensor]:

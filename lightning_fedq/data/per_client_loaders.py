@@ -19,7 +19,14 @@ from lightning_fedq.data.batches import LocalWork, Stack
 from lightning_fedq.data.generator_turns import GeneratorTurns, generators_in, reseed
 from lightning_fedq.data.loader import ClientLoader, check_loader, partition_dataset, worker_settings
 from lightning_fedq.data.partition import Partition
-from lightning_fedq.data.sampling import OrderOfAll, RandomSampling, get_batching, get_collation, get_sampling
+from lightning_fedq.data.sampling import (
+    OrderOfAll,
+    RandomSampling,
+    find_length,
+    get_batching,
+    get_collation,
+    get_sampling,
+)
 
 Passes = Sequence[Iterable[Any]]
 """For each client an iterable of batches. One iteration is one pass over the client's data."""
@@ -47,7 +54,7 @@ class PerClientLoaders:
         """
         numbers = []
         for name, loader in zip(self.names, self.loaders, strict=True):
-            length = _length(loader)
+            length = find_length(loader)
             if length is None and otherwise is None:
                 raise ValueError(
                     f"The data of client {name} are a stream without a length. Set the number of batches by "
@@ -61,16 +68,8 @@ class PerClientLoaders:
 
     def client_indices(self) -> list[Tensor]:
         """Return consecutive indices for each client, as many as it has samples. None for a stream."""
-        sizes = [_length(loader.dataset) or 0 for loader in self.loaders]
+        sizes = [find_length(loader.dataset) or 0 for loader in self.loaders]
         return list(torch.split(torch.arange(sum(sizes)), sizes))
-
-
-def _length(sized: Any) -> int | None:
-    """Return the length, or None if there is none."""
-    try:
-        return len(sized)
-    except (TypeError, NotImplementedError):
-        return None
 
 
 class NoCommonDataset(ValueError, AttributeError):

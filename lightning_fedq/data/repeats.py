@@ -22,6 +22,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from lightning_fedq.data.generator_turns import preserve_generators, seed_generators
 from lightning_fedq.data.lazy_datasets import ClientDatasets
+from lightning_fedq.data.sampling import find_length
 
 _KEY = bytes(32)
 """Fixed key of the draws of random transforms, so that they treat equal rows equally."""
@@ -49,17 +50,9 @@ def _find_source_of_wrapper(dataset: Any, index: Any) -> tuple[Any, Any] | None:
     inner, indices = (getattr(dataset, name, None) for name in ("dataset", "indices"))
     if not isinstance(inner, Dataset):
         return None
-    if indices is not None and _length(indices) == len(dataset):
+    if indices is not None and find_length(indices) == len(dataset):
         return inner, indices[index]
-    return (inner, index) if _length(inner) == len(dataset) else None
-
-
-def _length(values: Any) -> int | None:
-    """Return the length of a data set, which may have none."""
-    try:
-        return len(values)
-    except TypeError:
-        return None
+    return (inner, index) if find_length(inner) == len(dataset) else None
 
 
 def _find_origin(

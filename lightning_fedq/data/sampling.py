@@ -176,6 +176,14 @@ class OrderOfAll(Sampling):
         )
 
 
+def find_length(sized: Any) -> int | None:
+    """Return the length, or None if there is none."""
+    try:
+        return len(sized)
+    except (TypeError, NotImplementedError):
+        return None
+
+
 def in_short(names: Sequence[object], most: int = 10) -> str:
     """Return the first `most` names or numbers in words, and how many more there are."""
     rest = len(names) - most

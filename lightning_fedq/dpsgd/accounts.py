@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_fedq.dpsgd.poisson import PoissonBatches
 
 if TYPE_CHECKING:
-    from lightning_fedq.dpsgd.opacus import Account
+    from lightning_fedq.dpsgd.accountant import Account
 
 History = list[tuple[float, float, int]]
 """Consecutive charges: noise multiplier, sampling rate and number of steps of each."""
@@ -60,7 +60,7 @@ class SampleAccounts:
             ValueError: If the loaded checkpoint had another price per round. The charges of rounds of a
                 killed process would then be unknown.
         """
-        from lightning_fedq.dpsgd.opacus import Account
+        from lightning_fedq.dpsgd.accountant import Account
 
         self._batches = batches
         for client in range(len(batches.steps)):
@@ -194,22 +194,25 @@ class SampleAccounts:
                 it. Also if the state was charged for another number of rows per person.
         """
         self._check_rows(state_dict.get("rows_per_person", 1))
-        name, own = state_dict.get("id") or secrets.token_hex(8), self._now()  # 0.1.0 wrote no identifier
-        theirs: dict[int, History] = {
-            int(client): [(nm, rate, steps) for nm, rate, steps in history]
+        own = self._now()
+        has_spent = any(own.values())
+        name = state_dict.get("id") or secrets.token_hex(8)  # 0.1.0 wrote no identifier
+        saved: dict[int, History] = {
+            int(client): [(noise, rate, steps) for noise, rate, steps in history]
             for client, history in state_dict["histories"].items()
         }
-        if any(own.values()) and name != self._id and (name, theirs) != self._origin:
+        is_of_this_run = name == self._id or (name, saved) == self._origin
+        if has_spent and not is_of_this_run:
             spent = max(sum(steps for _, _, steps in history) for history in own.values())
             raise ValueError(
                 f"This DPSGD has spent up to {spent} steps that the checkpoint does not contain. "
                 "Use a new DPSGD, and add both epsilons if an adversary sees both models."
             )
-        if not any(own.values()):
-            self._begin_with(name, theirs)
+        if not has_spent:
+            self._begin_with(name, saved)
             self._elsewhere = list(state_dict["charges"])
-        if repeatable or not any(own.values()):
-            self._histories = theirs
+        if repeatable or not has_spent:
+            self._histories = saved
         self._loaded_prices = state_dict["prices"] if state_dict["charges"] else []
 
     def _begin_with(self, name: str, histories: dict[int, History]) -> None:

@@ -11,7 +11,7 @@ bit for bit on a CPU. This is a test over a few batches and no proof.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,14 +22,25 @@ from lightning_fedq.clients.hooks import call_hooks
 
 _NOISE = 10.0
 """Tolerance on devices with non-deterministic sums, in units of the difference of two equal trainings."""
-_WAYS = ((2, 3, 2), (3, 4, 2))
+_SIZES = ((2, 3, 2), (3, 4, 2))
 """Sizes of the earlier batches, for each of the two copies."""
 
-Seen = tuple[list[Tensor], dict[str, float]]
-"""Gradients of the last batch, and the metrics that validation logs."""
+
+class Trained(NamedTuple):
+    """Results of the training of a copy.
+
+    Args:
+        gradients: Gradients of the last batch.
+        validated: Numbers that validation logs.
+        names: Names of all logged metrics.
+    """
+
+    gradients: list[Tensor]
+    validated: dict[str, float]
+    names: list[str]
 
 
-def check_between_steps(home: Any, fetch: Callable[[Tensor], Any], held: Tensor, loader: Any) -> None:
+def check_between_steps(home: Any, fetch: Callable[[Tensor], Any], held: Tensor, loader: Any) -> list[str]:
     """Refuse a training in which earlier batches change later gradients or validation metrics.
 
     Args:
@@ -38,39 +49,55 @@ def check_between_steps(home: Any, fetch: Callable[[Tensor], Any], held: Tensor,
         held: Sample indices to use. The first ones in their order are tried.
         loader: Training loader that the copies of the fit refer to.
 
+    Returns:
+        Names of the metrics that training and validation have logged.
+
     Raises:
         ValueError: If gradients depend on earlier batches, or if validation logs metrics that follow from
             training batches. No epsilon covers such metrics, and log files, checkpoint names and decisions
             would release them.
     """
-    ways, start = list[list[Any]](), 1
-    last = fetch(held[torch.arange(4) % len(held)])
-    for sizes in _WAYS:
-        ways.append([])
-        for size in sizes:
-            ways[-1].append(fetch(held[torch.arange(start, start + size) % len(held)]))
-            start += size
-    one, other = (_train(home, first, last, loader) for first in ways)
-    allowed = 0.0
-    if any(gradient.device.type != "cpu" for gradient in one[0]):
-        allowed = _NOISE * _distance(one[0], _train(home, ways[0], last, loader)[0])
-    if _distance(one[0], other[0]) > allowed:
+    first, second, last = _choose_batches(fetch, held)
+    one, other = (_train(home, earlier, last, loader) for earlier in (first, second))
+    tolerance = 0.0
+    if any(gradient.device.type != "cpu" for gradient in one.gradients):
+        tolerance = _NOISE * _distance(one.gradients, _train(home, first, last, loader).gradients)
+    if _distance(one.gradients, other.gradients) > tolerance:
         raise ValueError(
             "Gradients depend on state that earlier batches changed: in a hook, callback, global variable or "
             "random generator. Compute that state from weights or trainer.global_step, and draw from "
             "torch.rand, np.random or random without a generator."
         )
-    names = sorted(
-        name for name in {*one[1], *other[1]} if not _is_same_number(one[1].get(name), other[1].get(name))
-    )
+    both = sorted({*one.validated, *other.validated})
+    names = [n for n in both if not _is_same_number(one.validated.get(n), other.validated.get(n))]
     if names:
         raise ValueError(
             f"Validation logs {', '.join(names)}, which follow from training batches and are not private. "
             "Log them with self.log in training_step, where no callback may decide by them."
         )
+    return one.names
 
 
-def _train(home: Any, first: Sequence[Any], last: Any, loader: Any) -> Seen:
+def _choose_batches(fetch: Callable[[Tensor], Any], held: Tensor) -> tuple[list[Any], list[Any], Any]:
+    """Return the earlier batches of each of the two copies, of different samples, and the last batch of both.
+
+    Args:
+        fetch: Returns the batch of the samples with the given indices.
+        held: Sample indices to use, from the first one on, and from the beginning again after the last.
+    """
+    next_sample = 1
+
+    def take(size: int) -> Any:
+        nonlocal next_sample
+        next_sample += size
+        return fetch(held[torch.arange(next_sample - size, next_sample) % len(held)])
+
+    last = fetch(held[torch.arange(4) % len(held)])
+    first, second = ([take(size) for size in sizes] for sizes in _SIZES)
+    return first, second, last
+
+
+def _train(home: Any, first: Sequence[Any], last: Any, loader: Any) -> Trained:
     """Train a copy of the fit on the first batches, and return the last batch's gradients and the metrics."""
     fit = ClientFit(home)
     client = fit.copy(0, alone=True)
@@ -79,17 +106,19 @@ def _train(home: Any, first: Sequence[Any], last: Any, loader: Any) -> Seen:
     child.fit_loop.epoch_loop.max_steps = -1
     child.save_checkpoint = lambda *args, **kwargs: None  # a trial writes no checkpoints
     _take_no_steps(child, seen)
-    logged = dict[str, float]()
+    logged = dict[str, float | None]()
     with pl.utilities.seed.isolate_rng(include_cuda=False):
         fit.train(client, Batches(iter(first), len(first), loader), 0)
+        trained = dict.fromkeys(item.meta.name for item in child.fit_loop.epoch_loop._results.values())
         if home.enable_validation:
             _validate(home, client, logged)
     with pl.utilities.seed.isolate_rng(include_cuda=False):
         call_hooks(child, client.callbacks, "on_train_epoch_start")
         client.module.on_train_epoch_start()
         fit.train(client, Batches(iter([last]), 1, loader), len(first))
+    names = [*logged, *trained]
     fit.drop(client)
-    return seen[-1], logged
+    return Trained(seen[-1], {name: value for name, value in logged.items() if value is not None}, names)
 
 
 def _take_no_steps(trainer: Any, seen: list[list[Tensor]]) -> None:
@@ -115,8 +144,8 @@ def _take_no_steps(trainer: Any, seen: list[list[Tensor]]) -> None:
     optimizer.step = step
 
 
-def _validate(home: Any, client: Client, logged: dict[str, float]) -> None:
-    """Run the validation hooks on one batch, and collect the metrics that they log in `logged`."""
+def _validate(home: Any, client: Client, logged: dict[str, float | None]) -> None:
+    """Run the validation hooks on one batch, and collect what they log in `logged`. None is not a number."""
     module: Any = client.module
     loop = home.fit_loop.epoch_loop.val_loop
     loop.setup_data()
@@ -127,8 +156,7 @@ def _validate(home: Any, client: Client, logged: dict[str, float]) -> None:
     args = (home.strategy.batch_to_device(args[0], dataloader_idx=0), *args[1:])
 
     def log(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        if isinstance(value, int | float | Tensor):
-            logged[name] = float(value)
+        logged[name] = float(value) if isinstance(value, int | float | Tensor) else None
 
     log_methods = module.log, module.log_dict
     module.log = log

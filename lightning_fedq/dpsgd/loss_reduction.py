@@ -17,6 +17,8 @@ it. If a later check is undecided, the first answer stays. If it contradicts, th
 from __future__ import annotations
 
 import copy
+import dis
+import inspect
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,12 +29,17 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.data.generator_turns import states_of_defaults
+from lightning_fedq.data.sampling import in_short
 from lightning_fedq.dpsgd.draws import check_draws_of_step
+from lightning_fedq.dpsgd.layers import SampleGradientError, describe_layer, refuse_rows
+from lightning_fedq.dpsgd.refusals import UnchangedParameters
 
 if TYPE_CHECKING:
     from lightning_fedq.dpsgd.opacus import SampleGradientHooks
 
 SAMPLES = 8
+_INDICES = 8
+"""Number of batch indices with which the training step is tried."""
 _TOLERANCE = 1e-3
 """Relative tolerance of losses, as large as the error of TF32 on a GPU."""
 
@@ -104,8 +111,8 @@ def loss_reduction(
     with torch.random.fork_rng(), torch.enable_grad():
         step, modes = _make_loss_function(trainer, probe), dict[torch.nn.Module, bool]()
 
-        def compute_loss(part: Any) -> float:
-            return float(step(part).detach())
+        def compute_loss(part: Any, batch_idx: int = 0) -> float:
+            return float(step(part, batch_idx).detach())
 
         check_draws_of_step(step, batch)
         if _is_random(compute_loss, batch):
@@ -127,15 +134,107 @@ def loss_reduction(
         # dropout stays off, and layers with parameters go back to train mode, which Opacus's hooks need
         for part, trains in modes.items():
             part.training = trains and any(True for _ in part.parameters(recurse=False))
+        _check_returns(probe, compute_loss, _part(batch, [0]))
         probe_hooks = hooks(probe, loss_reduction=reduction, strict=True)
 
         def hooked_step(part: Any) -> Tensor:
             with probe_hooks.training_step():
                 return step(part)
 
+        stepped = {id(p) for group in trainer.optimizers[0].param_groups for p in group["params"]}
+        trained = [n for n, p in module.named_parameters() if id(p) in stepped and p.requires_grad]
+        _check_hooks(probe, hooked_step, batch, trained)
         _check_rows(probe, hooked_step, batch, None if again is None else lambda: prepare(again()))
         probe_hooks.remove_hooks()
     return reduction
+
+
+def _check_returns(probe: pl.LightningModule, compute_loss: Callable[..., float], batch: Any) -> None:
+    """Refuse a `training_step` that returns no loss for some batches.
+
+    Without a loss there is no step, and one sample could decide about it for the whole batch. The step is
+    tried with the first batch indices, and its code is searched for a `return` without a value.
+
+    Raises:
+        ValueError: If a return without a loss is found.
+    """
+    for batch_idx in range(1, _INDICES):
+        compute_loss(batch, batch_idx)
+    code = getattr(inspect.unwrap(type(probe).training_step), "__code__", None)
+    steps = [] if code is None else list(dis.get_instructions(code))
+    for before, now in zip([None, *steps], steps, strict=False):
+        is_none = now.opname == "RETURN_CONST" and now.argval is None
+        if now.opname == "RETURN_VALUE" and before is not None:
+            is_none = before.opname == "LOAD_CONST" and before.argval is None
+        if is_none:
+            raise ValueError(
+                "training_step must return a loss for every batch, but its code can return None. Return the "
+                "loss: samples with a gradient that is not finite count as zero."
+            )
+
+
+def _check_hooks(
+    probe: pl.LightningModule, step: Callable[[Any], Tensor], batch: Any, trained: list[str]
+) -> None:
+    """Refuse layers whose per-sample gradients hooks can't read, and name them.
+
+    Args:
+        probe: Hooked copy of the module.
+        step: Returns the loss of a batch.
+        batch: Batch of which an unhooked step has returned a loss.
+        trained: Names of the parameters in the optimiser.
+
+    Raises:
+        ValueError: If the step fails with hooks only, or if parameters get gradients that hooks do not see.
+        RuntimeError: If a layer sees another number of rows than samples.
+    """
+    try:
+        loss = step(batch)
+    except SampleGradientError:
+        raise
+    except RuntimeError as error:
+        raise ValueError(
+            f"{_find_layer(probe, error)} can't give per-sample gradients "
+            f"({(str(error).splitlines() or [''])[0][:120]}). Leave out torch.func and in-place changes of "
+            "layers' outputs (x += 1, ReLU(inplace=True))."
+        ) from error
+    loss.backward()  # type: ignore[no-untyped-call]
+    unseen, unused, size = list[str](), list[str](), _size(batch)
+    for name in trained:
+        parameter = probe.get_parameter(name)
+        rows: Any = getattr(parameter, "grad_sample", None)
+        if rows is None:
+            (unused if parameter.grad is None else unseen).append(name)
+        elif not isinstance(rows, list) and len(rows) != size:
+            layer = probe.get_submodule(name.rpartition(".")[0])
+            refuse_rows([len(rows)], size, describe_layer(probe, layer))
+    if unseen or unused:
+        with UnchangedParameters(probe).watch():  # names the cause if the step itself changes parameters
+            step(_part(batch, [0]))
+    if unseen:
+        raise ValueError(
+            f"{in_short(unseen)} get gradients that hooks do not see. Call the layers on the whole batch, "
+            "without torch.func, torch.compile and direct use of their weights."
+        )
+    if unused:
+        raise ValueError(
+            f"{in_short(unused)} have no gradient of a batch. Freeze parameters that training_step does not "
+            "use (requires_grad_(False))."
+        )
+    probe.zero_grad()
+    for parameter in probe.parameters():
+        parameter.grad_sample = None  # type: ignore[attr-defined]
+
+
+def _find_layer(probe: pl.LightningModule, error: BaseException) -> str:
+    """Return the innermost layer of the probe that was called when an error was raised, else the step."""
+    layers, found, trace = {*probe.modules()} - {probe}, "training_step", error.__traceback__
+    while trace is not None:
+        layer = trace.tb_frame.f_locals.get("self")
+        if isinstance(layer, torch.nn.Module) and layer in layers:
+            found = describe_layer(probe, layer)
+        trace = trace.tb_next
+    return found
 
 
 def _check_rows(
@@ -159,25 +258,28 @@ def _check_rows(
                 "Draw no random numbers in backward."
             )
     alone = _alone(probe, step, batch)
-    if not _are_per_sample(probe, step, batch, alone):
-        raise ValueError(_MIXED)
-    backwards = _part(batch, list(range(_size(batch)))[::-1])
+    reverse = _part(batch, list(range(_size(batch)))[::-1])
+    is_per_sample = _are_per_sample(probe, step, batch, alone)
+    if is_per_sample and not _is_reverse_per_sample(probe, step, reverse, alone):
+        other = reverse if again is None else again()
+        is_per_sample = _are_per_sample(probe, step, other, _alone(probe, step, other))
+    if not is_per_sample:
+        raise ValueError(
+            "Gradients of a sample in a batch differ from those of the sample alone: layers sort, shuffle or "
+            "mix samples. Keep the order of the batch in every layer (sort it in the loader's collate_fn)."
+        )
+
+
+def _is_reverse_per_sample(
+    probe: pl.LightningModule, step: Callable[[Any], Tensor], reverse: Any, alone: list[Tensor | None]
+) -> bool:
+    """Return whether `_are_per_sample` holds for a reversed batch. False if the module refuses the batch."""
     try:
         with torch.no_grad():
-            step(backwards)
-        is_per_sample = _are_per_sample(probe, step, backwards, alone)
+            step(reverse)
+        return _are_per_sample(probe, step, reverse, alone)
     except RuntimeError:  # packed sequences refuse a batch that is not sorted by length
-        is_per_sample = False
-    if not is_per_sample:
-        other = backwards if again is None else again()
-        if not _are_per_sample(probe, step, other, _alone(probe, step, other)):
-            raise ValueError(_MIXED)
-
-
-_MIXED = (
-    "Gradients of a sample in a batch differ from those of the sample alone: layers sort, shuffle or mix "
-    "samples. Keep the order of the batch in every layer (sort it in the loader's collate_fn)."
-)
+        return False
 
 
 def _alone(probe: pl.LightningModule, step: Callable[[Any], Tensor], batch: Any) -> list[Tensor | None]:
@@ -263,17 +365,30 @@ def _reduction(
     )
 
 
-def _make_loss_function(trainer: Any, probe: pl.LightningModule) -> Callable[[Any], Tensor]:
+def _make_loss_function(trainer: Any, probe: pl.LightningModule) -> Callable[..., Tensor]:
     """Return a function that computes the loss of a batch by the module's `training_step`."""
     code = getattr(type(probe).training_step, "__code__", None)
     with_index = code is None or code.co_argcount > 2
 
-    def compute_loss(batch: Any) -> Tensor:
+    def compute_loss(batch: Any, batch_idx: int = 0) -> Tensor:
         with trainer.precision_plugin.train_step_context():
-            output: Any = probe.training_step(batch, 0) if with_index else probe.training_step(batch)
-        loss = output["loss"] if isinstance(output, dict) else output
+            output: Any = probe.training_step(batch, batch_idx) if with_index else probe.training_step(batch)
+        loss = output.get("loss") if isinstance(output, dict) else output
         if not isinstance(loss, Tensor):
-            raise ValueError(f"training_step must return a loss for every batch, got {type(loss).__name__}")
+            raise ValueError(
+                f"training_step must return a loss for every batch, got {type(loss).__name__} at batch "
+                f"{batch_idx}"
+            )
+        if loss.numel() != 1:
+            raise ValueError(
+                f"training_step must return one number, got a loss of shape {tuple(loss.shape)}. Return the "
+                "mean over samples."
+            )
+        if torch.is_grad_enabled() and loss.grad_fn is None:
+            raise ValueError(
+                f"The loss at batch {batch_idx} depends on no parameter that requires a gradient. Return a "
+                "loss of the parameters for every batch."
+            )
         return loss
 
     return compute_loss
@@ -301,7 +416,7 @@ def _size(batch: Any) -> int:
     if len(sizes) != 1:
         raise ValueError(
             "DPSGD needs batches of tensors with the samples along axis 0, got first axes of "
-            f"{sorted(sizes) or 'no tensors'}. Collate samples along axis 0."
+            f"{sorted(sizes) or 'no tensors'}. Collate samples along axis 0 (pad graphs to one size)."
         )
     return sizes.pop()
 

@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from lightning_fedq.data.batches import LocalWork
+from lightning_fedq.data.generator_turns import seed_generators
+from lightning_fedq.data.loader import ClientBatches
 from lightning_fedq.data.repeats import max_equal_rows, max_repeats
 from lightning_fedq.keys.randomness import Stream
 
@@ -113,3 +115,25 @@ class PoissonEpoch(Sampler[tuple[Tensor, bytes]]):
             self.drawn.append((step, len(taken)))
             self.keys.append(self._key(step))
             yield taken, self.keys[-1]
+
+
+class _HandedOver(DataLoader[Any]):
+    """Loader that seeds this process from each batch's secret key, before hooks on the batch draw from it."""
+
+    def __iter__(self) -> Any:
+        epoch: Any = self.sampler
+        for number, batch in enumerate(super().__iter__()):
+            seed_generators(epoch.keys[number], "handed over")
+            yield batch
+
+
+def make_poisson_loader(loader: DataLoader[Any], epoch: PoissonEpoch) -> DataLoader[Any]:
+    """Return a loader of Poisson batches, with data set, collation and workers of the user's loader."""
+    return _HandedOver(
+        ClientBatches(loader.dataset, loader.collate_fn),
+        sampler=epoch,
+        batch_size=None,
+        num_workers=loader.num_workers,
+        pin_memory=loader.pin_memory,
+        worker_init_fn=loader.worker_init_fn,
+    )

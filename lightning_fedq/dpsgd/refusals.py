@@ -85,6 +85,7 @@ def check_kinds(module: nn.Module) -> None:
         for name, layer in module.named_modules()
         if (
             type(layer).__name__ == "OptimizedModule"
+            or isinstance(layer, torch.jit.ScriptModule)
             or getattr(layer, "_compiled_call_impl", None) is not None
         )
         and any(p.requires_grad for p in layer.parameters())
@@ -92,7 +93,7 @@ def check_kinds(module: nn.Module) -> None:
     if compiled:
         raise ValueError(
             f"Layers {', '.join(compiled)} are compiled, which hides per-sample gradients from hooks. Train "
-            "them without torch.compile."
+            "them without torch.compile and torch.jit."
         )
     if refused:
         raise ValueError(

@@ -70,7 +70,7 @@ class SampleStatement:
             remarks: Remarks on the statement, a sentence each.
             rows: Rows of one person that the accounts charge for, >= 1.
         """
-        from lightning_fedq.dpsgd.opacus import SampledGaussianAccountant  # imports Opacus: only here
+        from lightning_fedq.dpsgd.accountant import SampledGaussianAccountant  # imports Opacus: only here
 
         accountant = SampledGaussianAccountant(rows)
         worst: tuple[float, tuple[tuple[float, float, int], ...]] = (0.0, ())

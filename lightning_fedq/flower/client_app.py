@@ -73,11 +73,12 @@ def client_app(
     check_identities(federated, identities is not None, "client_app(identities=...)")
     if isinstance(budget, PrivacyTarget):
         make_client_budget(federated, budget, identities is not None)
-    check_client_callbacks(callbacks_in(trainer or {}), federated)
+    check_client_callbacks(callbacks_in(trainer or {}))
     app = _App()
     failures, reset_folders = app.failures, set[str]()
 
     def reply(kind: str, message: Message, context: Context) -> Message:
+        """Answer a message by a new `RemoteClient`, whose state is in the client's folder."""
         folder = context.node_config.get("fedq-home") if home is None else home(context)
         config = ClientConfig(
             federated,

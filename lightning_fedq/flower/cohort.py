@@ -1,7 +1,5 @@
 """Clients of one open round in a real federation: their requests and their answers."""
 
-from collections.abc import Mapping
-
 from lightning_fedq._lightning import rank_zero_warn
 from lightning_fedq.flower.exchange import Exchange
 from lightning_fedq.flower.records import Fields, bytes_in
@@ -102,26 +100,20 @@ class Cohort:
                 self._roster.mark_failed(client, str(found["refused"]))
             else:
                 self._roster.mark_present(client)
-        return self.answers_by_client(answers)
-
-    def answers_by_client(self, answers: Mapping[int, Fields]) -> dict[int, Fields]:
-        """Return the answers without refusals, by client, and note disputes with accused clients."""
-        clients = {node: client for client, node in self._roster.nodes.items()}
+        clients = {node: client for client, node in nodes.items()}
         for node, fields in answers.items():
-            accused = fields.get("accused")
-            partners = self._find_partners(clients[node])
-            for client in accused if isinstance(accused, list) else ():
-                if client in partners:
-                    text = (
-                        f"client {clients[node]} could not open the shares that client {client} sealed for it"
-                    )
-                    rank_zero_warn(f"{self.group}: {text}")
-                    self._roster.disputes.add_dispute(clients[node], client)
+            self._note_accusations(clients[node], fields.get("accused"))
         return {clients[node]: fields for node, fields in answers.items() if "refused" not in fields}
 
-    def _find_partners(self, client: int) -> set[int]:
-        """Return clients that seal shares for a client: its partners in secure aggregation."""
-        return (set() if self._sum is None else self._sum.machine.partners(client)) - {client}
+    def _note_accusations(self, client: int, accused: object) -> None:
+        """Note the disputes of a client with partners in secure aggregation whose shares did not open."""
+        if self._sum is None or not isinstance(accused, list):
+            return
+        for other in accused:
+            if other in self._sum.machine.partners(client) and other != client:
+                text = f"client {client} could not open the shares that client {other} sealed for it"
+                rank_zero_warn(f"{self.group}: {text}")
+                self._roster.disputes.add_dispute(client, other)
 
     def conclude(self, answers: dict[int, Fields]) -> None:
         """Pass the answers to the server, after the further exchanges of secure aggregation."""

@@ -61,7 +61,9 @@ class Disputes:
     def left_out(self) -> set[int]:
         """Clients that the server no longer asks."""
         excluded = set(self._broken)
-        for client in sorted(self._with, key=lambda client: (-len(self._with[client]), client)):
-            if len(self._with[client] - excluded) > 1:
+        most_disputes_first = sorted(self._with, key=lambda client: (-len(self._with[client]), client))
+        for client in most_disputes_first:
+            open_disputes = self._with[client] - excluded  # those with excluded clients no longer count
+            if len(open_disputes) >= 2:
                 excluded.add(client)
         return excluded

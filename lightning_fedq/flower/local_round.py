@@ -8,149 +8,58 @@ does: in a separate fit on a copy of the module, with the same random draws, bat
 from __future__ import annotations
 
 import functools
-import json
-import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset
 
-from lightning_fedq._lightning import get_callbacks, pl, rank_zero_info, rank_zero_warn
-from lightning_fedq.algorithms.local_algorithm import Correction, PersistentOffsets
+from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.callbacks import Federated
+from lightning_fedq.clients.changed_tensors import has_other_state
 from lightning_fedq.clients.client_trainer import resume_counters
 from lightning_fedq.clients.hooks import knows_clients
 from lightning_fedq.clients.personal import State
 from lightning_fedq.clients.undo import Undo
 from lightning_fedq.clients.vector import train_only
 from lightning_fedq.data.batches import BatchRule, Stack
-from lightning_fedq.data.client_splits import LocalPasses, split_loader
 from lightning_fedq.data.held_out import HeldOut
 from lightning_fedq.data.loader import ClientLoader
-from lightning_fedq.data.partition import Partition
+from lightning_fedq.flower.batch_counters import BatchCounters, check_counted
+from lightning_fedq.flower.own_plan import OwnPlan, OwnPlanner, split_own_data
 from lightning_fedq.flower.persistent_state import check_names
-from lightning_fedq.flower.settings import RefusedError
-from lightning_fedq.flower.training_description import changes_training
+from lightning_fedq.flower.round_inputs import RoundInputs
+from lightning_fedq.flower.settings import (
+    RefusedError,
+    check_schedules,
+    check_watched,
+    refused_in_private,
+    refused_settings,
+)
+from lightning_fedq.flower.training_description import callbacks_in, changes_training
 from lightning_fedq.functional.batch_stack import map_tensors
-from lightning_fedq.mechanisms.interface import Mechanism
-from lightning_fedq.rounds import RoundPlan, RoundPlanner, RoundTask
+from lightning_fedq.rounds import RoundTask
 from lightning_fedq.training.checks import (
     ClientSettingsError,
     check_batch_rule,
-    check_limit,
     check_loader_is_ours,
     check_setup,
 )
-from lightning_fedq.training.client_evaluation import ClientEvaluator, none_if_nan, pass_statistic_to_module
-from lightning_fedq.training.client_metrics import metric_forks
+from lightning_fedq.training.client_evaluation import ClientEvaluator, none_if_nan
+from lightning_fedq.training.client_side import ClientSide
 from lightning_fedq.training.loops import OF_THE_FIT, Schedule, forget_loader, install_round_loop
 from lightning_fedq.training.population import PartitionedData
-from lightning_fedq.training.round import ClientSide
-from lightning_fedq.training.settings import Local
 
-_RATES = re.compile("lr|momentum|dampening|weight_decay")
-"""Names of optimiser options that are rates, even where the user has written an integer such as 0."""
 _registry: Any = sys.modules[pl.trainer.connectors.callback_connector._load_external_callbacks.__module__]  # type: ignore[attr-defined]
 _setup: Any = pl.trainer.setup  # type: ignore[attr-defined]
-_kept: dict[tuple[Any, str], Any] = {
+_CACHED_LOOKUPS: dict[tuple[Any, str], Any] = {
     (_registry, "entry_points"): functools.cache(_registry.entry_points),
     (torch.cuda, "device_count"): functools.cache(torch.cuda.device_count),
 }
 """Look-ups that every new Trainer repeats, cached once a process."""
-
-
-@dataclass(frozen=True)
-class _OwnData(Partition):
-    """Partition with one client, which holds all samples in their given order."""
-
-    needs_labels = False
-
-    def split(
-        self, labels: Tensor | None, num_samples: int, num_clients: int, generator: torch.Generator
-    ) -> list[Tensor]:
-        return [torch.arange(num_samples)]
-
-
-@dataclass(frozen=True)
-class _OwnPlan(RoundPlan):
-    """Round plan of one client, which is number 0 in this process and `number` in the federation.
-
-    Random streams are drawn for the number in the federation, so they equal those of a simulation.
-    """
-
-    number: int = 0
-
-    def stream_seed(self, purpose: str, client: int | None = None) -> int:
-        return super().stream_seed(purpose, None if client is None else self.number)
-
-
-@dataclass(frozen=True)
-class _OwnPlanner(RoundPlanner):
-    """Planner of rounds with one client, which is number 0 here and `number` in the federation."""
-
-    number: int = 0
-
-    def plan(self, round: int, mechanism: Mechanism, attempt: int = 0) -> RoundPlan:
-        return _OwnPlan(round, ((0,),), frozenset(), self.seed, self.number)
-
-
-class RoundInputs(NamedTuple):
-    """State and server values that a client needs for a round, besides the global weights.
-
-    Args:
-        saved: State that the client kept from its earlier rounds.
-        algorithm_vector: `(num_parameters,)` vector of the server's half of the local algorithm, or None if
-            it sends none.
-        groups: Options of the parameter groups, such as learning rates, for each optimiser of the server.
-            None if the server sends none.
-        trained: Names of the parameters that the server's fit trains now, or None if the server sends none.
-        statistic: `(size,)` mean of all clients' statistics, or None before its release.
-    """
-
-    saved: State
-    algorithm_vector: Tensor | None = None
-    groups: list[list[dict[str, Any]]] | None = None
-    trained: list[str] | None = None
-    statistic: Tensor | None = None
-
-    @classmethod
-    def from_fields(cls, fields: Mapping[str, Any], saved: State) -> RoundInputs:
-        """Read the inputs from a message of the server.
-
-        Args:
-            fields: Fields of the message by name.
-            saved: State that the client kept from its earlier rounds.
-
-        Raises:
-            RefusedError: If a field can't be read, or is not of the expected form.
-        """
-        algorithm_bytes, groups, trained = (fields.get(name) for name in ("algorithm", "groups", "trained"))
-        statistic = fields.get("statistic")
-        try:
-            vector = (
-                None
-                if algorithm_bytes is None
-                else torch.frombuffer(bytearray(algorithm_bytes), dtype=torch.float32)
-            )
-            mean = None if statistic is None else torch.frombuffer(bytearray(statistic), dtype=torch.float32)
-            numbers = [[dict(group) for group in optimizer] for optimizer in json.loads(groups or "[]")]
-            names = [str(name) for name in json.loads(trained or "[]")]
-            if json.dumps(numbers) != (groups or "[]") or json.dumps(names) != (trained or "[]"):
-                raise ValueError("expected JSON lists of groups and of names")
-            groups_and_names = None if groups is None else numbers, None if trained is None else names
-            return cls(saved, vector, *groups_and_names, mean)
-        except (ValueError, TypeError) as error:
-            raise RefusedError(
-                f"The server's message has unreadable vectors or optimiser settings: {error}"
-            ) from error
 
 
 class LaterRound(NamedTuple):
@@ -209,22 +118,17 @@ class LocalRound(pl.Callback):
         held_out_seed: int | None = None,
         is_reset: bool = False,
     ) -> None:
-        self._is_reset = is_reset
-        self._told, self._federated, self._task, self._given = (
-            inputs or RoundInputs({}),
-            federated,
-            task,
-            weights,
-        )
+        self._federated, self._task, self._weights = federated, task, weights
+        self._inputs, self._is_reset = inputs or RoundInputs({}), is_reset
         round = task.round if isinstance(task, RoundTask | LaterRound) else task or 0
         self._is_done = False
-        self._planner = _OwnPlanner(1, seed, number=number)
+        self._planner = OwnPlanner(1, seed, number=number)
         self._plan = self._planner.plan(round, federated.mechanism)
         self._held_out: HeldOut | None = None
         settings = federated.local.evaluate_clients
         if settings is not None and settings.fraction is not None:
             split = seed if held_out_seed is None else held_out_seed
-            of_run = _OwnPlan(0, ((0,),), frozenset(), split, number)
+            of_run = OwnPlan(0, ((0,),), frozenset(), split, number)
             self._held_out = HeldOut(
                 settings.fraction,
                 lambda client: torch.Generator().manual_seed(of_run.stream_seed("held out", client)),
@@ -246,31 +150,31 @@ class LocalRound(pl.Callback):
         Raises:
             RefusedError: If the model's shape differs from the server's, or a setting can't work.
         """
-        task, round = self._task, self._plan.round
-        quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-        arguments = {**quiet, "num_sanity_val_steps": 0, **trainer}
-        user_callbacks = arguments.pop("callbacks", None) or []
-        user_callbacks = [user_callbacks] if isinstance(user_callbacks, pl.Callback) else user_callbacks
-        if task is None and (
-            skipped := sorted(
-                type(callback).__name__ for callback in user_callbacks if not changes_training(callback)
-            )
-        ):
-            rank_zero_info(f"{', '.join(skipped)}: left out on this client, because it runs on the server")
-        user_callbacks = [callback for callback in user_callbacks if changes_training(callback)]
-        # each message gets fresh copies, so that callbacks keep nothing from message to message
-        callbacks = [self, *map(deepcopy, user_callbacks)]
-        max_epochs = arguments.pop("max_epochs", None) or 0
-        rounds = 0 if task is None else max(max_epochs, round + 1)
+        round = self._plan.round
+        callbacks = [callback for callback in callbacks_in(trainer) if changes_training(callback)]
+        skipped = [type(callback).__name__ for callback in callbacks_in(trainer) if callback not in callbacks]
+        rounds = max(trainer.get("max_epochs") or 0, round + 1)
+        if self._task is None:
+            rounds = 0
+            if skipped:
+                names = ", ".join(sorted(skipped))
+                rank_zero_info(f"{names}: left out on this client, because it runs on the server")
+        arguments = {
+            **dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False),
+            "num_sanity_val_steps": 0,
+            **trainer,
+            "max_epochs": rounds,
+            "limit_val_batches": 0,
+            "enable_checkpointing": False,
+            # each message gets fresh copies, so that callbacks keep nothing from message to message
+            "callbacks": [self, *map(deepcopy, callbacks)],
+        }
         with Undo() as undo, warnings.catch_warnings():
-            for (owner, name), known in _kept.items():
-                undo.replace(owner, name, known)
-            fit = pl.Trainer(
-                **{**arguments, "max_epochs": rounds, "limit_val_batches": 0, "enable_checkpointing": False},
-                callbacks=callbacks,
-            )
+            for (owner, name), cached in _CACHED_LOOKUPS.items():
+                undo.replace(owner, name, cached)
+            fit = pl.Trainer(**arguments)
             # the first Trainer has logged these lines already
-            _kept[_setup, "_log_device_info"] = _no_operation
+            _CACHED_LOOKUPS[_setup, "_log_device_info"] = _no_operation
             epochs: Any = fit.fit_loop.epoch_progress.current
             epochs.processed = epochs.completed = round  # the round is `current_epoch`
             # the server validates the model, so a client needs no validation data
@@ -298,7 +202,7 @@ class LocalRound(pl.Callback):
         """Replace the Trainer's loader and loops with those of the client."""
         if stage != "fit":
             return
-        with _refused_settings():
+        with refused_settings():
             check_setup(trainer, pl_module)
         run = self._measure if isinstance(self._task, int) else self.run_round
         run = self._train if isinstance(self._task, LaterRound) else run
@@ -335,11 +239,11 @@ class LocalRound(pl.Callback):
 
     def use_batches(self, rule: Any) -> None:
         """Let a batch rule draw the batches, and restore the privacy account that this client kept."""
-        with _refused_settings():
+        with refused_settings():
             check_batch_rule(rule, self._rule, self._federated.local)
         self._account = "account" if rule.protects_samples else "account of a seed"
-        self._rule, rule.account = rule, self._told.saved.get(self._account, [])
-        rule.loss_reduction = self._told.saved.get("loss_reduction")  # the first round decides it
+        self._rule, rule.account = rule, self._inputs.saved.get(self._account, [])
+        rule.loss_reduction = self._inputs.saved.get("loss_reduction")  # the first round decides it
 
     def fetch(self, indices: Tensor) -> Any:
         """Return some samples as one batch, without drawing random numbers."""
@@ -351,48 +255,23 @@ class LocalRound(pl.Callback):
         return self._stacks()[0], batch_idx
 
     def _deal(self, trainer: Any) -> PartitionedData:
-        """Return the client's data, split at the first call, which `configure_optimizers` may make.
-
-        Raises:
-            RefusedError: If the data are a stream, since a pass over a stream has no end that a round could
-                wait for.
-        """
+        """Return the client's data, split at the first call, which `configure_optimizers` may make."""
         if self._holdings is None:
-            local, labels = self._federated.local, self._federated.clients.labels
-            user_loader = self._user_loader()
-            if isinstance(getattr(user_loader, "dataset", user_loader), IterableDataset):
-                raise RefusedError(
-                    "Training data must be a map-style Dataset, got a stream (an IterableDataset). Give a "
-                    "Dataset of the samples to train on."
-                )
-            split = split_loader(
-                user_loader,
-                _OwnData,
-                1,
-                torch.Generator(),
-                labels,
-                LocalPasses(local.local_epochs, local.local_steps, self._limit, not trainer.overfit_batches),
-                self._rule,
-                self._held_out,
+            rule, task = self._rule, self._task
+            split = split_own_data(
+                self._user_loader(), self._federated, self._limit, rule, self._held_out, trainer
             )
-            self._refuse(
-                f"limit_train_batches={self._limit} leaves this client without a batch. Use a larger limit, "
-                "or an int.",
-                lambda: check_limit(split.work),
-            )
-            rule = self._rule
             if rule is not None:
                 rule.begin(split.work)
-            steps = int(rule is not None and self._task is None)  # registration tries one batch
-            steps = 2 if isinstance(self._task, LaterRound) else steps
+            steps = int(rule is not None and task is None)  # registration tries one batch
+            steps = 2 if isinstance(task, LaterRound) else steps
             schedule = Schedule(self._planner, self._federated.mechanism, split.work, rule, steps)
             loader: Any = split.loader(self._stacks, schedule.max_batches)
-            if isinstance(self._task, LaterRound) and self._task.has_zero_batches:
+            if isinstance(task, LaterRound) and task.has_zero_batches:
                 loader.iterate_stacks = functools.partial(_zero_batches, loader.iterate_stacks)
             held_out = [] if self._held_out is None else self._held_out.parts
-            self._holdings = PartitionedData(
-                list(split.work.client_indices), schedule, loader, False, held_out
-            )
+            indices = list(split.work.client_indices)
+            self._holdings = PartitionedData(indices, schedule, loader, False, held_out)
         return self._holdings
 
     def _loader(self) -> ClientLoader:
@@ -410,59 +289,83 @@ class LocalRound(pl.Callback):
         Raises:
             RefusedError: If the model's shape differs from the server's, or clients can't follow a schedule.
         """
-        check_schedules(trainer, self._federated.local.local_steps)
-        counting = check_counted(pl_module, self._federated.local)
-        if self._told.trained is not None:
-            train_only(pl_module, trainer.optimizers, self._told.trained)
+        local, inputs = self._federated.local, self._inputs
+        check_schedules(trainer, local.local_steps)
+        counting_layers = check_counted(pl_module, local)
+        if inputs.trained is not None:
+            train_only(pl_module, trainer.optimizers, inputs.trained)
         self._trainer = trainer
         holdings = self._deal(trainer)
         forget_loader(trainer)
-        local, schedule = self._federated.local, holdings.schedule
-        steps = self._plan.round * -(-schedule.max_batches // int(trainer.accumulate_grad_batches))
+        max_batches = holdings.schedule.max_batches
+        steps = self._plan.round * -(-max_batches // int(trainer.accumulate_grad_batches))
         resume_counters(trainer, steps, steps)
-        # A first step may reveal more changed state than the layers declare, so a batch is tried where a
-        # module has such state. Registration always tries one, to fail early.
-        rehearses = self._task is None or (local.buffers != "frozen" and has_other_state(pl_module))
-        to_try = schedule.trial_stacks(self._plan.round, 1) if self._rule is None and rehearses else None
-        with _refused_settings(ClientSettingsError):
-            parts = local, holdings, self._loader, self._rule, self, _NO_FORKS, to_try
-            self._side = ClientSide(trainer, *parts)
-            self._side.check_algorithm(self._federated.mechanism)
-        self.vector, self.segments = self._side.vector, self._side.vector.segments
+        to_try = self._stacks_to_try(pl_module, holdings.schedule)
+        self._make_side(holdings, to_try)
         if self._task is None:
             self._side.begin("shared", None, number=self.number)
             self._try_client(to_try)
             self._is_done = True
             return
+        self._check_segments()
+        inputs.pass_statistic(pl_module, local.statistics)
+        if not isinstance(self._task, LaterRound):
+            self.vector.write(self._weights)
+        self._counters = BatchCounters(self.vector, counting_layers)
+        self._counters.advance(self._num_counted_rounds * max_batches)
+        term = inputs.begin_term(local.algorithm, self.vector.num_parameters)
+        self._side.begin("shared", term, number=self.number, itself=self._is_reset)
+        check_names(inputs.saved, self.vector.personal.names)
+        self._side.worker.states.put(0, inputs.saved)
+        self._advance_schedules(steps)
+        inputs.copy_options(trainer.optimizers)
+
+    def _stacks_to_try(self, module: pl.LightningModule, schedule: Schedule) -> Sequence[Stack] | None:
+        """Return the stacks of a dry round before this one, or None for no dry round.
+
+        A first step may reveal more changed state than the layers declare, so a batch is tried where a module
+        has such state. Registration always tries one, to fail early.
+        """
+        has_state = self._federated.local.buffers != "frozen" and has_other_state(module)
+        if self._rule is not None or not (self._task is None or has_state):
+            return None
+        return schedule.trial_stacks(self._plan.round, 1)
+
+    def _make_side(self, holdings: PartitionedData, to_try: Sequence[Stack] | None) -> None:
+        """Make the client's side of a federation, which finds the parameters that travel."""
+        with refused_settings(ClientSettingsError):
+            local = self._federated.local
+            parts = local, holdings, self._loader, self._rule, self, _NO_FORKS, to_try
+            self._side = ClientSide(self._trainer, *parts)
+            self._side.check_algorithm(self._federated.mechanism)
+        self.vector, self.segments = self._side.vector, self._side.vector.segments
+
+    def _check_segments(self) -> None:
+        """Refuse a round whose model has other segments than this client's."""
         if isinstance(self._task, RoundTask) and self.segments != list(self._task.segments):
             raise RefusedError(
                 f"The server's model has segments of {_segments_text(self._task.segments)}, this client's "
                 f"has {_segments_text(self.segments)}. Both sides need the same module with the same frozen "
                 "parameters."
             )
-        statistics = local.statistics
-        if (mean := self._told.statistic) is not None:
-            if statistics is None or len(mean) != statistics.size:
-                raise RefusedError(
-                    f"The server sends a mean of {len(mean)} numbers, but this client's statistics are "
-                    f"{statistics!r}. Both sides need the same settings."
-                )
-            pass_statistic_to_module(pl_module, mean)
-        if not isinstance(self._task, LaterRound):
-            self.vector.write(self._given)
-        self._counting: list[Tensor] = [
-            attrgetter(f"{name}.num_batches_tracked")(pl_module) for name in counting
-        ]
-        before = self._plan.round + isinstance(self._task, int)
-        # rounds of statistics count no batch
-        before = max(before - (0 if statistics is None else statistics.rounds), 0)
-        for counter in self._counting:  # each client counts the same number of batches in a round
-            counter += before * schedule.max_batches
-        self._side.begin("shared", self._begin_term(), number=self.number, itself=self._is_reset)
-        check_names(self._told.saved, self.vector.personal.names)
-        self._side.worker.states.put(0, self._told.saved)
-        for config in trainer.lr_scheduler_configs:
-            if config.reduce_on_plateau:  # this schedule follows the validation, which the server runs
+
+    @property
+    def _num_counted_rounds(self) -> int:
+        """Number of rounds that are over and count batches. Rounds of statistics count none."""
+        statistics = self._federated.local.statistics
+        rounds = self._plan.round + isinstance(self._task, int)  # a measured round is over
+        return max(rounds - (0 if statistics is None else statistics.rounds), 0)
+
+    def _advance_schedules(self, steps: int) -> None:
+        """Step the learning rate schedules to this round.
+
+        Schedules that follow the validation are left out, because the server runs them.
+
+        Args:
+            steps: Optimiser steps before this round.
+        """
+        for config in self._trainer.lr_scheduler_configs:
+            if config.reduce_on_plateau:
                 continue
             ahead = steps if config.interval == "step" else self._plan.round
             # torch warns that this optimiser has not stepped, but those of earlier rounds have
@@ -470,7 +373,6 @@ class LocalRound(pl.Callback):
                 warnings.simplefilter("ignore", UserWarning)
                 for _ in range(ahead // config.frequency):
                     config.scheduler.step()
-        self._copy_optimizer_settings(trainer)
 
     def _try_client(self, to_try: Sequence[Stack] | None) -> None:
         """Refuse settings that can't work on this client's data, before the first round.
@@ -486,20 +388,11 @@ class LocalRound(pl.Callback):
             with side.training(self.vector.read()) as trained:
                 list(trained)
         else:
-            words = "Training fails on this client's data. The client's log has the reason."
-            self._refuse(words, lambda: side.check_smallest(to_try[0]))
-            words = "client_statistics fails on this client's data. The client's log has the reason."
-            self._refuse(words, lambda: side.check_statistics(to_try[0]))
-        self._check_watched()
-
-    @staticmethod
-    def _refuse(message: str, work: Callable[[], object]) -> None:
-        """Run `work`. If it fails, log the error here and refuse with `message`, which the server reads."""
-        try:
-            work()
-        except Exception as error:
-            rank_zero_warn(f"{type(error).__name__}: {error}")
-            raise RefusedError(message) from error
+            with refused_in_private("Training fails on this client's data"):
+                side.check_smallest(to_try[0])
+            with refused_in_private("client_statistics fails on this client's data"):
+                side.check_statistics(to_try[0])
+        check_watched(self._trainer, side, self._loader(), self.client_indices[0])
 
     def _evaluator(self) -> ClientEvaluator | None:
         """Return this client's evaluator, or None where clients are not evaluated."""
@@ -509,81 +402,6 @@ class LocalRound(pl.Callback):
         settings.check(trainer.lightning_module, self._federated.clients.num_clients, False)
         seed_of = lambda round, client: self._plan.stream_seed("evaluation", client)  # noqa: E731
         return ClientEvaluator(settings, trainer, side.worker, self._held_out.parts, self._loader, seed_of)
-
-    def _check_watched(self) -> None:
-        """Refuse schedules that watch a metric which clients log in training only.
-
-        The server gets no training metrics from clients. Metrics of the validation are its own.
-
-        Raises:
-            RefusedError: If there is such a schedule. The message names the schedule and the metric.
-        """
-        side, loader, indices = self._side, self._loader(), self.client_indices[0]
-        of_training = {fork for name in side.log.names for fork in metric_forks(name)}
-        watched = {config.monitor: config for config in self._trainer.lr_scheduler_configs if config.monitor}
-        for name in sorted(of_training.intersection(watched)):
-            first_indices = indices[: loader.batch_size]
-            try:
-                if name in side.worker.evaluate(
-                    0, iter([(loader.fetch(first_indices), len(first_indices))]), 0
-                ):
-                    continue
-            # a training batch may not suit the validation, so the check has no result
-            except Exception as error:
-                rank_zero_warn(f"Could not check whether validation logs {name!r}: {error}")
-                continue
-            raise RefusedError(
-                f"{type(watched[name].scheduler).__name__} watches {name!r}, which clients log only in "
-                "training. Watch a metric of the server's validation."
-            )
-
-    def _copy_optimizer_settings(self, trainer: Any) -> None:
-        """Copy the options of the server's optimisers, which callbacks of the server's fit may change.
-
-        Raises:
-            RefusedError: If the groups differ, or the server changes an integer option that is not a rate.
-        """
-        server_optimizers = self._told.groups
-        if server_optimizers is None:
-            return
-        if [len(item) for item in server_optimizers] != [
-            len(item.param_groups) for item in trainer.optimizers
-        ]:
-            raise RefusedError(
-                "The server's optimisers have other parameter groups. Both sides need the same module."
-            )
-        for optimizer, groups in zip(trainer.optimizers, server_optimizers, strict=True):
-            for group, server_group in zip(optimizer.param_groups, groups, strict=True):
-                known = {name for name, value in group.items() if type(value) in (bool, int, float)}
-                copied = {name: value for name, value in server_group.items() if name in known}
-                # an integer may be a loop count, such as the steps of L-BFGS
-                for name, value in copied.items():
-                    counts = type(group[name]) is int and value != group[name] and not _RATES.search(name)
-                    if counts or type(value) not in (bool, int, float):
-                        raise RefusedError(
-                            f"Optimiser option {name} is {group[name]} here, but the server sends "
-                            f"{str(value)[:40]}. A server may change rates, not counts."
-                        )
-                group.update(copied)
-
-    def _begin_term(self) -> Correction | None:
-        """Return the client's half of the local algorithm, with the vector that the server sent, or None.
-
-        Raises:
-            RefusedError: If the vector's size differs from the number of parameters that this client trains.
-        """
-        algorithm, server_vector = self._federated.local.algorithm, self._told.algorithm_vector
-        if algorithm is None:
-            return None
-        term = algorithm.begin(self.vector.num_parameters)
-        if server_vector is not None and isinstance(term, PersistentOffsets):
-            if server_vector.shape != term.server.shape:
-                raise RefusedError(
-                    f"The server's vector of {type(algorithm).__name__} has {len(server_vector)} values, but "
-                    f"this client trains {len(term.server)}. Both sides need the same module."
-                )
-            term.server = server_vector
-        return term
 
     def on_train_start(self, trainer: Any, pl_module: pl.LightningModule) -> None:
         """Refuse to train on a loader other than the client's."""
@@ -613,9 +431,9 @@ class LocalRound(pl.Callback):
         """Train for one round, set `update` and `state`, and return the number of steps for the Trainer."""
         side, vector, statistics = self._side, self.vector, self._federated.local.statistics
         side.begin_round()
-        if self._told.trained is not None:  # apply the server's choice after the hooks of this round
-            train_only(vector.module, self._trainer.optimizers, self._told.trained)
-        start = vector.read().to(torch.promote_types(self._given.dtype, torch.float32))
+        if self._inputs.trained is not None:  # apply the server's choice after the hooks of this round
+            train_only(vector.module, self._trainer.optimizers, self._inputs.trained)
+        start = vector.read().to(torch.promote_types(self._weights.dtype, torch.float32))
         round_statistics = (
             statistics if statistics is not None and self._plan.round < statistics.rounds else None
         )
@@ -624,9 +442,17 @@ class LocalRound(pl.Callback):
             if isinstance(self._task, LaterRound):  # read by `shared_objects`
                 self._snapshot = side.worker.fit.snapshot
         if round_statistics is None:
-            self._check_counts()
+            self._counters.check(len(self._stacks()[0].batch_sizes))
         new_state = side.worker.states.pending().get(0, {})
-        self.state = {**self._told.saved, **new_state, "names": list(vector.personal.names)}
+        self.state = {**self._inputs.saved, **new_state, "names": list(vector.personal.names)}
+        steps = self._commit_steps()
+        # set at the end, because a client that starts with it trains nothing
+        self._trainer.should_stop = True
+        return steps
+
+    def _commit_steps(self) -> int:
+        """Advance schedules and counters behind the training, and return the number of steps."""
+        side, strategy = self._side, self._trainer.strategy
         steps = side.clock.next_round_steps
         # with `itself`, the training has already advanced schedules, counters and loss scale
         if not side.worker.fit.itself:
@@ -634,32 +460,8 @@ class LocalRound(pl.Callback):
             side.commit([0])
             steps = side.clock.steps
         # the server validates, so it also runs schedules that follow the validation
-        strategy = self._trainer.strategy
         strategy.lr_scheduler_configs = [c for c in strategy.lr_scheduler_configs if not c.reduce_on_plateau]
-        # set at the end, because a client that starts with it trains nothing
-        self._trainer.should_stop = True
         return steps
-
-    def _check_counts(self) -> None:
-        """Refuse layers with momentum=None that have not counted each batch exactly once.
-
-        A client computes the counts of earlier rounds from the settings, so these layers must count every
-        batch once.
-
-        Raises:
-            RefusedError: If a layer has counted another number of batches than this client has trained on.
-        """
-        batches = len(self._stacks()[0].batch_sizes)
-        vector = self.vector
-        checked = {id(counter) for counter in self._counting}
-        counters = [attrgetter(name)(vector.module) for name in vector.members.counters]
-        counts = torch.split(vector.max_counted, [counter.numel() for counter in counters])
-        for counter, counted in zip(counters, counts, strict=True):
-            if id(counter) in checked and int(counted) != batches:
-                raise RefusedError(
-                    f"A layer with momentum=None counted {int(counted)} batches, but this client trained on "
-                    f"{batches}: {_COUNTED}"
-                )
 
     def teardown(self, trainer: Any, pl_module: pl.LightningModule, stage: str) -> None:
         """Restore everything that `setup` replaced."""
@@ -675,19 +477,6 @@ def _no_operation(*args: Any) -> None:
     """Do nothing, in place of a hook of the whole fit, which runs on the server."""
 
 
-@contextmanager
-def _refused_settings(kind: type[ValueError] = ValueError) -> Iterator[None]:
-    """Raise an error about settings as `RefusedError`, because its text tells nothing about the data.
-
-    Args:
-        kind: Class of the errors about settings. Other errors pass.
-    """
-    try:
-        yield
-    except kind as error:
-        raise RefusedError(str(error)) from error
-
-
 _NO_FORKS = "a client tries in its own process"
 
 
@@ -695,63 +484,6 @@ def _zero_batches(by_stack: Callable[[], Iterator[tuple[Stack, Any]]]) -> Iterat
     """Yield the stacks and batches of a loader, with zeros in place of their tensors."""
     for stack, batches in by_stack():
         yield stack, (map_tensors(torch.zeros_like, batch) for batch in batches)
-
-
-def has_other_state(module: torch.nn.Module) -> bool:
-    """Return whether training may change tensors that it does not train: buffers or frozen parameters."""
-    return any(True for _ in module.buffers()) or not all(p.requires_grad for p in module.parameters())
-
-
-_COUNTED = "use momentum=0.1, or buffers='local' or 'frozen'"
-
-
-def check_counted(module: torch.nn.Module, local: Local) -> list[str]:
-    """Return layers whose running statistics depend on the number of batches in all earlier rounds.
-
-    Returns:
-        Names of these layers. Empty where buffers stay with each client or are frozen.
-
-    Raises:
-        RefusedError: If there is such a layer and `local_steps` is not set. The client with the most batches
-            then determines the number, and no side knows that client over a network.
-    """
-    names = [
-        name
-        for name, layer in module.named_modules()
-        if getattr(layer, "num_batches_tracked", None) is not None and getattr(layer, "momentum", 0) is None
-    ]
-    if local.buffers != "share":
-        return []
-    if names and local.local_steps is None:
-        raise RefusedError(
-            f"{names[0]} has momentum=None, but its number of batches is unknown over a network. Set "
-            f"local_steps=..., or {_COUNTED}"
-        )
-    return names
-
-
-def check_schedules(trainer: pl.Trainer, local_steps: int | None) -> None:
-    """Refuse schedules and checkpoints that count steps where no side knows the number of steps.
-
-    Args:
-        trainer: Trainer of the client or the server.
-        local_steps: Steps of every client in a round, or None where they follow from the data.
-
-    Raises:
-        RefusedError: If one of them counts steps and `local_steps` is None. The client with the most steps
-            then sets the pace, and no side knows that client over a network.
-    """
-    callbacks: Any = get_callbacks(trainer)
-    if local_steps is None and any(getattr(one, "_every_n_train_steps", 0) for one in callbacks):
-        raise RefusedError(
-            "ModelCheckpoint(every_n_train_steps=...) counts steps, which are unknown over a network. Set "
-            "Federated(local_steps=...), or every_n_epochs to save every n rounds."
-        )
-    if local_steps is None and any(config.interval == "step" for config in trainer.lr_scheduler_configs):
-        raise RefusedError(
-            "A schedule has interval='step', but the longest client's steps are unknown over a network. Set "
-            "Federated(local_steps=...), or interval='epoch' to step by rounds."
-        )
 
 
 def _segments_text(segments: Sequence[int]) -> str:

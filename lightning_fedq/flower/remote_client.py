@@ -4,95 +4,61 @@ Flower hands a `ClientApp` one message at a time, each in a separate process. So
 message is stored in the client's folder: its keys, the log of used streams, and the protocol state of secure
 aggregation while a round is open.
 
-The client writes the log before a message exists. So no stream ever carries two payloads, even if a client is
-killed and restarts, or a server is reset to an earlier state.
+The parts are its folder (`client_folder`), its trial at registration (`registration_trial`), the training of
+a round (`local_round`) and secure aggregation (`masked_rounds`).
 """
 
 import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from lightning_fedq._lightning import pl, rank_zero_warn
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.personal import State
-from lightning_fedq.data.generator_turns import preserve_generators
 from lightning_fedq.data.held_out import num_held_out
 from lightning_fedq.data.loader import check_loader
+from lightning_fedq.flower.client_folder import KEY_FIELDS, ClientFolder
 from lightning_fedq.flower.failures import Failures
-from lightning_fedq.flower.local_round import (
-    LaterRound,
-    LocalRound,
-    RoundInputs,
-    check_counted,
-    has_other_state,
-)
+from lightning_fedq.flower.local_round import LocalRound
+from lightning_fedq.flower.masked_rounds import MaskedRounds
 from lightning_fedq.flower.persistent_state import NEVER, PersistentState
 from lightning_fedq.flower.records import Fields, check_kinds
-from lightning_fedq.flower.secure import session_id
+from lightning_fedq.flower.registration_trial import RegistrationTrial
+from lightning_fedq.flower.round_inputs import RoundInputs
 from lightning_fedq.flower.settings import (
     DECLINED,
     MOST_ATTEMPTS,
     MOST_ROUNDS,
-    RELEASE,
     TRAVELS,
     RefusedError,
+    check_cohort,
     check_deployable,
-    check_folder_release,
     check_release,
     deployed_mechanism,
     differences,
     fingerprint,
     given_rounds,
-    is_per_client,
     keeps_state,
     make_client_budget,
+    refuse_in_private,
+    refused_in_private,
 )
 from lightning_fedq.flower.store import Store
 from lightning_fedq.flower.training_description import callbacks_in, training_words
-from lightning_fedq.keys.party_keys import (
-    ClientSecrets,
-    HeldClientKeys,
-    Identities,
-    registration_proof,
-    sign_key,
-    verify_key,
-)
-from lightning_fedq.keys.randomness import Keys, PublicRandomness, SeededKeys
+from lightning_fedq.keys.party_keys import Identities, registration_proof, sign_key
 from lightning_fedq.mechanisms.interface import Mechanism, RoundContext
 from lightning_fedq.privacy.target import PrivacyTarget
-from lightning_fedq.rounds import Broadcast, BudgetSpentError, RoundClient, RoundTask, StreamLog
-from lightning_fedq.rounds.client import Target
-from lightning_fedq.secagg import (
-    AuthenticationError,
-    Client,
-    SecAgg,
-    SecAggError,
-    Stage,
-    StageError,
-    model_digest,
-)
-from lightning_fedq.training.checks import check_hooks, check_shapes
+from lightning_fedq.rounds import Broadcast, BudgetSpentError, RoundClient, RoundTask
+from lightning_fedq.secagg import AuthenticationError, SecAggError, Stage, model_digest
+from lightning_fedq.training.checks import check_shapes
 from lightning_fedq.training.client_metrics import has_claim, sample_protectors
 
-Measured = dict[str, dict[str, float | None]]
-"""Validation metrics by name, for each model ("global" or "personal")."""
-
-_KEYS, _ROUND, _SYMBOLS, _PROBE = "keys", "round", "symbols", "probe"
-_ROOM = 1 << 16
-"""Bytes that must be free in a folder for a line of the log, keys, and the state of a round."""
-_KEYS_AND_LOG = "Without a seed, the keys and the stream log"
 _SETTINGS = "setting "
-_KEY_FIELDS: dict[str, type] = {
-    **dict.fromkeys(("federation", "server", "salt", "sealed", "peer_keys"), bytes),
-    "peers": list,
-}
 _OPTIONAL: dict[str, type] = {
     "rounds": int,
     "signatures": bytes,
@@ -146,88 +112,26 @@ class RemoteClient:
         data: Callable[[], pl.LightningDataModule],
         trainer: dict[str, Any],
     ) -> None:
-        self._federated, self._store, self._partition, self._identities, budget, failures, anew = config
-        self._reset_after_abort = set() if anew is None else anew
+        self._federated, self._store, self._partition, self._identities, budget, failures, shared = config
+        self._reset_after_abort = set() if shared is None else shared
         self._place = f"client {self._partition}" if self._store is None else str(self._store.folder)
         self._failures = failures or Failures()
         self._budget = make_client_budget(config.federated, budget, config.identities is not None)
         self._module, self._data, self._trainer = module, data, trainer
+        self._folder = ClientFolder(self._store, self._federated.seed, self._identities)
+        self._masked_rounds = MaskedRounds(self._federated, self.mechanism, self._folder, self._identities)
 
     def settings(self) -> dict[str, str]:
         """Return the settings that must equal the server's, as text by name."""
         check_shapes(module := self._module())  # before their numbers are counted
         words = fingerprint(self._federated, module, self._given_rounds)
-        return {**words, **training_words(self._trainer, self._module), **self._run_rehearsal()}
-
-    def _run_rehearsal(self) -> dict[str, str]:
-        """Try the training on the smallest batch, and return the count of numbers that travel.
-
-        A server has no data and counts by the layers alone, but a first step may reveal more state that
-        travels. If the data are not available yet, the client counts nothing either.
-
-        Raises:
-            RefusedError: If training fails on this client's smallest batch, or a layer counts batches that no
-                side knows.
-        """
-        module, local = self._module(), self._federated.local
-        check_counted(module, local)
-        check_hooks(module, local.statistics)
-        counts = local.buffers == "share" and has_other_state(module)
-        try:
-            trial = self._train_trial(module, None)
-        except RefusedError:
-            raise
-        except Exception as error:  # the user's data failed, and the server learns nothing about the error
-            needs = ["DPSGD"] if any(map(is_per_client, callbacks_in(self._trainer))) else []
-            needs += [] if local.evaluate_clients is None else ["evaluate_clients"]
-            if needs:
-                rank_zero_warn(str(error))
-                words = f"{' and '.join(needs)} can't work here. The client's log has the reason."
-                raise RefusedError(words) from error
-            if counts:
-                rank_zero_warn(f"Could not try which buffers travel: {type(error).__name__}: {error}")
-            return {}
-        self._try_a_later_message()
-        return {TRAVELS: str(sum(trial.segments))} if counts else {}
-
-    def _train_trial(self, module: pl.LightningModule, task: LaterRound | None) -> LocalRound:
-        """Run one trial of the training on this client's data, and return it."""
-        trial = LocalRound(self._federated, 0, 0, task, torch.zeros(0))
-        with preserve_generators():
-            return trial.run(module, self._data(), self._trainer)
-
-    def _try_a_later_message(self) -> None:
-        """Try a message of the second round on two batches, and keep no result.
-
-        The trial runs twice, to find objects that messages share (`ClientConfig.reset_after_abort`). If it
-        fails, the client tries again with zeros in place of the data, to learn whether the code alone fails.
-
-        Raises:
-            RefusedError: If the trial also fails on zeros.
-        """
-        errors: list[Exception] = []
-        statistics = self._federated.local.statistics
-        round = max(1, 0 if statistics is None else statistics.rounds)  # the first round that trains
+        words |= training_words(self._trainer, self._module)
+        trial = RegistrationTrial(self._federated, self._module, self._data, self._trainer)
+        words |= trial.run()
         self._reset_after_abort.discard(self._place)
-        for has_zeros in (False, True):
-            try:
-                first, second = (
-                    self._train_trial(self._module(), LaterRound(has_zeros, round)) for _ in range(2)
-                )
-                if not first.shared_objects(second):
-                    self._reset_after_abort.add(self._place)
-                break
-            except RefusedError:  # the later message itself will raise this, with text for both sides
-                return
-            except Exception as error:
-                errors.append(error)
-        if errors:
-            what = f"this client's data: {type(errors[0]).__name__}: {errors[0]}"
-            rank_zero_warn(f"A trial of a second-round message on two batches fails on {what}")
-        if len(errors) > 1:
-            raise RefusedError(
-                "A second-round message fails here, whatever the data are. The client's log has the reason."
-            ) from errors[0]
+        if not trial.shares_objects:
+            self._reset_after_abort.add(self._place)
+        return words
 
     def mechanism(self) -> Mechanism:
         """Return the mechanism of the client's own code. The server can't set it."""
@@ -251,10 +155,10 @@ class RemoteClient:
             "ready": self.ready,
             "train": self.train,
             "evaluate": self.evaluate,
-            "shares": self.shares,
-            "masked": self.masked,
-            "confirm": self.confirm,
-            "unmask": self.unmask,
+            "shares": self._masked_rounds.shares,
+            "masked": self._masked_rounds.masked,
+            "confirm": self._masked_rounds.confirm,
+            "unmask": self._masked_rounds.unmask,
         }
         try:
             if kind not in answers:
@@ -266,8 +170,7 @@ class RemoteClient:
         except (ValueError, RuntimeError, PermissionError, SecAggError) as error:
             raise RefusedError(f"{kind}: {error}") from error
         except Exception as error:  # Flower would send the error's text to the server
-            rank_zero_warn(f"{kind}: {type(error).__name__}: {error}")
-            raise RefusedError(f"{kind}: {type(error).__name__}. The client's log has the reason.") from error
+            raise refuse_in_private(f"{kind}: {type(error).__name__}", error, f"{kind}: ") from error
 
     def _required_fields(self, kind: str) -> dict[str, type]:
         """Return the type of each field that a message of this kind must have, by name."""
@@ -278,12 +181,10 @@ class RemoteClient:
             return {}
         if kind not in ("train", "evaluate"):
             return {"secagg": bytes}
-        sends = kind == "train"
-        model = {"weights": bytes, "dtype": str}
-        first = {"invitation": bytes} if sends and secagg is not None else {}
-        task = {"task": bytes} if sends else {}
-        after = {"round": int} if kind == "evaluate" else {}
-        return {"client": int, **task, **after, **model, **first, **(_KEY_FIELDS if keyed else {})}
+        model = {"client": int, "weights": bytes, "dtype": str, **(KEY_FIELDS if keyed else {})}
+        if kind == "evaluate":
+            return {"round": int, **model}
+        return {"task": bytes, **model, **({} if secagg is None else {"invitation": bytes})}
 
     def _check_numbers(self, fields: Fields) -> None:
         """Refuse client and round numbers that no server with these settings sends.
@@ -313,13 +214,11 @@ class RemoteClient:
         Raises:
             ValueError: If the round or the attempt is out of range.
         """
-        limits = [MOST_ROUNDS, self._trainer_rounds]
-        if self._federated.seed is None and self._store is not None:
-            limits.append((self._store.get(_KEYS) or {}).get("rounds", MOST_ROUNDS))
-        if not (0 <= round < min(limits) and 0 <= attempt < MOST_ATTEMPTS):
+        limit = min(MOST_ROUNDS, self._trainer_rounds, self._folder.agreed_rounds)
+        if not (0 <= round < limit and 0 <= attempt < MOST_ATTEMPTS):
             raise ValueError(
                 f"The server asks for round {round + 1}, attempt {attempt}, but the agreed run has "
-                f"{min(limits)} rounds of {MOST_ATTEMPTS} attempts. For more rounds, raise max_epochs on the "
+                f"{limit} rounds of {MOST_ATTEMPTS} attempts. For more rounds, raise max_epochs on the "
                 "server and on clients that set it, and restart the server."
             )
 
@@ -373,17 +272,17 @@ class RemoteClient:
         for name, found in ((name, fields[name]) for name in self._required_fields("register")):
             if len(found) != 32:
                 raise ValueError(f"Field {name!r} must have 32 bytes, got {len(found)}")
-        answer: Fields = {**self._check_folder(), "partition": self._partition}
+        self._folder.check_writable()
+        answer: Fields = {"partition": self._partition}
         if self._federated.server.weighting == "samples":
             answer["samples"] = self._count_samples()
         if self._federated.seed is None:
-            secrets, federation = self._load_secrets(fields, registers=True), fields["federation"]
+            federation, nonce = fields["federation"], fields["nonce"]
+            secrets = self._folder.secrets(fields, is_registering=True)
             key = answer["key"] = secrets.public_key
-            nonce = fields["nonce"]
             answer["proof"] = registration_proof(secrets.secret, fields["server"], federation, key, nonce)
             if rounds:
-                store = self._require_folder(_KEYS_AND_LOG)
-                store.put(_KEYS, {**(store.get(_KEYS) or {}), **RELEASE, "rounds": rounds})
+                self._folder.agree_to(rounds)
             if self._identities is not None:
                 answer["signature"] = sign_key(self._identities.own, federation, key)
         return answer
@@ -394,42 +293,8 @@ class RemoteClient:
         Raises:
             RefusedError: If its folder can't be written, or its keys are missing.
         """
-        if self._federated.seed is None:
-            self._read_keys()
-        return self._check_folder()
-
-    def _read_keys(self) -> dict[str, Any]:
-        """Return the keys with which this client has registered.
-
-        Raises:
-            RefusedError: If its folder has no keys.
-        """
-        store = self._require_folder(_KEYS_AND_LOG)
-        if (kept := self._stored_keys(store)) is None:
-            raise RefusedError(
-                f"{store.folder} has no keys, but this client has registered: the folder was emptied or "
-                "replaced. Restore the original folder, because no other can act as this client."
-            )
-        return kept
-
-    @staticmethod
-    def _stored_keys(store: Store) -> dict[str, Any] | None:
-        """Return the keys in the client's folder, or None if there are none."""
-        kept = store.get(_KEYS)
-        check_folder_release(store.folder, kept or {})
-        return kept
-
-    def _check_folder(self) -> Fields:
-        """Refuse if the folder has no room for a round (`_ROOM`). Returns no fields."""
-        if self._store is not None:
-            try:
-                self._store.put_bytes(_PROBE, bytes(_ROOM))
-                self._store.pop_bytes(_PROBE)
-            except OSError as error:
-                rank_zero_warn(f"{self._store.folder}: {error}")
-                raise RefusedError(
-                    "The client's folder can't be written. The client's log has the reason."
-                ) from error
+        self._folder.check_keys()
+        self._folder.check_writable()
         return {}
 
     def _count_samples(self) -> int:
@@ -439,183 +304,70 @@ class RemoteClient:
             RefusedError: If the data can't be counted. The reason is logged here and not sent to the server.
         """
         evaluated = self._federated.local.evaluate_clients
-        try:
+        with refused_in_private("The training samples can't be counted"):
             data = self._data()
             data.prepare_data()
             data.setup("fit")
             total = len(check_loader(data.train_dataloader()).dataset)  # type: ignore[arg-type]
-        except Exception as error:
-            rank_zero_warn(f"{type(error).__name__}: {error}")
-            raise RefusedError(
-                "The training samples can't be counted. The client's log has the reason."
-            ) from error
         fraction = None if evaluated is None else evaluated.fraction
         return total if fraction is None else total - num_held_out(fraction, total)
 
-    def _require_folder(self, purpose: str) -> Store:
-        """Return the client's folder.
-
-        Args:
-            purpose: Data that need the folder, as a plural noun for the message.
-
-        Raises:
-            RefusedError: If the client has none.
-        """
-        if self._store is None:
-            raise RefusedError(
-                f"{purpose} need a client folder. Start the SuperNode with --node-config "
-                "'fedq-home=\"/a/folder\"', or give client_app(home=...)"
-            )
-        return self._store
-
-    def _load_secrets(self, fields: Fields, registers: bool = False) -> ClientSecrets:
-        """Return the client's secrets, which it draws at its first registration with a federation.
-
-        Args:
-            fields: Fields of the message, with the federation and the server's public key.
-            registers: Whether this message registers the client, so that missing secrets may be drawn.
-
-        Raises:
-            ValueError: If the folder is of another federation, or a copy of another client's folder.
-        """
-        store, federation = self._require_folder(_KEYS_AND_LOG), fields["federation"]
-        kept = self._stored_keys(store) if registers else self._read_keys()
-        if kept is None:
-            new = ClientSecrets.draw()
-            # raises before an invalid server key is stored
-            registration_proof(new.secret, fields["server"], federation, new.public_key, b"")
-            kept = {
-                "secret": new.secret,
-                "seed": new.seed,
-                "federation": federation,
-                "server": fields["server"],
-                "folder": str(store.folder.resolve()),
-                **RELEASE,
-            }
-            store.put(_KEYS, kept)  # stored before the key is sent, so that a crash does not change the key
-        if (kept["federation"], kept["server"]) != (federation, fields["server"]):
-            raise ValueError(
-                f"Client folder {store.folder} is of federation {kept['federation'].hex()[:12]}, but the "
-                f"server's is {federation.hex()[:12]}. Use a new folder for a new federation."
-            )
-        self._check_place(store, kept)
-        return ClientSecrets(kept["secret"], kept["seed"])
-
-    def _check_place(self, store: Store, saved: dict[str, Any]) -> None:
-        """Refuse a copy of a folder whose original still exists. A moved folder is accepted.
-
-        Each copy would count only its own messages against the same budget and keys.
-
-        Raises:
-            ValueError: If the original is still there.
-        """
-        here, there = store.folder.resolve(), Path(saved.get("folder", store.folder)).resolve()
-        if str(here) == saved.get("folder"):
-            return
-        exists = (there / f"{_KEYS}.json").exists() and not there.samefile(here)
-        if ((Store(there).get(_KEYS) or {}) if exists else {}).get("secret") == saved["secret"]:
-            raise ValueError(
-                f"Client folder {here} is a copy of {there}, which still exists and shares its keys and "
-                "budget. Use that folder, or move a folder instead of copying it."
-            )
-        store.put(_KEYS, {**saved, "folder": str(here)})
-
     # ---- a round ------------------------------------------------------------------------------------------
 
-    def _keys(self, fields: Fields) -> Keys:
-        """Return the client's keys for one round, from its folder or from the seed."""
-        seed = self._federated.seed
-        return self._load_keys(fields) if seed is None else SeededKeys(seed)
-
-    def _load_keys(self, fields: Fields) -> HeldClientKeys:
-        """Return the client's keys for one round, with the public keys of its peers.
-
-        Raises:
-            KeyVerificationError: If identities are given and a peer's key is not signed by its identity.
-        """
-        secrets = self._load_secrets(fields)
-        peers = dict(zip(fields["peers"], _split_bytes(fields["peer_keys"], 32), strict=True))
-        if self._identities is not None:
-            self._identities.check_number(fields["client"])
-            signed = dict(zip(fields["peers"], _split_bytes(fields.get("signatures", b""), 64), strict=False))
-            for peer, key in peers.items():
-                directory, federation = self._identities.directory, fields["federation"]
-                verify_key(directory, peer, federation, key, signed.get(peer, b""))
-        return HeldClientKeys(
-            fields["client"],
-            secrets,
-            fields["federation"],
-            fields["server"],
-            fields["salt"],
-            fields["sealed"],
-            peers,
-        )
-
-    def _log(self, owner: str) -> StreamLog:
-        """Return the log of streams that this client has used.
-
-        Args:
-            owner: Client and federation, as text.
-
-        Raises:
-            ValueError: If the log is missing although these keys have used it.
-        """
-        if self._federated.seed is not None:  # with a seed, a repeated round repeats its bits
-            return StreamLog(None, owner)
-        store = self._require_folder(_KEYS_AND_LOG)
-        kept, path = store.get(_KEYS) or {}, store.folder / "streams.jsonl"
-        if kept.get("logged") and not path.exists():
-            raise ValueError(
-                f"{path} is missing, so the messages under these keys are unknown. Restore the file, or "
-                "begin a new federation in another folder."
-            )
-        log = StreamLog(path, owner)
-        path.chmod(0o600)
-        if not kept.get("logged"):
-            store.put(_KEYS, {**kept, "logged": True})  # from here on, a missing log is an error
-        return log
-
     def train(self, fields: Fields) -> Fields:
-        """Train, encode, and return the packed bits, or the first message of secure aggregation."""
-        task = RoundTask.from_bytes(fields["task"])
-        self._check_round(task.round, task.attempt)
-        weights = _weights(fields, task.segments, self._federated.server.broadcast_bits)
+        """Train, encode, and return the packed bits, or the first message of secure aggregation.
 
-        return self._answer(fields, task, weights, lambda: self._train_update(fields, task, weights))
+        Raises:
+            RefusedError: If the client's budget is spent, with the text `DECLINED` only.
+        """
+        server, task = self._federated.server, RoundTask.from_bytes(fields["task"])
+        self._check_round(task.round, task.attempt)
+        weights = _weights(fields, task.segments, server.broadcast_bits)
+        check_cohort(self._federated.planner, self.mechanism(), task)
+        keys = self._folder.keys(fields)
+        log = self._folder.log(f"client {fields['client']} of {keys.public().hex()}")
+        client = RoundClient(fields["client"], self.mechanism(), keys, log, server.sends, self._budget)
+        try:
+            # checked before training, because the server sees how long training takes
+            client.check(task, weights)
+            message = client.encode(task, weights, self._train_update(fields, task, weights))
+        except BudgetSpentError as error:  # the remaining budget stays private
+            rank_zero_warn(f"round {task.round + 1}, BudgetSpentError: {error}")
+            raise RefusedError(DECLINED) from error
+        if server.secure_aggregation is None:
+            return {"answer": client.pack(task, message)}
+        digest = model_digest(weights)
+        return {"secagg": self._masked_rounds.open(fields, keys, task, digest, message.symbols[0])}
 
     def evaluate(self, fields: Fields) -> Fields:
         """Measure the models, and return exact metrics if the settings allow it, otherwise nothing.
 
         Raises:
             ValueError: If the settings have no `evaluate_clients`.
+            RefusedError: If it fails and the server may see exact metrics. Otherwise the failure stays here.
         """
         if self._federated.local.evaluate_clients is None:
             raise ValueError(
                 "This client has no evaluate_clients, but the server asks to measure. Set evaluate_clients "
                 "on both sides, or on neither."
             )
-        metrics = self._measure_models(fields, fields["round"], _weights(fields, (), None))
-        if self._may_send_measurements():
-            return {"measured": json.dumps(metrics)}
-        if self._store is not None and metrics:
-            self._store.append("measured", {"round": fields["round"] + 1, **metrics})
-        return {}
-
-    def _measure_models(self, fields: Fields, round: int, weights: Tensor) -> Measured:
-        """Return validation metrics by model, or nothing if the measurement fails.
-
-        Raises:
-            RefusedError: If it fails and the server may see exact metrics. Otherwise the failure stays here.
-        """
+        round, weights = fields["round"], _weights(fields, (), None)
         try:
-            return self._run_local_round(fields, round, weights, self._load_state(fields)[1]).measured
+            state = self._load_state(fields)[1]
+            measured = self._run_local_round(fields, round, weights, state).measured
         except RefusedError:
             raise
         except Exception as error:
-            rank_zero_warn(f"Round {round + 1}: nothing is measured: {type(error).__name__}: {error}")
+            place = f"Round {round + 1}: nothing is measured: "
+            refused = refuse_in_private("The measurement failed", error, place)
             if self._may_send_measurements():
-                raise RefusedError("The measurement failed. The client's log has the reason.") from error
-            return Measured()
+                raise refused from error
+            measured = {}
+        if self._may_send_measurements():
+            return {"measured": json.dumps(measured)}
+        if self._store is not None and measured:
+            self._store.append("measured", {"round": round + 1, **measured})
+        return {}
 
     def _may_send_measurements(self) -> bool:
         """Return whether the settings let exact metrics go to the server, as in a simulation."""
@@ -625,75 +377,6 @@ class RemoteClient:
         one, planner = torch.ones(1, dtype=torch.float64), self._federated.planner
         groups = planner.expected(0, self.mechanism()).groups
         return self._is_unprotected(RoundContext(0, groups, (1,), 0.0 * one, one))
-
-    def _answer(
-        self, fields: Fields, task: RoundTask, weights: Tensor, update: Callable[[], Tensor]
-    ) -> Fields:
-        """Check the round, make and encode the update, and return the client's answer.
-
-        Args:
-            fields: Fields of the message by name.
-            task: Task of the round.
-            weights: `(dim,)` global model.
-            update: Function that trains and returns the `(dim,)` update. It is called after the checks.
-
-        Returns:
-            The packed bits, or the first message of secure aggregation.
-
-        Raises:
-            RefusedError: If the client's budget is spent, with the text `DECLINED` only.
-        """
-        federated = self._federated
-        self._check_cohort(task)
-        keys = self._keys(fields)
-        log = self._log(f"client {fields['client']} of {keys.public().hex()}")
-        target: Target = federated.server.sends
-        client = RoundClient(fields["client"], self.mechanism(), keys, log, target, self._budget)
-        try:
-            # checked before training, because the server sees how long training takes
-            client.check(task, weights)
-            message = client.encode(task, weights, update())
-        except BudgetSpentError as error:  # the remaining budget stays private
-            rank_zero_warn(f"round {task.round + 1}, BudgetSpentError: {error}")
-            raise RefusedError(DECLINED) from error
-        if federated.server.secure_aggregation is None:
-            return {"answer": client.pack(task, message)}
-        digest = model_digest(weights)
-        machine = self._machine(fields, keys, task, digest)
-        reply = machine.advertise(fields["invitation"])
-        names = ("task", "client", "signatures", *_KEY_FIELDS)
-        kept = {name: fields[name] for name in names if name in fields}
-        self._rounds().drop(_ROUND)  # if killed after this, an older round does not find these symbols
-        self._rounds().put_bytes(_SYMBOLS, message.symbols[0].cpu().numpy().astype("<i8").tobytes())
-        self._keep({**kept, "digest": digest}, machine)
-        return {"secagg": reply}
-
-    def _check_cohort(self, task: RoundTask) -> None:
-        """Refuse a cohort other than the settings say, since noise and masks depend on its size.
-
-        Raises:
-            ValueError: If the cohort, its groups, or the list of handed-on noise differ.
-        """
-        planner, mechanism = self._federated.planner, self.mechanism()
-        members = [client for group in task.groups for client in group]
-        sizes, wanted = tuple(map(len, task.groups)), mechanism.group_sizes(planner.cohort_size)
-        if sizes != tuple(wanted) or len(set(members)) != len(members) or max(members) >= planner.num_clients:
-            raise ValueError(
-                f"The server asks {len(members)} clients in groups of {sizes[:10]}. Expected "
-                f"{planner.cohort_size} of {planner.num_clients} in groups of {tuple(wanted)[:10]}"
-            )
-        hand_over = task.hand_over
-        if mechanism.reuses_noise != (hand_over is not None):
-            raise ValueError(
-                f"{type(mechanism).__name__} {'needs' if mechanism.reuses_noise else 'does not use'} a "
-                "list of "
-                "clients that take back noise. Run the same version on both sides."
-            )
-        pairs = () if hand_over is None else (*hand_over.before, *hand_over.after)
-        if any(other >= planner.num_clients for _, other in pairs):
-            raise ValueError(
-                f"Noise is handed on among {planner.num_clients} clients, but the server names others"
-            )
 
     def _train_update(self, fields: Fields, task: RoundTask, weights: Tensor) -> Tensor:
         """Train and return the `(dim,)` update, or a zero update where a failure must stay private.
@@ -711,15 +394,13 @@ class RemoteClient:
         except RefusedError:
             raise
         except Exception as error:
-            reason = f"round {task.round + 1}: {type(error).__name__}: {error}"
-            is_unprotected = self._is_unprotected(task.context())
+            place, is_unprotected = f"round {task.round + 1}: ", self._is_unprotected(task.context())
             self._failures.add(task.round, error, is_unprotected, self._store)
             if is_unprotected:
-                rank_zero_warn(reason)
-                raise RefusedError("Training failed. The client's log has the reason.") from error
+                raise refuse_in_private("Training failed", error, place) from error
             rank_zero_warn(
-                f"{reason}. Training failed, so a zero update is sent, because a refusal would reveal data. "
-                "Fix the cause on this site, since nobody else sees it."
+                f"{place}{type(error).__name__}: {error}. Training failed, so a zero update is sent, because "
+                "a refusal would reveal data. Fix the cause on this site, since nobody else sees it."
             )
             return self._spread_statistics(None, task, weights)
 
@@ -765,7 +446,7 @@ class RemoteClient:
         if not keeps_state(self._federated.local, callbacks_in(self._trainer)):
             return None, State()
         of = f"the federation of seed {seed}" if seed is not None else fields["federation"].hex()[:16]
-        store = self._require_folder(
+        store = self._folder.require(
             "Local tensors (personal_parameters=, buffers='local'), an algorithm's memory and DPSGD's account"
         )
         states = PersistentState(store, f"client {fields['client']} of {of}")
@@ -786,93 +467,13 @@ class RemoteClient:
         seed = held_out = self._federated.seed
         if seed is None:
             seed = int.from_bytes(os.urandom(7), "big")
-            held_out = int.from_bytes(self._load_secrets(fields).derived("held out")[:7], "big")
+            held_out = int.from_bytes(self._folder.secrets(fields).derived("held out")[:7], "big")
         inputs = RoundInputs.from_fields(fields, saved)
         is_reset = self._place in self._reset_after_abort
         local_round = LocalRound(
             self._federated, fields["client"], seed, attempt, weights, inputs, held_out, is_reset
         )
         return local_round.run(self._module(), self._data(), self._trainer)
-
-    # ---- secure aggregation: three or four more exchanges -------------------------------------------------
-
-    def _machine(self, fields: Fields, keys: Keys, task: RoundTask, digest: bytes) -> Client:
-        """Return this client's protocol machine of secure aggregation for a round."""
-        secagg, context = self._federated.server.secure_aggregation, task.context()
-        assert isinstance(secagg, SecAgg)
-        public = PublicRandomness(keys, task.round, task.attempt)
-        layout, session = secagg.layout(self.mechanism(), context, public), session_id(keys.public(), task)
-        silent = self.mechanism().tolerated_dropouts(context)
-        clients = self._federated.clients.num_clients
-        terms = secagg.terms(session, task.round, task.attempt, context.cohort, layout, clients, silent)
-        if not secagg.active:
-            return Client(fields["client"], terms, digest)
-        identities = self._identities
-        assert identities is not None  # `check_identities` has refused None
-        identities.check_number(fields["client"])
-        own, directory = identities.own, identities.directory
-        return Client(fields["client"], terms, digest, identity=own, directory=directory)
-
-    def _keep(self, fields: Fields, machine: Client) -> None:
-        """Store the state of the open round between messages."""
-        plain = {name: list(v) if isinstance(v, tuple) else v for name, v in fields.items()}
-        self._rounds().put(_ROUND, {**plain, "machine": machine.to_bytes()})
-
-    def _rounds(self) -> Store:
-        """Return the folder that stores open rounds."""
-        return self._require_folder("States of secure aggregation between messages")
-
-    @contextmanager
-    def _resume_machine(self, previous: bool = False) -> Iterator[Client]:
-        """Restore the protocol machine of the open round, for one message at a time.
-
-        No message is answered twice. After an error this client is out of the round. A message out of turn
-        leaves the state unchanged.
-
-        Args:
-            previous: Whether this is the last exchange, after which nothing is stored.
-
-        Raises:
-            ValueError: If no round is open, or another message has the machine.
-        """
-        # removed from disk until it is stored again, so a crash leaves the client out of the round
-        kept = self._rounds().pop(_ROUND)
-        if kept is None:
-            raise ValueError("No round is open at this client, or another message is being answered")
-        task = RoundTask.from_bytes(kept["task"])
-        machine = self._machine(kept, self._keys(kept), task, kept["digest"])
-        machine.resume(kept["machine"])
-        try:
-            yield machine
-        except StageError:
-            self._keep(kept, machine)
-            raise
-        if not previous:
-            self._keep(kept, machine)
-
-    def shares(self, fields: Fields) -> Fields:
-        """Answer the roster with key shares for the neighbours."""
-        with self._resume_machine() as machine:
-            return {"secagg": machine.share_keys(fields.get("secagg", b""))}
-
-    def masked(self, fields: Fields) -> Fields:
-        """Accept the neighbours' shares, and return the masked symbols."""
-        with self._resume_machine() as machine:
-            machine.accept_shares(fields.get("secagg", b""))
-            symbols = self._rounds().pop_bytes(_SYMBOLS)  # removed, so that no second message masks them
-            masked = machine.masked_input(np.frombuffer(symbols, "<i8"))
-            accused = {"accused": list(machine.unopened)} if machine.unopened else {}
-            return {"secagg": masked, **accused}
-
-    def confirm(self, fields: Fields) -> Fields:
-        """Sign the list of survivors, where the server may lie about it."""
-        with self._resume_machine() as machine:
-            return {"secagg": machine.confirm(fields.get("secagg", b""))}
-
-    def unmask(self, fields: Fields) -> Fields:
-        """Return one share of each neighbour, after which the client keeps nothing of the round."""
-        with self._resume_machine(previous=True) as machine:
-            return {"secagg": machine.unmask(fields.get("secagg", b""))}
 
 
 def refusal(error: RefusedError) -> Fields:
@@ -896,8 +497,3 @@ def _weights(fields: Fields, segments: tuple[int, ...], broadcast_bits: int | No
         return Broadcast(broadcast_bits).unpack(fields["weights"], segments, dtype)
     # a copy, because a tensor needs writable memory and bytes are read-only
     return torch.frombuffer(bytearray(fields["weights"]), dtype=dtype)
-
-
-def _split_bytes(data: bytes, size: int) -> list[bytes]:
-    """Split bytes into pieces of equal size."""
-    return [data[start : start + size] for start in range(0, len(data), size)]

@@ -4,6 +4,8 @@ import hmac
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -29,6 +31,23 @@ _WAIT_FOR_NEW = 60.0
 """Seconds that a round waits for the answer of a new node where no client is missing."""
 _ASK_AGAIN = 60.0
 """Seconds until the server again asks a node that has refused, or that was not ready."""
+
+
+@dataclass
+class _Absence:
+    """Absence of a client that has failed, until it reports that it is ready.
+
+    Attributes:
+        node: Node of the client when it failed. A client that returns as another node is present.
+        reason: Why it failed.
+        asked_at: Time of the last question whether it is ready. None before the first.
+        question: Identifier of an open question. None if there is none.
+    """
+
+    node: int
+    reason: str
+    asked_at: float | None = None
+    question: str | None = None
 
 
 class Roster:
@@ -76,17 +95,13 @@ class Roster:
         self._signatures: dict[int, bytes] = {}
         self._patience, self._has_waited = 0.0, False
         self.failures: dict[int, str] = {}
-        self._away: dict[int, tuple[int, str]] = {}
-        self._queried_absent_at: dict[str, int] = {}
-        self._queried_at: dict[int, float] = {}
+        self._away: dict[int, _Absence] = {}
         self._secrets: ServerSecrets | None = None
         if federated.seed is None:
             self._secrets = self._load_secrets()
-            kept = store.get(_ROSTER) or {}
-            self._registered = {int(client): key for client, key in kept.items()}
-            signed = store.get(_SIGNATURES) or {}
-            self._signatures = {int(client): signature for client, signature in signed.items()}
-            self.samples = {int(client): number for client, number in (store.get(_SAMPLES) or {}).items()}
+            self._registered, self._signatures, self.samples = map(
+                self._load_table, (_ROSTER, _SIGNATURES, _SAMPLES)
+            )
         self._resumed = (
             store.get(_GATHERED) is not None or len(self._registered) >= federated.clients.num_clients
         )
@@ -104,6 +119,10 @@ class Roster:
             kept = {"secret": new.secret, "federation": new.federation, "members": new.members}
             self._store.put(_SECRETS, kept)
         return ServerSecrets(**kept)
+
+    def _load_table(self, name: str) -> dict[int, Any]:
+        """Return a table of the folder by client number. Empty if there is none."""
+        return {int(client): value for client, value in (self._store.get(name) or {}).items()}
 
     def gather(self, wait: float) -> None:
         """Wait until every client has registered.
@@ -145,10 +164,13 @@ class Roster:
             time.sleep(POLL)
         self._store.put(_GATHERED, {"clients": wanted})
         if self._secrets is not None:
-            signed = {str(client): signature for client, signature in sorted(self._signatures.items())}
-            self._store.put(_SIGNATURES, signed)
-            self._store.put(_SAMPLES, {str(client): number for client, number in self.samples.items()})
-            self._store.put(_ROSTER, {str(client): key for client, key in sorted(self._registered.items())})
+            tables: dict[str, dict[int, Any]] = {
+                _SIGNATURES: self._signatures,
+                _SAMPLES: self.samples,
+                _ROSTER: self._registered,
+            }
+            for name, table in tables.items():
+                self._store.put(name, {str(client): value for client, value in sorted(table.items())})
 
     def wait_for(self, cohort: Sequence[int], needed: int, name: str) -> None:
         """Wait until enough clients of a cohort are connected, before anybody is charged.
@@ -196,15 +218,9 @@ class Roster:
 
     def mark_failed(self, client: int, reason: str) -> None:
         """Mark a client as away after a failure, until it reports that it is ready (`absence_reason`)."""
-        node = self.nodes[client]
-        self._away[client], self.failures[client] = (node, reason), reason
-        self._queried_at.pop(client, None)
-        # forget open questions, because their answers describe the client before this failure
-        self._queried_absent_at = {
-            number: queried_node
-            for number, queried_node in self._queried_absent_at.items()
-            if queried_node != node
-        }
+        # an open question is forgotten, because its answer describes the client before this failure
+        self._away[client] = _Absence(self.nodes[client], reason)
+        self.failures[client] = reason
 
     def mark_present(self, client: int) -> None:
         """Mark a client as present, because it has answered."""
@@ -212,8 +228,8 @@ class Roster:
 
     def absence_reason(self, client: int) -> str:
         """Return why a connected client does not count as present, or "" if it does."""
-        node, why = self._away.get(client, (None, ""))
-        return why if node == self.nodes.get(client) else ""
+        absence = self._away.get(client)
+        return absence.reason if absence is not None and absence.node == self.nodes.get(client) else ""
 
     def _query_absent(self) -> set[str]:
         """Ask failed clients whether they are ready, at once and then every minute.
@@ -222,35 +238,44 @@ class Roster:
 
         Returns:
             Identifiers of the messages to wait for. A client that has reported its failure itself answers at
-            once, so its message is among them.
+            once, so its first message is among them.
         """
         now, online = time.monotonic(), set(self._exchange.online())
-        nodes = {
-            node: client
-            for client, (node, why) in self._away.items()
-            if node in online and self.absence_reason(client) and not why.endswith(DECLINED)
-            if node not in self._queried_absent_at.values()
-            if now - self._queried_at.get(client, -_ASK_AGAIN) >= _ASK_AGAIN
+        due = {
+            absence.node: absence
+            for client, absence in self._away.items()
+            if absence.node in online and self.absence_reason(client)
+            if absence.question is None and not absence.reason.endswith(DECLINED)
+            if absence.asked_at is None or now - absence.asked_at >= _ASK_AGAIN
         }
-        if not nodes:
+        if not due:
             return set()
-        first = {node for node, client in nodes.items() if client not in self._queried_at}
-        self._queried_at |= dict.fromkeys(nodes.values(), now)
-        sent = self._exchange.push("ready", {node: Fields() for node in nodes}, "ready")
-        self._queried_absent_at |= sent
-        quiet = {node for node, why in self._away.values() if why.startswith("no answer")}
-        return {number for number, node in sent.items() if node in first - quiet}
+        awaited = set[str]()
+        for question, node in self._exchange.push("ready", {n: Fields() for n in due}, "ready").items():
+            if due[node].asked_at is None and not due[node].reason.startswith("no answer"):
+                awaited.add(question)
+            due[node].question = question
+        for absence in due.values():
+            absence.asked_at = now
+        return awaited
+
+    @property
+    def _open_questions(self) -> dict[str, int]:
+        """Node of each question to an absent client that is not answered, by its identifier."""
+        return {one.question: one.node for one in self._away.values() if one.question is not None}
 
     def _admit_ready(self) -> None:
         """Mark clients as present that have reported ready, and note the others' reasons."""
-        answers = self._exchange.pull(self._queried_absent_at) if self._queried_absent_at else {}
-        clients = {node: client for client, (node, _) in self._away.items()}
-        for node in set(answers) & set(clients):
-            client, answer = clients[node], answers[node]
-            if "refused" in answer:
-                self.failures[client] = str(answer["refused"])
-                self._away[client] = node, self.failures[client]
-            else:
+        if not (unanswered := self._open_questions):
+            return
+        answers = self._exchange.pull(unanswered)  # removes the answered ones
+        for client, absence in list(self._away.items()):
+            if absence.question is None or absence.question in unanswered:
+                continue
+            absence.question, answer = None, answers.get(absence.node)
+            if answer is not None and "refused" in answer:
+                self.failures[client] = absence.reason = str(answer["refused"])
+            elif answer is not None:
                 del self._away[client]
 
     def describe_failures(self, clients: Iterable[int] | None = None) -> str:
@@ -287,15 +312,17 @@ class Roster:
         """
         for node in list(self._refusing):  # ask again, because the cause of the refusal may be fixed
             self._no_at.pop(node)
-        new, again, began = self._query_new_nodes(), self._query_absent(), time.monotonic()
+        new_questions, questions, began = self._query_new_nodes(), self._query_absent(), time.monotonic()
         self._admit_nodes()
-        while new & set(self._queried) or again & set(self._queried_absent_at):
+        while True:
+            waits_for_new = bool(new_questions & set(self._queried))
+            if not waits_for_new and not questions & set(self._open_questions):
+                return
             online, clients = set(self._exchange.online()), range(self._federated.clients.num_clients)
-            somebody_is_gone = any(self.nodes.get(client) not in online for client in clients)
-            waits = somebody_is_gone and new & set(self._queried)
-            limit = self._exchange.timeout if waits else _WAIT_FOR_NEW
+            is_client_gone = any(self.nodes.get(client) not in online for client in clients)
+            limit = self._exchange.timeout if is_client_gone and waits_for_new else _WAIT_FOR_NEW
             if time.monotonic() - began >= min(limit, self._exchange.timeout):
-                break
+                return
             time.sleep(POLL)
             self._admit_nodes()
 

@@ -4,9 +4,10 @@ Flower ships a client's code with each run, and `flwr-clientapp` installs and im
 the message and ignores the code. It unpacks, installs and imports nothing that it receives, and does not load
 the part of Flower that could (`flwr.cli.install`).
 
-This module has all imports of private names of flwr, as in flwr 1.41 and 1.42. If a version has moved one of
-them, the import or `check_flower` fails. The client then stops before it has asked for a message. Sizes are
-checked before contents, so a message that is too long is refused unread.
+This module has all imports of private names of flwr, as in flwr 1.41 and 1.42, and is long because no other
+module may have them. If a version has moved one of them, the import or `check_flower` fails. The client then
+stops before it has asked for a message. Sizes are checked before contents, so a message that is too long is
+refused unread.
 """
 
 from __future__ import annotations
@@ -376,7 +377,8 @@ class Delivery:
             )
         pull = make_pull_object_fn_protobuf(self._client.PullObject, Node(node_id=self.node), self.run)
 
-        def waiting(name: str) -> bytes:
+        def pull_or_end(name: str) -> bytes:
+            """Pull one object. An object that is not there yet never comes if another task waits."""
             try:
                 content: bytes = pull(name)
             except ObjectUnavailableError as error:
@@ -387,7 +389,9 @@ class Delivery:
 
         names = list({part.object_id for part in iterate_object_tree(self._tree)})
         try:
-            contents = pull_objects(names, waiting, max_time=None, max_tries_per_object=None, backoff_cap=2.0)
+            contents = pull_objects(
+                names, pull_or_end, max_time=None, max_tries_per_object=None, backoff_cap=2.0
+            )
         except ObjectPullError as error:
             raise RunEndedError("The run ended before the message's content came") from error
         self._confirm(self._tree.object_id)

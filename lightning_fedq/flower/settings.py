@@ -1,22 +1,30 @@
 """Settings that both sides of a deployment must agree on, each from its own code."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 from lightning_fedq import __version__
-from lightning_fedq._lightning import pl
+from lightning_fedq._lightning import get_callbacks, pl, rank_zero_warn
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.clock import count_rounds
 from lightning_fedq.clients.vector import num_coordinates
+from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism
 from lightning_fedq.mechanisms.interface.old_names import CALLBACK_NAMES, refuse_old_names
 from lightning_fedq.privacy.target import PrivacyTarget
-from lightning_fedq.rounds import ClientBudget
+from lightning_fedq.rounds import ClientBudget, RoundPlanner, RoundTask
+from lightning_fedq.training.client_metrics import metric_forks
 from lightning_fedq.training.settings import Local
+
+if TYPE_CHECKING:
+    from lightning_fedq.training.client_side import ClientSide
 
 PROTOCOL = "9"
 RELEASE = {"lightning_fedq": __version__, "protocol": PROTOCOL}
@@ -45,6 +53,40 @@ class RefusedError(RuntimeError):
     """Refusal of a client. The server reads its text, so the text reveals nothing about the data."""
 
 
+def refuse_in_private(words: str, error: Exception, place: str = "") -> RefusedError:
+    """Log an error on this client, and return a refusal whose text tells the server nothing about it.
+
+    Args:
+        words: Text that the server reads, without a full stop.
+        error: Error that stays here, because its text may contain data.
+        place: Text before the error in the log.
+    """
+    rank_zero_warn(f"{place}{type(error).__name__}: {error}")
+    return RefusedError(f"{words}. The client's log has the reason.")
+
+
+@contextmanager
+def refused_in_private(words: str, place: str = "", kind: type[Exception] = Exception) -> Iterator[None]:
+    """Refuse with these words after an error of a kind (see `refuse_in_private`)."""
+    try:
+        yield
+    except kind as error:
+        raise refuse_in_private(words, error, place) from error
+
+
+@contextmanager
+def refused_settings(kind: type[ValueError] = ValueError) -> Iterator[None]:
+    """Raise an error about settings as `RefusedError`, because its text tells nothing about the data.
+
+    Args:
+        kind: Class of the errors about settings. Other errors pass.
+    """
+    try:
+        yield
+    except kind as error:
+        raise RefusedError(str(error)) from error
+
+
 def describe_model(module: pl.LightningModule) -> str:
     """Return a short text of the names, shapes and types of a module's trained parameters and buffers."""
     state = hashlib.sha256()
@@ -64,7 +106,6 @@ def fingerprint(federated: Federated, module: pl.LightningModule, rounds: int | 
     """
     mechanism = repr(deployed_mechanism(federated, module, rounds))
     local = federated.local
-    dim = num_coordinates(module, local.buffers, local.personal_parameters, local.extra_buffers)
     shared = {name: value for name, value in federated.identity().items() if name not in _OF_ONE_SIDE}
     return {
         **RELEASE,
@@ -74,7 +115,7 @@ def fingerprint(federated: Federated, module: pl.LightningModule, rounds: int | 
         "evaluate_clients": repr(local.evaluate_clients),
         "mechanism": mechanism,
         "model": describe_model(module),
-        TRAVELS: str(dim),
+        TRAVELS: str(_count_coordinates(federated, module)),
     }
 
 
@@ -96,10 +137,13 @@ def deployed_mechanism(federated: Federated, module: pl.LightningModule, rounds:
             f"A privacy target over the run needs the number of rounds, got {rounds}. Give client_app and "
             'server_app trainer={"max_epochs": ...}'
         )
-    dim = num_coordinates(
-        module, federated.local.buffers, federated.local.personal_parameters, federated.local.extra_buffers
-    )
-    return with_real_clients(federated).calibrated(dim, rounds or 1, 0)
+    return with_real_clients(federated).calibrated(_count_coordinates(federated, module), rounds or 1, 0)
+
+
+def _count_coordinates(federated: Federated, module: pl.LightningModule) -> int:
+    """Return the number of coordinates that clients send, as far as the layers tell it."""
+    local = federated.local
+    return num_coordinates(module, local.buffers, local.personal_parameters, local.extra_buffers)
 
 
 def with_real_clients(federated: Federated) -> Federated:
@@ -240,6 +284,37 @@ def check_deployable(federated: Federated) -> None:
         )
 
 
+def check_cohort(planner: RoundPlanner, mechanism: Mechanism, task: RoundTask) -> None:
+    """Refuse a cohort other than the settings say, since noise and masks depend on its size.
+
+    Args:
+        planner: Planner of the client's own settings.
+        mechanism: Mechanism of the client's own settings.
+        task: Task that the server sent.
+
+    Raises:
+        ValueError: If the cohort, its groups, or the list of handed-on noise differ.
+    """
+    members = [client for group in task.groups for client in group]
+    sizes, wanted = tuple(map(len, task.groups)), tuple(mechanism.group_sizes(planner.cohort_size))
+    if sizes != wanted or len(set(members)) != len(members) or max(members) >= planner.num_clients:
+        raise ValueError(
+            f"The server asks {len(members)} clients in groups of {sizes[:10]}. Expected "
+            f"{planner.cohort_size} of {planner.num_clients} in groups of {wanted[:10]}"
+        )
+    hand_over = task.hand_over
+    if mechanism.reuses_noise != (hand_over is not None):
+        raise ValueError(
+            f"{type(mechanism).__name__} {'needs' if mechanism.reuses_noise else 'does not use'} a list of "
+            "clients that take back noise. Run the same version on both sides."
+        )
+    pairs = () if hand_over is None else (*hand_over.before, *hand_over.after)
+    if any(other >= planner.num_clients for _, other in pairs):
+        raise ValueError(
+            f"Noise is handed on among {planner.num_clients} clients, but the server names others"
+        )
+
+
 def is_per_client(callback: object) -> bool:
     """Return whether each real client has its own instance of a callback (`is_per_client = True`).
 
@@ -330,12 +405,8 @@ def make_client_budget(
     return ClientBudget(target, clients, sums)
 
 
-def check_client_callbacks(callbacks: Sequence[object], federated: Federated) -> None:
-    """Refuse callbacks that only work in a simulation.
-
-    Args:
-        callbacks: Callbacks of one side's Trainer.
-        federated: Settings of the federation.
+def check_client_callbacks(callbacks: Sequence[object]) -> None:
+    """Refuse callbacks of a client's Trainer that only work in a simulation.
 
     Raises:
         ValueError: If there is such a callback.
@@ -347,3 +418,58 @@ def check_client_callbacks(callbacks: Sequence[object], federated: Federated) ->
                 f"{name} needs simulated clients, but a real client trains one round at a time. Leave it "
                 "out, and protect clients by the mechanism (LDPQ, CorBin, a privacy target)."
             )
+
+
+def check_schedules(trainer: pl.Trainer, local_steps: int | None) -> None:
+    """Refuse schedules and checkpoints that count steps where no side knows the number of steps.
+
+    Args:
+        trainer: Trainer of the client or the server.
+        local_steps: Steps of every client in a round, or None where they follow from the data.
+
+    Raises:
+        RefusedError: If one of them counts steps and `local_steps` is None. The client with the most steps
+            then sets the pace, and no side knows that client over a network.
+    """
+    callbacks: Any = get_callbacks(trainer)
+    if local_steps is None and any(getattr(one, "_every_n_train_steps", 0) for one in callbacks):
+        raise RefusedError(
+            "ModelCheckpoint(every_n_train_steps=...) counts steps, which are unknown over a network. Set "
+            "Federated(local_steps=...), or every_n_epochs to save every n rounds."
+        )
+    if local_steps is None and any(config.interval == "step" for config in trainer.lr_scheduler_configs):
+        raise RefusedError(
+            "A schedule has interval='step', but the longest client's steps are unknown over a network. Set "
+            "Federated(local_steps=...), or interval='epoch' to step by rounds."
+        )
+
+
+def check_watched(trainer: Any, side: "ClientSide", loader: ClientLoader, indices: Tensor) -> None:
+    """Refuse schedules that watch a metric which clients log in training only.
+
+    The server gets no training metrics from clients. Metrics of the validation are its own.
+
+    Args:
+        trainer: Trainer of the client.
+        side: The client, after a trial of its training.
+        loader: Loader of its training data.
+        indices: Indices of its training samples.
+
+    Raises:
+        RefusedError: If there is such a schedule. The message names the schedule and the metric.
+    """
+    of_training = {fork for name in side.log.names for fork in metric_forks(name)}
+    watched = {config.monitor: config for config in trainer.lr_scheduler_configs if config.monitor}
+    for name in sorted(of_training.intersection(watched)):
+        first = indices[: loader.batch_size]
+        try:
+            if name in side.worker.evaluate(0, iter([(loader.fetch(first), len(first))]), 0):
+                continue
+        # a training batch may not suit the validation, so the check has no result
+        except Exception as error:
+            rank_zero_warn(f"Could not check whether validation logs {name!r}: {error}")
+            continue
+        raise RefusedError(
+            f"{type(watched[name].scheduler).__name__} watches {name!r}, which clients log only in training. "
+            "Watch a metric of the server's validation."
+        )

@@ -30,6 +30,17 @@ def check_positive(**values: float) -> None:
             )
 
 
+def check_at_least(least: int, **values: int) -> None:
+    """Check that whole numbers are not below a smallest value.
+
+    Raises:
+        ValueError: If a number is smaller. The message names it.
+    """
+    for name, value in values.items():
+        if value < least:
+            raise ValueError(f"{name} must be >= {least}, got {value}")
+
+
 _WORDS = {float: "a number", int: "an integer", bool: "True or False", str: "a text", type(None): "None"}
 
 

@@ -17,6 +17,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_fedq.functional.checks import check_at_least
+
 Floats = NDArray[Any]
 """Contiguous array of float32 or float64."""
 
@@ -42,8 +44,7 @@ def padded_size(dim: int) -> int:
         >>> padded_size(1000), padded_size(1025), padded_size(11_200_000)
         (1024, 1280, 12582912)
     """
-    if dim < 1:
-        raise ValueError(f"dim must be >= 1, got {dim}")
+    check_at_least(1, dim=dim)
     power = 1 << (dim - 1).bit_length()  # exact at any size, which a float's log2 is not
     # 5, 6 and 7 eighths of a power of two are 20, 12 and 28 times another
     return next((power // 8 * odd for odd in (5, 6, 7) if dim > _MIXED and power // 8 * odd >= dim), power)

@@ -77,6 +77,14 @@ def _flip(block: Floats, packed: Bytes, flags: Octets, factor: float) -> None:
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _copy_padded(part: Floats, block: Floats) -> bool:
+    """Copy a part of a row, fill up with zeros, and return whether the part has any coordinates."""
+    block[: part.size] = part
+    block[part.size :] = 0.0
+    return part.size > 0
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _rotate(row: Floats, first: Bytes, second: Bytes, out: Floats) -> None:
     """Rotate one row into D coordinates, block by block.
 
@@ -89,10 +97,8 @@ def _rotate(row: Floats, first: Bytes, second: Bytes, out: Floats) -> None:
     scale = 1.0 / np.sqrt(step * out.size)
     flags = np.empty((step + 7) // 8, np.uint64)
     for start in range(0, out.size, step):
-        block, part = out[start : start + step], row[start : start + step]
-        block[: part.size] = part
-        block[part.size :] = 0.0
-        if part.size:
+        block = out[start : start + step]
+        if _copy_padded(row[start : start + step], block):
             _flip(block, first[start // 8 :], flags, 1.0)
             near_stages(block)
             _flip(block, second[start // 8 :], flags, scale)
@@ -113,22 +119,19 @@ def _rotate_and_keep(row: Floats, first: Bytes, second: Bytes, values: Floats, o
     step, scale = near_size(size), 1.0 / size  # H twice, whose columns are sqrt(D) long
     flags = np.empty((step + 7) // 8, np.uint64)
     for start in range(0, size, step):
-        block, part = values[start : start + step], row[start : start + step]
-        block[: part.size] = part
-        block[part.size :] = 0.0
-        if part.size:
+        block = values[start : start + step]
+        if _copy_padded(row[start : start + step], block):
             _flip(block, first[start // 8 :], flags, 1.0)
             near_stages(block)
     stages(values, step)
     out[:] = 0.0
-    for start in range(0, size, step):  # the first rows of H are periodic, so fold the periods
+    width = min(step, kept)
+    for start in range(0, size, step):
         block = values[start : start + step]
         _flip(block, second[start // 8 :], flags, scale)
-        if kept >= step:
-            out[start % kept : start % kept + step] += block
-        else:
-            for k in range(0, step, kept):
-                out += block[k : k + kept]
+        for k in range(0, step, width):  # the first rows of H have period `kept`, so fold the periods
+            place = (start + k) % kept
+            out[place : place + width] += block[k : k + width]
     transform(out)
 
 

@@ -32,6 +32,7 @@ from lightning_fedq.callbacks.trainer_lookup import find_federated
 from lightning_fedq.clients.stack import StackedStep, further_arguments
 from lightning_fedq.data.batches import LocalWork
 from lightning_fedq.data.generator_turns import seed_everywhere
+from lightning_fedq.functional.checks import check_at_least
 from lightning_fedq.leakage.batch_sampling import GradientMoments, solve_probability, update_variance
 from lightning_fedq.leakage.control import (
     NoiseLevel,
@@ -114,13 +115,8 @@ class LeakageBudget(pl.Callback):
         max_squared_distance: float | None = None,
         on_infeasible: Literal["warn", "raise"] = "warn",
     ) -> None:
-        for name, value, least in (
-            ("probe_size", probe_size, _LEAST_SAMPLES),
-            ("attempts", attempts, 1),
-            ("every_n_rounds", every_n_rounds, 1),
-        ):
-            if value < least:
-                raise ValueError(f"{name} must be >= {least}, got {value}")
+        check_at_least(_LEAST_SAMPLES, probe_size=probe_size)
+        check_at_least(1, attempts=attempts, every_n_rounds=every_n_rounds)
         if max_squared_distance is not None and not max_squared_distance > 0.0:
             raise ValueError(f"max_squared_distance must be > 0 or None, got {max_squared_distance}")
         if on_infeasible not in ("warn", "raise"):

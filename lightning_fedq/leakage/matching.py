@@ -136,15 +136,18 @@ def _match_shares(problem: Problem, shares: Tensor, passes: int) -> list[int]:
     (a_k - mean a)|^2. One candidate at a time is replaced by the best one, given the others. Every candidate
     is tried as the start of the first sample, so two clients with one sample each are searched exhaustively.
     """
-    gradients, gram = problem.candidate_gradients, problem.gram
-    clients, per, w = len(shares), problem.shape[0] // len(shares), problem.share_weight
-    mean, away = problem.gradient.to(gradients), shares - shares.mean(0)
+    gradients, weight = problem.candidate_gradients, problem.share_weight
+    clients, num_slots = len(shares), problem.shape[0]
+    batch_size = num_slots // clients
+    owner = [slot // batch_size for slot in range(num_slots)]
     # the objective is a quadratic form in a_1, ..., a_k with the matrix (1 - w k) / k^2 ones + w identity
-    form = torch.full((clients, clients), 1.0 / clients**2 - w / clients, dtype=torch.float64)
-    form += w * torch.eye(clients, dtype=torch.float64)
-    toward = (gradients @ (mean / clients + w * away).T).double() / per  # (n, clients)
-    inner, count = gram.double() / per**2, clients * per
-    owner = [slot // per for slot in range(count)]
+    form = torch.full((clients, clients), 1.0 / clients**2 - weight / clients, dtype=torch.float64)
+    form += weight * torch.eye(clients, dtype=torch.float64)
+    # and its linear part; a candidate's gradient counts as one of a batch
+    deviations = shares - shares.mean(0)
+    pull = problem.gradient.to(gradients) / clients + weight * deviations
+    toward = (gradients @ pull.T).double() / batch_size  # (n, clients)
+    inner = problem.gram.double() / batch_size**2
 
     def place(chosen: list[int], slot: int) -> int:
         """Return the best candidate for one slot, given the other slots. A slot of -1 is empty."""
@@ -163,11 +166,11 @@ def _match_shares(problem: Problem, shares: Tensor, passes: int) -> list[int]:
 
     best: list[int] = []
     for first in range(len(gradients)):
-        chosen = [first] + [-1] * (count - 1)
-        for slot in range(1, count):
+        chosen = [first] + [-1] * (num_slots - 1)
+        for slot in range(1, num_slots):
             chosen[slot] = place(chosen, slot)
-        for _ in range(passes if count > 2 else 0):
-            for slot in range(count):
+        for _ in range(passes if num_slots > 2 else 0):
+            for slot in range(num_slots):
                 chosen[slot] = place(chosen, slot)
         if not best or total(chosen) < total(best):
             best = chosen

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from lightning_fedq._lightning import pl, rank_zero_warn
 from lightning_fedq.callbacks.trainer_lookup import find_engine, find_federated
+from lightning_fedq.functional.checks import check_at_least
 from lightning_fedq.keys.randomness import RootKeys
 from lightning_fedq.leakage.gradients import sample_gradients
 from lightning_fedq.leakage.matching import Attack, Matching
@@ -74,13 +75,8 @@ class LeakageMonitor(pl.Callback):
         loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy,
         seed: int = 0,
     ) -> None:
-        for name, value, least in (
-            ("every_n_rounds", every_n_rounds, 1),
-            ("attempts", attempts, 1),
-            ("num_candidates", num_candidates, 2 * _COHORT),
-        ):
-            if value < least:
-                raise ValueError(f"{name} must be >= {least}, got {value}")
+        check_at_least(1, every_n_rounds=every_n_rounds, attempts=attempts)
+        check_at_least(2 * _COHORT, num_candidates=num_candidates)
         if not seconds_per_round > 0:
             raise ValueError(f"seconds_per_round must be > 0, got {seconds_per_round}")
         self.adversary, self.attack, self.loss, self.seed = adversary, attack, loss, seed

@@ -14,6 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from lightning_fedq.functional.checks import check_at_least
 from lightning_fedq.keys.randomness import Keys, SeededKeys
 from lightning_fedq.leakage.batch_sampling import GradientMoments
 from lightning_fedq.leakage.estimate import LeakageEstimate
@@ -21,7 +22,7 @@ from lightning_fedq.leakage.gradients import LocalSteps, Loss, batch_gradient, s
 from lightning_fedq.leakage.likeness import in_order, mean_square_errors, psnr
 from lightning_fedq.leakage.matching import Attack, OutOfTimeError, Problem
 from lightning_fedq.leakage.views import Observation, observe
-from lightning_fedq.mechanisms.interface import Adversary, Mechanism, RoundContext
+from lightning_fedq.mechanisms.interface import Adversary, Mechanism, RoundContext, split_groups
 
 
 @dataclass(frozen=True)
@@ -130,15 +131,12 @@ class Study:
 
     def context(self, mechanism: Mechanism, round: int = 0) -> RoundContext:
         """Return a round of clients 0, 1, ... with the smallest range that holds every candidate's update."""
-        groups, start = [], 0
-        for size in mechanism.group_sizes(self.cohort_size):
-            groups.append(tuple(range(start, start + size)))
-            start += size
+        groups = split_groups(range(self.cohort_size), mechanism.group_sizes(self.cohort_size))
         largest = self.learning_rate * self.gradients.abs().amax(0).double().cpu()
         radius = torch.stack([part.max() for part in torch.split(largest, list(self.segments))]).clamp(
             min=1e-12
         )
-        return RoundContext(round, tuple(groups), self.segments, torch.zeros_like(radius), radius)
+        return RoundContext(round, groups, self.segments, torch.zeros_like(radius), radius)
 
     def run(
         self,
@@ -169,8 +167,7 @@ class Study:
             ValueError: If `attempts` is below 1, no attempt ends in time, or there are too few candidates for
                 the view.
         """
-        if attempts < 1:
-            raise ValueError(f"attempts must be >= 1, got {attempts}")
+        check_at_least(1, attempts=attempts)
         if keys is None:
             keys = SeededKeys(int(torch.randint(2**62, (1,), generator=generator)))
         # searches have a separate generator, so that with one seed every attack gets the same samples

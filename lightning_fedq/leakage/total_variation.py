@@ -15,10 +15,11 @@ import math
 
 import scipy  # submodules are imported when they are used, because `stats` takes half a second
 
+from lightning_fedq.functional.checks import check_at_least
+
 
 def _check(dim: int, ratio: float) -> None:
-    if dim < 1:
-        raise ValueError(f"dim must be >= 1, got {dim}")
+    check_at_least(1, dim=dim)
     if not (ratio >= 0.0 and math.isfinite(ratio)):
         raise ValueError(f"ratio must be >= 0 and finite, got {ratio}")
 

@@ -21,10 +21,9 @@ each client, changes the messages of clients, but not the claims.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -33,9 +32,9 @@ import lightning_fedq.privacy.assumptions as kind
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.clip import unit_ball_factors
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
-from lightning_fedq.mechanisms.interface import AuditCase, Mechanism, Message, PrivacyClaim, RoundContext
+from lightning_fedq.mechanisms.bases.wrapper import Wrapper
+from lightning_fedq.mechanisms.interface import Mechanism, Message, PrivacyClaim, RoundContext
 from lightning_fedq.mechanisms.interface.ranges import RangeRule, Ranges
-from lightning_fedq.wire.coding import Code
 
 _UNSEEN, _CROSSED = 2.0, 0.0
 
@@ -97,13 +96,8 @@ class QuantileRule(RangeRule):
         return Ranges(side * ones, clip * ones)
 
 
-def _of_the_mechanism(name: str) -> Any:
-    """Return a property that reads the property `name` of the wrapped mechanism."""
-    return property(attrgetter(f"mechanism.{name}"), doc=f"Property `{name}` of the wrapped mechanism.")
-
-
 @dataclass(frozen=True)
-class AdaptiveClip(Mechanism):
+class AdaptiveClip(Wrapper):
     """Wrapper of an l2-clipping mechanism whose norm follows a quantile of the update norms.
 
     Take it if you do not know the updates' norms before the run. Wrap a mechanism that clips the l2 norm.
@@ -190,12 +184,9 @@ class AdaptiveClip(Mechanism):
 
     def core(self, context: RoundContext) -> tuple[Mechanism, RoundContext, float]:
         # the wrapped mechanism decodes a round of update and bit
-        return self.mechanism, self._round(context), self._scale(context)
-
-    def _round(self, context: RoundContext) -> RoundContext:
-        """Return the round as the wrapped mechanism sees it, with a segment of one coordinate for the bit."""
         ones = torch.ones(len(context.segments) + 1, dtype=torch.float64)
-        return replace(context, segments=(*context.segments, 1), center=0.0 * ones, radius=ones)
+        with_bit = replace(context, segments=(*context.segments, 1), center=0.0 * ones, radius=ones)
+        return self.mechanism, with_bit, self._scale(context)
 
     def clip(self, context: RoundContext) -> float:
         """Return the norm to which updates of this round are clipped, in units of the update."""
@@ -215,53 +206,17 @@ class AdaptiveClip(Mechanism):
         vectors = torch.cat([scaled, bits[:, None]], 1).float()
         if update.dim() == 1:
             vectors = vectors[0]
-        message = self.mechanism.encode(vectors, self._round(context), rand)
+        message = self.mechanism.encode(vectors, self._inner(context), rand)
         return replace(message, num_clipped=int(clipped.sum()) * context.dim)
 
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
         # the server reads the bits' sum, the last coordinate, through `core`
-        total = self.mechanism.decode(symbols, clients, self._round(context), rand)
+        total = self.mechanism.decode(symbols, clients, self._inner(context), rand)
         return total[:-1] * self._scale(context)
 
-    # ---- methods of the wrapped mechanism, for its round ------------------------------------------------
-
-    homomorphic = _of_the_mechanism("homomorphic")
-    fixed_cohort = _of_the_mechanism("fixed_cohort")
-    reuses_noise = _of_the_mechanism("reuses_noise")
-    has_exchangeable_clients = _of_the_mechanism("has_exchangeable_clients")
-    unbiased = _of_the_mechanism("unbiased")
-    joint = _of_the_mechanism("joint")
-    separation = _of_the_mechanism("separation")
-    price_grows_with_dim = _of_the_mechanism("price_grows_with_dim")
-    gaussian_error = _of_the_mechanism("gaussian_error")
-
-    def tolerated_dropouts(self, context: RoundContext) -> int | None:
-        return self.mechanism.tolerated_dropouts(self._round(context))
-
-    def code(self, context: RoundContext) -> Code:
-        return self.mechanism.code(self._round(context))
-
-    def num_symbols(self, context: RoundContext) -> int:
-        return self.mechanism.num_symbols(self._round(context))
-
-    def message_code(self, client: int, context: RoundContext, rand: PublicRandomness) -> Code:
-        return self.mechanism.message_code(client, self._round(context), rand)
-
-    def symbol_range(
-        self, context: RoundContext, rand: PublicRandomness
-    ) -> tuple[int | Tensor, int | Tensor] | None:
-        return self.mechanism.symbol_range(self._round(context), rand)
-
-    def can_send(self, symbols: Tensor, client: int, context: RoundContext, rand: PublicRandomness) -> bool:
-        return self.mechanism.can_send(symbols, client, self._round(context), rand)
-
-    def symbol_modulus(self, context: RoundContext) -> tuple[int, int] | None:
-        return self.mechanism.symbol_modulus(self._round(context))
-
-    def group_sizes(self, num_clients: int) -> tuple[int, ...]:
-        return self.mechanism.group_sizes(num_clients)
+    # ---- claims and errors in units of the update ------------------------------------------------------
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """Return the wrapped mechanism's claims for one coordinate more, which hold for every clip."""
@@ -270,35 +225,27 @@ class AdaptiveClip(Mechanism):
         )
         return tuple(
             replace(claim, assumptions=(*claim.assumptions, paid))
-            for claim in self.mechanism.claims(self._round(context))
+            for claim in self.mechanism.claims(self._inner(context))
         )
 
     def grid(self, context: RoundContext) -> float | None:
         """Return the wrapped mechanism's grid, in units of the update."""
-        grid = self.mechanism.grid(self._round(context))
+        grid = self.mechanism.grid(self._inner(context))
         return None if grid is None else grid * self._scale(context)
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor | None:
         """Return the wrapped mechanism's bound, in squared units of the update."""
-        variance = self.mechanism.noise_variance(self._round(context), clients)
+        variance = self.mechanism.noise_variance(self._inner(context), clients)
         return None if variance is None else variance[:-1] * self._scale(context) ** 2
 
     def mean_error(self, context: RoundContext, num_clients: int, homogeneity: float) -> float | None:
         """Return the wrapped mechanism's error in squared units of the update, with the bit's error."""
-        error = self.mechanism.mean_error(self._round(context), num_clients, homogeneity)
+        error = self.mechanism.mean_error(self._inner(context), num_clients, homogeneity)
         return None if error is None else error * self._scale(context) ** 2
 
     def longest_update(self, dim: int) -> float:
         """Return the first clip."""
         return self._unit
-
-    # ---- a target, tables, audits -----------------------------------------------------------------------
-
-    def with_level(self, level: float, context: RoundContext, max_dropped_clients: int) -> Mechanism:
-        # sets the level of the wrapped mechanism, for one coordinate more
-        return replace(
-            self, mechanism=self.mechanism.with_level(level, self._round(context), max_dropped_clients)
-        )
 
     @classmethod
     def example(cls) -> Mechanism:
@@ -307,23 +254,7 @@ class AdaptiveClip(Mechanism):
 
         return cls(GaussianNoise(clip_norm=1.0, noise_multiplier=1.0))
 
-    @classmethod
-    def plan_settings(cls, params: int) -> Mapping[str, Mechanism]:
-        """Return no settings, because a plan is about updates of a known norm."""
-        return {}
-
-    def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        """Return the wrapped mechanism's cases, each with an adaptive clip around it."""
-        cases = self.mechanism.audit_cases(dim)
-        return tuple(replace(case, mechanism=replace(self, mechanism=case.mechanism)) for case in cases)
-
     def influence(self, client: int, context: RoundContext) -> float | None:
         """Return the wrapped mechanism's influence, which includes room for the bit, in units of the clip."""
-        influence = self.mechanism.influence(client, self._round(context))
+        influence = self.mechanism.influence(client, self._inner(context))
         return None if influence is None else influence * math.hypot(1.0, self._weight)
-
-    def without_noise(self, context: RoundContext) -> Mechanism:
-        return replace(self, mechanism=self.mechanism.without_noise(self._round(context)))
-
-    def advice(self, claim: PrivacyClaim) -> str:
-        return self.mechanism.advice(claim)

@@ -41,8 +41,9 @@ class AggregateGaussian(CommonSteps):
     Take it for exactly Gaussian noise in the released model at few bits, together with secure aggregation.
 
     Args:
-        clip_norm: Largest l2 norm of an update, > 0.
-        noise_multiplier: Std of the error of the mean over its sensitivity, 2 clip_norm / cohort size.
+        clip_norm: Largest norm of an update, to which longer updates are scaled down, an l2 norm, > 0.
+        noise_multiplier: Scale of the noise divided by the sensitivity, > 0. The noise is the error of the
+            mean, whose sensitivity is 2 clip_norm / cohort size.
         entropy_code: "range" or "elias". Secure aggregation uses neither.
         error_law: Distribution of the error. "laplace" has no claim, because l2 clipping does not bound the
             l1 norm.

@@ -27,8 +27,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -45,7 +45,6 @@ from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, S
 from lightning_fedq.mechanisms.interface import (
     ANY_NUMBER,
     Adversary,
-    AuditCase,
     GaussianLoss,
     Loss,
     Mechanism,
@@ -112,9 +111,9 @@ class BandedGaussian(Mechanism):
     has less noise than with independent noise at the same epsilon.
 
     Args:
-        clip_norm: Largest l2 norm of an update, > 0.
-        noise_multiplier: Std of the fresh noise over the sensitivity of one participation in all rows
-            together, 2 clip_norm |c|, > 0.
+        clip_norm: Largest norm of an update, to which longer updates are scaled down, an l2 norm, > 0.
+        noise_multiplier: Scale of the noise divided by the sensitivity, > 0. The sensitivity is that of one
+            participation in all rows together, 2 clip_norm |c|.
         band: Number of diagonals of C, in [1, 1024], and the fewest rounds between two participations of a
             client. With b cohorts that take turns (`cohort=Cyclic(...)`) it may be b. A band of 1 is
             independent noise, for cohorts that are drawn in every round or contain all clients.
@@ -166,11 +165,6 @@ class BandedGaussian(Mechanism):
     def example(cls) -> BandedGaussian:
         # band 1 fits cohorts of every kind
         return cls(clip_norm=1.0, noise_multiplier=1.0, band=1)
-
-    @classmethod
-    def plan_settings(cls, params: int) -> Mapping[str, Mechanism]:
-        # independent noise, because a plan has no cohorts that take turns
-        return {"BandedGaussian, band 1": cls.example()}
 
     @property
     def joint(self) -> bool:
@@ -245,22 +239,26 @@ class BandedGaussian(Mechanism):
         def streams(round: int) -> PublicRandomness:
             return rand.for_round(round, attempt if round == since else 0)
 
-        name = streams(since).server("name of a block").words64(4).tobytes(), self.band, context.dim
-        done, rows = _kept.get(name, (since - 1, ()))
-        if done > context.round:
-            done, rows = since - 1, ()
-        if self.band == 1:
-            done, rows = context.round - 1, ()
-        first, *others = coefficients(self.band)
+        block = streams(since).server("name of a block").words64(4).tobytes(), self.band, context.dim
+        last, rows = _kept.get(block, (since - 1, ()))
+        if self.band == 1:  # no earlier round counts
+            last, rows = context.round - 1, ()
+        elif last > context.round:  # the cache is ahead, so the block is computed again
+            last, rows = since - 1, ()
         recent = deque(rows, maxlen=max(self.band - 1, 1))
-        for round in range(done + 1, context.round + 1):
-            sums = fresh_noise(streams(round).server("noise"), context.dim)
-            for c, row in zip(others, reversed(recent), strict=False):
-                sums -= c * row.astype(np.int64)
-            recent.append(((sums + (first >> 1)) >> _COEFFICIENT_BITS).astype(np.int32))
+        for round in range(last + 1, context.round + 1):
+            fresh = fresh_noise(streams(round).server("noise"), context.dim)
+            recent.append(self._next_row(fresh, recent))
         _kept.clear()
-        _kept[name] = context.round, tuple(recent)
+        _kept[block] = context.round, tuple(recent)
         return recent[-1]
+
+    def _next_row(self, fresh: Integers, recent: Sequence[NDArray[np.int32]]) -> NDArray[np.int32]:
+        """Return the next row of w = C^-1 z, rounded to the grid: w_t = (z_t - sum_i c_i w_(t-i)) / c_0."""
+        first, *others = coefficients(self.band)
+        for coefficient, row in zip(others, reversed(recent), strict=False):
+            fresh -= coefficient * row.astype(np.int64)
+        return ((fresh + (first >> 1)) >> _COEFFICIENT_BITS).astype(np.int32)
 
     def code(self, context: RoundContext) -> FixedLength:
         """Return signed integers wide enough for `clip_norm` in one coordinate."""
@@ -290,12 +288,6 @@ class BandedGaussian(Mechanism):
         # the part of a round's noise that stays in the model after later rounds
         share = coefficients(self.band)[0] / sum(coefficients(self.band))
         return context.dim * (self.sigma * share / num_clients) ** 2
-
-    def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        # band 1, because an audit plays one round with all clients
-        one = replace(self, band=1)
-        little = replace(one, noise_multiplier=self.noise_multiplier / math.sqrt(dim))
-        return AuditCase(little), AuditCase(one, concentrated=True, title="one coordinate")
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         # claims against adversaries that see released models, because the server is trusted

@@ -68,7 +68,6 @@ from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.mechanisms.bases.claims import ARBITRARY, FRESH
 from lightning_fedq.mechanisms.interface import (
     Adversary,
-    AuditCase,
     Mechanism,
     Message,
     PmfPairs,
@@ -418,12 +417,6 @@ class CPA(Mechanism):
         # a budget that is divided among fewer blocks may compose worse
         return self.epsilon_scope == "bit"
 
-    def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        # the second case gives every client its own epsilon
-        each = tuple(epsilon for epsilon in self._epsilons[:1] * 2 for epsilon in (epsilon, epsilon / 2.0))
-        several = replace(self, epsilon=each, epsilon_scope="bit", rounds=None)
-        return AuditCase(self), AuditCase(several, title="an epsilon for each client")
-
     def without_noise(self, context: RoundContext) -> CPA:
         # a message keeps its number of blocks
         if self.epsilon_scope == "bit":
@@ -452,11 +445,6 @@ class CPA(Mechanism):
         for client, epsilon in enumerate(self.epsilon[:num_clients]):
             groups.setdefault(epsilon, []).append(client)
         return tuple(map(tuple, groups.values()))
-
-    @classmethod
-    def plan_settings(cls, params: int) -> dict[str, Mechanism]:
-        """Return two settings: all blocks, or the number of blocks that an epsilon per message allows."""
-        return {"CPA": cls(1.0, epsilon_scope="bit"), "CPA, some blocks": cls(1.0, epsilon_scope="round")}
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """Return the claims of randomised response on every bit of a message.

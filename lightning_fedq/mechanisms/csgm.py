@@ -73,18 +73,20 @@ class _HiddenSelection(Loss):
     note: str = ""
 
     def curve(self, epsilons: Array) -> Array:
-        # both orders of the two distributions have the same bound
-        size, g = np.minimum(np.abs(epsilons), 600.0), self.probability  # a falling bound
-        inner = np.log1p(np.expm1(size) / g)  # e^x = 1 + (e^y - 1) / g
-        weight = np.exp(size - inner)  # b = e^(y - x)
-        unselected, near, far = (
-            gaussian_curve(inner, max(d / self.noise_multiplier, 1e-300))
-            for d in (1.0, 1.0 - self.around, 1.0 + self.around)
-        )
-        bound = g * ((1.0 - weight) * unselected + weight * 0.5 * (near + far))
+        # the bound falls, so it may stop at 600, and is the same for both orders of the two distributions
+        size = np.minimum(np.abs(epsilons), 600.0)
+        inner = np.log1p(np.expm1(size) / self.probability)  # e^x = 1 + (e^y - 1) / g
+        selected = np.exp(size - inner)  # b = e^(y - x)
+
+        def against(distance: float) -> Array:
+            """Return H_x of two Gaussians whose means are this many largest levels apart."""
+            return gaussian_curve(inner, max(distance / self.noise_multiplier, 1e-300))
+
+        either_level = 0.5 * (against(1.0 - self.around) + against(1.0 + self.around))
+        bound = self.probability * ((1.0 - selected) * against(1.0) + selected * either_level)
         # H_(-x)(P || Q) = 1 - e^-x + e^-x H_x(Q || P)
-        both: Array = np.where(epsilons >= 0.0, bound, -np.expm1(-size) + np.exp(-size) * bound)
-        return both
+        swapped = -np.expm1(-size) + np.exp(-size) * bound
+        return np.asarray(np.where(epsilons >= 0.0, bound, swapped))
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,8 @@ class CSGM(SubsampledMechanism):
 
     Args:
         clip_value: Largest absolute value of a coordinate, > 0.
-        noise_multiplier: Noise z > 0. The std of the mean's noise is z clip_value / (gamma n).
+        noise_multiplier: Scale of the noise divided by the sensitivity, z > 0. The std of the mean's noise is
+            z clip_value / (gamma n).
         sampling_probability: Probability gamma in (0, 1] that a client sends a coordinate.
         flatten: Whether to rotate updates first, see `SubsampledMechanism`.
         bits: Bits per coordinate that is sent, 2 to 16, or 1 to 16 with even levels.

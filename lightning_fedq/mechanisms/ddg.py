@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import lightning_fedq.privacy.assumptions as kind
-from lightning_fedq.functional.checks import check_positive
+from lightning_fedq.functional.checks import check_at_least, check_positive
 from lightning_fedq.functional.chunks import CHUNK
 from lightning_fedq.functional.clip import float32_range, unit_ball_factor
 from lightning_fedq.functional.hadamard import padded_size
@@ -46,7 +46,6 @@ from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.mechanisms.interface import (
     ANY_NUMBER,
     Adversary,
-    AuditCase,
     ConcentratedLoss,
     Loss,
     Mechanism,
@@ -70,7 +69,7 @@ class DistributedDiscreteGaussian(Mechanism):
     Take it for private training with secure aggregation, if you do not trust the server with single messages.
 
     Args:
-        clip_norm: Largest l2 norm of an update, > 0.
+        clip_norm: Largest norm of an update, to which longer updates are scaled down, an l2 norm, > 0.
         local_sigma: Parameter (about the std) of one client's noise per coordinate, > 0, in units of
             clip_norm.
         granularity: Grid of the integers, > 0, in units of clip_norm.
@@ -110,18 +109,12 @@ class DistributedDiscreteGaussian(Mechanism):
         check_positive(clip_norm=self.clip_norm, local_sigma=self.local_sigma, granularity=self.granularity)
         if not 2 <= self.bits <= 31:
             raise ValueError(f"bits must be in [2, 31], got {self.bits}")
-        if self.max_dropped_clients < 0:
-            raise ValueError(f"max_dropped_clients must be >= 0, got {self.max_dropped_clients}")
+        check_at_least(0, max_dropped_clients=self.max_dropped_clients)
         if self.steps > self._multiple * LARGEST_SIGMA:
             raise ValueError(
                 f"local_sigma must be at most {self._multiple * LARGEST_SIGMA:g} times granularity, got "
                 f"{self.steps:g}. Use a larger granularity."
             )
-
-    @classmethod
-    def plan_settings(cls, params: int) -> dict[str, Mechanism]:
-        """Return a setting with a granularity of a hundredth."""
-        return {cls.__name__: cls(1.0, 0.05, 0.01)}
 
     def with_level(
         self, level: float, context: RoundContext, max_dropped_clients: int
@@ -198,9 +191,13 @@ class DistributedDiscreteGaussian(Mechanism):
         """Return `max_dropped_clients`, because a further dropout removes noise that the claims count."""
         return self.max_dropped_clients
 
+    def num_symbols(self, context: RoundContext) -> int:
+        """Return the number of rotated coordinates."""
+        return padded_size(context.dim)
+
     def symbol_modulus(self, context: RoundContext) -> tuple[int, int]:
         """Return the modulus of the sum and the number of symbols of a message."""
-        return 1 << self.bits, padded_size(context.dim)
+        return 1 << self.bits, self.num_symbols(context)
 
     def influence(self, client: int, context: RoundContext) -> float:
         # a message may be half of the modulus in every coordinate, with and without masks
@@ -213,20 +210,6 @@ class DistributedDiscreteGaussian(Mechanism):
         """Return the variance of noise and rounding over the number of clients. Wrapped sums are left out."""
         variance = (discrete_gaussian_variance(self.steps) + 0.25) * (self.granularity * self.clip_norm) ** 2
         return torch.full_like(context.radius, variance / len(clients))
-
-    def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        # One case has a dropout that the claim allows for. The noise is doubled, because Renyi bounds of
-        # integer orders say nothing about larger losses. The grid is five times finer, because rounding then
-        # hardly lengthens an update, and the audit notices if there is a little too little noise.
-        little = replace(
-            self, local_sigma=2.0 * self.local_sigma / math.sqrt(dim), granularity=0.2 * self.granularity
-        )
-        dropped = replace(little, max_dropped_clients=max(self.max_dropped_clients, 1))
-        return (
-            AuditCase(little),
-            AuditCase(dropped, title="one dropout", num_dropped=1),
-            AuditCase(self, concentrated=True, title="one coordinate"),
-        )
 
     def _loss(self, summands: int, context: RoundContext, note: str) -> Loss:
         # replace-one adjacency: updates may be at opposite ends of the ball

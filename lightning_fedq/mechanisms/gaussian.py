@@ -27,8 +27,9 @@ class GaussianNoise(VectorNoise):
     is the sensitivity under replace-one adjacency: two clipped updates are up to 2 clip_norm apart.
 
     Args:
-        clip_norm: Largest l2 norm of an update, > 0.
-        noise_multiplier: Std of the noise over the sensitivity, > 0.
+        clip_norm: Largest norm of an update, to which longer updates are scaled down, an l2 norm, > 0.
+        noise_multiplier: Scale of the noise divided by the sensitivity, > 0. The scale is the standard
+            deviation.
 
     Raises:
         ValueError: If a value is out of range.

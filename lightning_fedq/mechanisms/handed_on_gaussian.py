@@ -42,7 +42,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -54,14 +54,13 @@ from lightning_fedq.functional.hadamard import padded_size
 from lightning_fedq.functional.noise.discrete_gaussian import LARGEST_SIGMA, discrete_gaussian, sum_gap
 from lightning_fedq.functional.noise.inversion import Words
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
+from lightning_fedq.mechanisms.bases.claims import AUTHENTICATED
 from lightning_fedq.mechanisms.ddg import DistributedDiscreteGaussian, Noise
 from lightning_fedq.mechanisms.interface import (
     Adversary,
-    AuditCase,
     ConcentratedLoss,
     HandOver,
     Loss,
-    Mechanism,
     NonPrivate,
     PrivacyClaim,
     RoundContext,
@@ -72,6 +71,8 @@ from lightning_fedq.privacy.losses import concentrated_epsilon
 OWN, TAKEN_BACK = 5, 4
 """Coefficients of a client's own share, and of its predecessor's share, which it subtracts."""
 KEPT = TAKEN_BACK / OWN
+_SPREAD = (OWN + TAKEN_BACK) ** 2 + OWN**2
+"""Squared length by which one share moves the fresh noise that must hide it, see the module."""
 _MOST_ROUNDS = 1 << 16
 """Most rounds of a block in which shares are subtracted (T)."""
 _SMOOTH = 3.0
@@ -95,6 +96,7 @@ def square_of_participations(separation: int, count: int) -> float:
         [2.777778, 9.111111, 99.42467]
     """
     power = KEPT**separation
+    # the first and the last participations have fewer neighbours, so their common terms are taken off
     ends = 2.0 * power * (1.0 - power**count) / ((1.0 - power) ** 2 * (1.0 - KEPT**2))
     return count * square_of_matrix(separation) - ends
 
@@ -162,7 +164,7 @@ class HandedOnGaussian(DistributedDiscreteGaussian):
     epsilon.
 
     Args:
-        clip_norm: Largest l2 norm of an update, > 0.
+        clip_norm: Largest norm of an update, to which longer updates are scaled down, an l2 norm, > 0.
         local_sigma: Std of a client's own share per coordinate, > 0, in units of clip_norm.
         granularity: Grid of the integers, > 0, in units of clip_norm, and at most a twentieth of local_sigma.
         bits: Symbols are integers modulo 2^bits, 2 to 31. Sums beyond half the modulus wrap around.
@@ -219,11 +221,6 @@ class HandedOnGaussian(DistributedDiscreteGaussian):
     def example(cls) -> HandedOnGaussian:
         return cls(clip_norm=1.0, local_sigma=1.0, granularity=0.01, num_cohorts=10)
 
-    @classmethod
-    def plan_settings(cls, params: int) -> dict[str, Mechanism]:
-        # none, because a plan draws its cohorts or takes all clients, so no cohorts take turns
-        return {}
-
     @property
     def separation(self) -> int:
         return self.num_cohorts
@@ -239,16 +236,14 @@ class HandedOnGaussian(DistributedDiscreteGaussian):
 
     def fresh_std(self, context: RoundContext) -> float:
         """Return parameter upsilon of the fresh noise Y, which is never handed on, in integer steps."""
-        spread = (OWN + TAKEN_BACK) ** 2 + OWN**2
-        least = spread / (self._fewest(context) * (1.0 / _SMOOTH - self.share_std**-2))
+        least = _SPREAD / (self._fewest(context) * (1.0 / _SMOOTH - self.share_std**-2))
         return max(math.sqrt(least), _LEAST_FRESH)
 
     def with_level(self, level: float, context: RoundContext, max_dropped_clients: int) -> HandedOnGaussian:
         # half the modulus holds six standard deviations of a round's sum
         sigma, n, size = 1.0 / level, len(context.cohort), padded_size(context.dim)
         asked = replace(self, max_dropped_clients=max(self.max_dropped_clients, max_dropped_clients))
-        spread = (OWN + TAKEN_BACK) ** 2 + OWN**2
-        fresh = max(spread / (asked._fewest(context) * (1.0 / _SMOOTH - _LEAST_SHARE**-2)), _LEAST_FRESH**2)
+        fresh = max(_SPREAD / (asked._fewest(context) * (1.0 / _SMOOTH - _LEAST_SHARE**-2)), _LEAST_FRESH**2)
         room = (2.0 ** (self.bits - 1) / _WRAPS) ** 2 - n * (fresh + 0.25)  # in squared steps
         if room <= 0.0:
             raise ValueError(f"a modulus of 2^{self.bits} is too small for {n} clients. Use more bits.")
@@ -318,18 +313,6 @@ class HandedOnGaussian(DistributedDiscreteGaussian):
         variance = (1.0 - KEPT) ** 2 * self.steps**2 + self.fresh_std(context) ** 2 + 0.25
         return context.dim * variance * (self.granularity * self.clip_norm) ** 2 / num_clients
 
-    def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        # Blocks have three rounds, in which none of fifty cohorts comes back. A fine grid makes the bounds on
-        # rounding and the fresh noise small.
-        one = replace(self, num_cohorts=50, granularity=0.02 * self.granularity, bits=min(self.bits + 4, 31))
-        little = replace(one, local_sigma=2.0 * self.local_sigma / math.sqrt(dim))
-        dropped = replace(little, max_dropped_clients=max(self.max_dropped_clients, 1))
-        return (
-            AuditCase(little),
-            AuditCase(dropped, title="one dropout", num_dropped=1),
-            AuditCase(one, concentrated=True, title="one coordinate"),
-        )
-
     # ---- claims -----------------------------------------------------------------------------------------
 
     def _sum_loss(self, norm: float, one_norm: float, size: int, summands: int, note: str) -> Loss:
@@ -344,16 +327,18 @@ class HandedOnGaussian(DistributedDiscreteGaussian):
             context: Public facts of the round.
         """
         fresh, clients = self.fresh_std(context), len(context.cohort)
-        spread = ((OWN + TAKEN_BACK) ** 2 + OWN**2) / (unknown * fresh**2)
-        smooth = 1.0 / (self.share_std**-2 + spread)
-        lattice = 8.1 * (_MOST_ROUNDS + 1.0) ** 2 * math.exp(-2.0 * math.pi**2 * smooth)
-        sums = 2.0 * sum_gap(clients, self.share_std) + sum_gap(clients, fresh)
-        return Slack(log_ratio=padded_size(context.dim) * (lattice + _MOST_ROUNDS * sums))
+        smoothness = 1.0 / (self.share_std**-2 + _SPREAD / (unknown * fresh**2))
+        # noise on a lattice of integer points is this close to Gaussian noise in a whole block
+        lattice = 8.1 * (_MOST_ROUNDS + 1.0) ** 2 * math.exp(-2.0 * math.pi**2 * smoothness)
+        # a round sums own shares, predecessors' shares and fresh noise
+        sums_of_a_round = 2.0 * sum_gap(clients, self.share_std) + sum_gap(clients, fresh)
+        coordinate = lattice + _MOST_ROUNDS * sums_of_a_round
+        return Slack(log_ratio=padded_size(context.dim) * coordinate)
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         # claims about the sum, by the number of shares that the adversary does not know
         there = len(context.cohort) - self.max_dropped_clients
-        corrupt = context.num_colluding
+        corrupt, needed = context.num_colluding, self._fewest(context)
         known = {
             Adversary.OUTSIDER: (0, kind.MODELS_ONLY("no party who sees only models knows a share")),
             Adversary.CLIENT: (1, kind.VIEW("the curious client knows its own share or its predecessor's")),
@@ -365,49 +350,46 @@ class HandedOnGaussian(DistributedDiscreteGaussian):
                 ),
             ),
         }
+        in_order = (
+            f"a client's rounds are at least {self.num_cohorts} apart, or a new block begins",
+            "each client's successor is dealt out once, before any data, one client to one client",
+            "no client is set back to an earlier state, and no third client knows a pair's share",
+            "updates do not depend on the clients' own noise or messages (no error feedback)",
+        )
+        answered = f"at least {there} of {len(context.cohort)} clients answer"
         base = (
-            kind.DROPOUTS(
-                f"at least {there} of {len(context.cohort)} clients answer, and nothing but the sum is seen",
-                kind.SUM_ALONE,
-            ),
-            *(
-                kind.NOISE_IN_ORDER(sentence)
-                for sentence in (
-                    f"a client's rounds are at least {self.num_cohorts} apart, or a new block begins",
-                    "each client's successor is dealt out once, before any data, one client to one client",
-                    "no client is set back to an earlier state, and no third client knows a pair's share",
-                    "updates do not depend on the clients' own noise or messages (no error feedback)",
-                )
-            ),
-            kind.AUTHENTIC_KEYS(
-                "public keys are authenticated and the key agreement is unbroken (computational)"
-            ),
+            kind.DROPOUTS(f"{answered}, and nothing but the sum is seen", kind.SUM_ALONE),
+            *map(kind.NOISE_IN_ORDER, in_order),
+            AUTHENTICATED,
         )
         colluders = {Adversary.CLIENT: 1, Adversary.SECAGG_SERVER: corrupt}
         single = NonPrivate("noise protects the sum only: the next client knows a message's share")
         claims = []
         for who in Adversary:
-            insiders, whose = known.get(who, (0, kind.VIEW("")))
-            unknown = there - insiders
             if who not in known:
                 claims.append(PrivacyClaim(who, single, 1))
-            elif unknown < self._fewest(context):
+                continue
+            insiders, whose = known[who]
+            unknown = there - insiders
+            if unknown < needed:
                 few = NonPrivate(
-                    f"{max(unknown, 0)} shares of a round are unknown, {self._fewest(context)} are needed: "
+                    f"{max(unknown, 0)} shares of a round are unknown, {needed} are needed: "
                     "take larger cohorts, fewer dropouts or fewer colluding clients"
                 )
                 claims.append(PrivacyClaim(who, few, 1))
-            else:
-                note = f"noise of {unknown} clients, which later rounds subtract in part"
-                loss, slack = self._loss(unknown, context, note), self.slack(unknown, context)
-                near = f"{slack.log_ratio:.1e} in log-ratio of Gaussian noise, charged to the budget"
-                law = kind.FLOAT_ERROR(f"the noise's distribution is within {near}")
-                about: dict[str, Any] = {
-                    "assumptions": (*base, whose, law),
-                    "slack": slack,
-                    "colluders": colluders.get(who),
-                }
-                claims.append(PrivacyClaim(who, loss, 1, **about))
+                continue
+            note = f"noise of {unknown} clients, which later rounds subtract in part"
+            slack = self.slack(unknown, context)
+            near = f"{slack.log_ratio:.1e} in log-ratio of Gaussian noise, charged to the budget"
+            claim = PrivacyClaim(
+                who,
+                self._loss(unknown, context, note),
+                1,
+                assumptions=(*base, whose, kind.FLOAT_ERROR(f"the noise's distribution is within {near}")),
+                slack=slack,
+                colluders=colluders.get(who),
+            )
+            claims.append(claim)
         return tuple(claims)
 
 

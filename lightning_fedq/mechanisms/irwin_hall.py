@@ -143,9 +143,9 @@ class IrwinHall(CommonSteps):
     Take it to compare with AggregateGaussian, if you need no privacy guarantee.
 
     Args:
-        clip_norm: Largest l2 norm of an update, > 0.
-        noise_multiplier: Std of the error of the mean over 2 clip_norm / cohort size. It is the size of an
-            error here, and no guarantee is claimed.
+        clip_norm: Largest norm of an update, to which longer updates are scaled down, an l2 norm, > 0.
+        noise_multiplier: Scale of the noise divided by the sensitivity, > 0. The noise is the error of the
+            mean, and no guarantee is claimed.
         entropy_code: "range", "elias" or "fixed". Secure aggregation uses none of them.
 
     Nothing is claimed against any adversary, because the noise has bounded support.

@@ -132,9 +132,12 @@ class JoPEQ(Mechanism):
         / (2 b). Together they are less than (1 + (support + 1) / b) 2^-51. Two ends of a level make this
         share of p, for both inputs.
         """
-        far = (self.support + 1.0) / self.noise_scale
-        chance = 0.5 * math.exp(-far) * -math.expm1(-self.step / self.noise_scale)
-        share = 2.0 * (1.0 + far) * 2.0**-51 / chance if chance > 0.0 else math.inf
+        farthest = (self.support + 1.0) / self.noise_scale
+        smallest = 0.5 * math.exp(-farthest) * -math.expm1(-self.step / self.noise_scale)
+        if smallest <= 0.0:
+            return math.inf
+        error_of_an_end = (1.0 + farthest) * 2.0**-51
+        share = 2.0 * error_of_an_end / smallest
         # (1 + share) / (1 - share) <= 1 / (1 - share)^2
         return -2.0 * math.log1p(-share) if share < 0.5 else math.inf
 

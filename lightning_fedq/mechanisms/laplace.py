@@ -8,11 +8,9 @@ References:
     Dwork, McSherry, Nissim, Smith, Calibrating Noise to Sensitivity, TCC 2006
 """
 
-import math
 from dataclasses import dataclass
 
 from lightning_fedq.mechanisms.bases.additive_noise import CoordinateNoise, VectorNoise
-from lightning_fedq.mechanisms.interface import Mechanism
 
 
 @dataclass(frozen=True)
@@ -22,8 +20,8 @@ class LaplaceNoise(VectorNoise):
     Take it for pure differential privacy of sparse or low-dimensional updates, whose l1 norm is small.
 
     Args:
-        clip_norm: Largest l1 norm of an update, > 0.
-        noise_multiplier: Scale of the noise over the sensitivity, > 0.
+        clip_norm: Largest norm of an update, to which longer updates are scaled down, an l1 norm, > 0.
+        noise_multiplier: Scale of the noise divided by the sensitivity, > 0.
 
     Raises:
         ValueError: If a value is out of range.
@@ -42,11 +40,6 @@ class LaplaceNoise(VectorNoise):
     """
 
     law = "laplace"
-
-    @classmethod
-    def plan_settings(cls, params: int) -> dict[str, Mechanism]:
-        """Return a setting that clips to the l1 norm of an evenly spread update."""
-        return {"LaplaceNoise": cls(math.sqrt(2.0 * params / math.pi), 1.0)}
 
 
 @dataclass(frozen=True)

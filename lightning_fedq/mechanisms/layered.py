@@ -98,8 +98,9 @@ class LayeredGaussian(ExactError):
     secure aggregation take AggregateGaussian.
 
     Args:
-        clip_norm: Largest l2 norm of an update, > 0.
-        noise_multiplier: Std of the error of the mean over its sensitivity, 2 clip_norm / cohort size.
+        clip_norm: Largest norm of an update, to which longer updates are scaled down, an l2 norm, > 0.
+        noise_multiplier: Scale of the noise divided by the sensitivity, > 0. The noise is the error of the
+            mean, whose sensitivity is 2 clip_norm / cohort size.
         entropy_code: "range", "elias" or, with the shifted layering, "fixed".
         layering: "direct" costs the fewest bits on average. "shifted" has a bounded number of symbols.
         error_law: Distribution of a message's error. "laplace" makes a message's error exactly Laplace, but

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from scipy.optimize import OptimizeResult, linprog, minimize
 from torch import Tensor
 
+from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.linear_decode import decode_total
 from lightning_fedq.functional.private_levels import draw_outputs, sum_of_outputs
 from lightning_fedq.functional.segments import normalise_segments, segment_lines
@@ -150,8 +151,7 @@ def solve_mvu(input_bits: int, output_bits: int, epsilon: float) -> MVUDesign:
     """
     if not (1 <= input_bits <= 4 and 1 <= output_bits <= 4):
         raise ValueError(f"input_bits and output_bits must be in [1, 4], got {input_bits} and {output_bits}")
-    if not (epsilon > 0 and math.isfinite(epsilon)):
-        raise ValueError(f"epsilon must be > 0 and finite, got {epsilon}")
+    check_positive(epsilon=epsilon)
     if epsilon > _LARGEST_LEVEL:
         raise ValueError(
             f"epsilon must be at most {_LARGEST_LEVEL:g}, got {epsilon}. "
@@ -168,18 +168,22 @@ def solve_mvu(input_bits: int, output_bits: int, epsilon: float) -> MVUDesign:
         lean: float = 1e-9 * sum(place * step for place, step in enumerate(increments.tolist(), 1))
         return lean + (_IMPOSSIBLE if solved is None else math.log(solved[0]))
 
-    half = size // 2
-    found = [_search(objective, start, 15) for start in _starts(half, 0.5 / math.tanh(epsilon / 2))]
-    best = min(
-        (_search(objective, rough.x, 15, rough.final_simplex[0]) for rough in sorted(found, key=_value)[:2]),
-        key=_value,
-    )
-    before = math.inf
-    while before - best.fun > 1e-4:  # a new simplex gets out of a flat valley
-        before, best = best.fun, min(best, _search(objective, best.x, 60), key=_value)
+    best = _minimise(objective, _starts(size // 2, 0.5 / math.tanh(epsilon / 2)))
     if best.fun >= _IMPOSSIBLE - 1.0:
         raise RuntimeError(f"no MVU design found for {input_bits}, {output_bits}, epsilon = {epsilon}")
     return _round(_symmetric(best.x, size), num_inputs, level, epsilon)
+
+
+def _minimise(
+    objective: Callable[[NDArray[np.float64]], float], starts: Iterator[NDArray[np.float64]]
+) -> OptimizeResult:
+    """Minimise from several starts: a short search from each, then longer ones from the two best."""
+    rough = sorted((_search(objective, start, 15) for start in starts), key=_value)
+    longer = (_search(objective, found.x, 15, found.final_simplex[0]) for found in rough[:2])
+    best, before = min(longer, key=_value), math.inf
+    while before - best.fun > 1e-4:  # a new simplex gets out of a flat valley
+        before, best = best.fun, min(best, _search(objective, best.x, 60), key=_value)
+    return best
 
 
 def _starts(half: int, widest: float) -> Iterator[NDArray[np.float64]]:
@@ -268,11 +272,6 @@ class MVU(Mechanism):
     def design(self) -> MVUDesign:
         """Solved P and alpha."""
         return solve_mvu(self.input_bits, self.output_bits, self.epsilon_per_coordinate)
-
-    @classmethod
-    def plan_settings(cls, params: int) -> dict[str, Mechanism]:
-        """Return no settings, because a design takes seconds at every epsilon that a target tries."""
-        return {}
 
     def with_level(self, level: float, context: RoundContext, max_dropped_clients: int) -> MVU:
         # the level is the epsilon of a coordinate

@@ -14,11 +14,11 @@ Gaussian mechanism. If the calibration used public data only, its loss is claime
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from lightning_fedq.functional.trade_off import LARGEST_LEAKAGE
 from lightning_fedq.mechanisms.bases.additive_noise import AdditiveNoise, WholeVector
-from lightning_fedq.mechanisms.interface import AuditCase, PrivacyClaim, RoundContext, no_guarantee
+from lightning_fedq.mechanisms.interface import PrivacyClaim, RoundContext, no_guarantee
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class NearOptimalUtility(AdditiveNoise):
     GaussianNoise.
 
     Args:
-        clip_norm: Largest l2 norm of an update, > 0, in units of the update.
+        clip_norm: Largest norm of an update, to which longer updates are scaled down, an l2 norm, > 0.
         leakage_budget: Largest leakage tau of one client's update of one round, in (0, sqrt(ln 2)).
         noise_std: Std of the distortion in every coordinate, in units of the update, > 0.
         measured_leakage: Upper confidence limit of the leakage at this noise, as the calibration printed it.
@@ -106,9 +106,3 @@ class NearOptimalUtility(AdditiveNoise):
             "candidates of the measurement, and a better attack or prior may learn more",
             1,
         )
-
-    def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        # the audit attacks the Gaussian claim, which needs a public calibration
-        public = replace(self, public_calibration=True)
-        little = replace(public, noise_std=self.noise_std / math.sqrt(dim))
-        return AuditCase(little), AuditCase(public, concentrated=True, title="one coordinate")

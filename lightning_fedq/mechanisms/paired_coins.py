@@ -44,7 +44,7 @@ from lightning_fedq.functional.segments import segment_lines
 from lightning_fedq.keys.randomness import ClientRandomness
 from lightning_fedq.mechanisms.bases.claims import coin_claims, independent_claims
 from lightning_fedq.mechanisms.bases.one_bit import COINS, OneBitMechanism, stack_by_group
-from lightning_fedq.mechanisms.interface import Adversary, AuditCase, PrivacyClaim, RoundContext
+from lightning_fedq.mechanisms.interface import Adversary, PrivacyClaim, RoundContext
 from lightning_fedq.mechanisms.ldpq import LDPQ
 from lightning_fedq.privacy.losses import CoinSum, HiddenPair, Law, Loss, PmfPairs
 
@@ -140,26 +140,25 @@ class PairedCoins(OneBitMechanism):
         In that part a bit is revealed with its secret and at most `partner_epsilon` is lost, in one order or
         the other.
         """
-        coin, (low, high), nu = (
-            self.coin,
-            coin_thresholds(self.epsilon_per_coordinate).probabilities,
-            self._nu,
-        )
-        whole, flip = 1 << coin.word_bits, flip_threshold(coin)
-        rest = min(3.0 / max(whole - flip - coin.high, 1), 1.0)
+        coin, flip = self.coin, flip_threshold(self.coin)
+        whole = 1 << coin.word_bits
         upper, lower, centre = coin.high / whole, coin.low / whole, flip / whole
-        # chances of a one: where the secret is 1, where it is 0
-        pairs = (((upper, upper), (1.0 - centre, centre)), ((upper, upper), (lower, lower)))
-        told, untold = (low, high), (1.0 - nu, nu)
+        # probabilities of a one, given secret 1 and given secret 0
+        at_upper, at_lower, at_centre = (upper, upper), (lower, lower), (1.0 - centre, centre)
+        # the part of 2 / g that rounding may lose, with one unit more, in which a bit is revealed
+        rounded = min(3.0 / max(whole - flip - coin.high, 1), 1.0)
+        low, high = coin_thresholds(self.epsilon_per_coordinate).probabilities
+        revealed = (low, high), (1.0 - self._nu, self._nu)
 
-        def law(chances: tuple[float, float], apart: Pmf) -> Pmf:
-            halves = [0.5 * (1.0 - rest) * mass for chance in chances for mass in (1.0 - chance, chance)]
-            return (*halves, *(rest * mass for mass in apart))
+        def law(ones: tuple[float, float], lost: Pmf) -> Pmf:
+            """Return probabilities of (secret 1: 0, 1), (secret 0: 0, 1) and of the two revealed bits."""
+            interpolated = [0.5 * (1.0 - rounded) * p for one in ones for p in (1.0 - one, one)]
+            return (*interpolated, *(rounded * p for p in lost))
 
         return tuple(
-            (law(one, first), law(other, second))
-            for one, other in pairs
-            for first, second in ((told, untold), (untold, told))
+            (law(at_upper, first), law(other, second))
+            for other in (at_centre, at_lower)
+            for first, second in (revealed, revealed[::-1])
         )
 
     def group_sizes(self, num_clients: int) -> tuple[int, ...]:
@@ -205,10 +204,6 @@ class PairedCoins(OneBitMechanism):
         # without noise the bit is the side of the centre that the value is on
         return LDPQ(epsilon_per_coordinate=math.inf)
 
-    def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        # the pair's secret affects the bit most for values at the centre
-        return *super().audit_cases(dim), AuditCase(self, title="an end and the centre", to_center=True)
-
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
         """At most radius^2 (pairs (2 alpha^2 - 1) + others alpha^2) / n^2.
 
@@ -248,12 +243,3 @@ class PairedCoins(OneBitMechanism):
             Adversary.OUTSIDER: behind(0),
         }
         return coin_claims(losses, context, shared=True)
-
-
-def _secret(
-    group: tuple[int, ...], rank: int, dim: int, rand: ClientRandomness
-) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Return one secret bit per coordinate, complemented for the pair's second member."""
-    packed = np.empty(-(-dim // 8), np.uint8)
-    rand.peer(group, COINS).fill(packed)
-    return np.unpackbits(packed, count=dim).astype(bool) ^ bool(rank)

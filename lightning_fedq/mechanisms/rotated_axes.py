@@ -23,7 +23,6 @@ References:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -33,13 +32,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fedq.functional.axis_choice import AxisChoice, best_axis_choice
+from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.hadamard import padded_size
 from lightning_fedq.functional.rotation import Words, rotate, rotate_back, sign_words
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, Stream
 from lightning_fedq.mechanisms.bases.claims import ARBITRARY, FRESH
 from lightning_fedq.mechanisms.bases.received import check_received
 from lightning_fedq.mechanisms.interface import (
-    AuditCase,
     Mechanism,
     Message,
     PmfPairs,
@@ -82,9 +81,7 @@ class RotatedAxes(Mechanism):
     clip_norm: float
 
     def __post_init__(self) -> None:
-        for name, value in (("epsilon_per_message", self.epsilon_per_message), ("clip_norm", self.clip_norm)):
-            if not 0.0 < value < math.inf:
-                raise ValueError(f"{name} must be > 0 and finite, got {value}")
+        check_positive(epsilon_per_message=self.epsilon_per_message, clip_norm=self.clip_norm)
 
     def choice(self, dim: int) -> AxisChoice:
         """Return the distribution of a message about `dim` coordinates."""
@@ -139,10 +136,6 @@ class RotatedAxes(Mechanism):
         choice = self.choice(context.dim)
         variance = (self.clip_norm / choice.mean_length) ** 2 / (choice.size * len(clients))
         return torch.full((len(context.segments),), variance, dtype=torch.float64)
-
-    def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        # one message is only one draw, so the audit attacks every client at once
-        return (AuditCase(self, everybody=True),)
 
     def worst_pair(
         self, client: int, context: RoundContext, public: PublicRandomness

@@ -38,7 +38,7 @@ from scipy import special, stats
 from torch import Tensor
 
 import lightning_fedq.privacy.assumptions as kind
-from lightning_fedq.functional.checks import check_positive
+from lightning_fedq.functional.checks import check_at_least, check_positive
 from lightning_fedq.functional.chunks import CHUNK
 from lightning_fedq.functional.clip import float32_range, unit_ball_factor
 from lightning_fedq.functional.hadamard import Floats, kernel_order, padded_size
@@ -62,7 +62,6 @@ from lightning_fedq.mechanisms.bases.claims import (
 )
 from lightning_fedq.mechanisms.interface import (
     Adversary,
-    AuditCase,
     Mechanism,
     Message,
     PrivacyClaim,
@@ -91,7 +90,7 @@ class RotatedCoins(Mechanism):
     cohorts.
 
     Args:
-        clip_norm: Largest l2 norm of an update, > 0.
+        clip_norm: Largest norm of an update, to which longer updates are scaled down, an l2 norm, > 0.
         epsilon_per_bit: Level of one randomised bit, > 0, in nats. Choose a small one if a whole update is to
             be private.
             None: a privacy target sets it when the fit starts.
@@ -146,8 +145,7 @@ class RotatedCoins(Mechanism):
             raise ValueError(f"bits_per_coordinate must be in [1, 255], got {self.bits_per_coordinate}")
         if not 0.0 < self.fraction <= 1.0 or math.frexp(self.fraction)[0] != 0.5:
             raise ValueError(f"fraction must be 1, 1/2, 1/4 or another power of 1/2, got {self.fraction}")
-        if self.max_dropped_clients < 0:
-            raise ValueError(f"max_dropped_clients must be >= 0, got {self.max_dropped_clients}")
+        check_at_least(0, max_dropped_clients=self.max_dropped_clients)
         if not 0.0 <= self.wrap_probability <= 0.01:
             raise ValueError(f"wrap_probability must be in [0, 0.01], got {self.wrap_probability}")
 
@@ -172,23 +170,13 @@ class RotatedCoins(Mechanism):
         return high - low
 
     @classmethod
-    def plan_settings(cls, params: int) -> dict[str, Mechanism]:
-        """Return settings with private messages: all coordinates, in pairs, half, or an eighth of them."""
-        return {
-            "RotatedCoins": cls(1.0, 1.0),
-            "RotatedCoins, paired": cls(1.0, 1.0, paired=True),
-            "RotatedCoins, share 1/2": cls(1.0, 1.0, fraction=0.5),
-            "RotatedCoins, share 1/8": cls(1.0, 1.0, fraction=0.125),
-        }
-
-    @classmethod
     def poisson_binomial(
         cls, clip_norm: float, theta: float, bits_per_coordinate: int, clip_stds: float = 4.5
     ) -> RotatedCoins:
         """Return the Poisson-binomial mechanism with its authors' parameters. Sums never wrap.
 
         Args:
-            clip_norm: Largest l2 norm of an update, > 0.
+            clip_norm: Largest norm of an update, to which longer updates are scaled down, an l2 norm, > 0.
             theta: A bit is one with probability 1/2 + theta x / r, r the range of a coordinate, in (0, 1/4].
             coins: Number of bits per coordinate, the authors' m, 1 to 255.
             clip_stds: Range of a rotated coordinate in standard deviations, as in the class.
@@ -275,26 +263,21 @@ class RotatedCoins(Mechanism):
         group, rank = context.place(client)
         private, coin, outside = rand.private(client, _COINS), self.coin, 0
         shared = rand.peer(group, _ROUNDING) if len(group) == 2 else None
-        which = np.zeros(1, np.int64)
+        only_row, bits = np.zeros(1, np.int64), np.empty_like(ones)
+        ones.fill(0)
         for number in range(self.bits_per_coordinate):
-            bits = np.empty_like(ones) if number else ones
             for first in range(0, ones.shape[1], _CHUNK):
                 part = slice(first, min(first + _CHUNK, ones.shape[1]))
                 words = private.words(part.stop - first)[None]
-                if shared is None:
-                    out = one_bit_quantize_rows(
-                        rotated, which, first, words, ranges, coin.low, coin.high, bits
-                    )
-                else:
-                    common = shared.words(part.stop - first)[None]
-                    common = ~common if rank else common  # one member rounds up, its partner rounds down
-                    out = one_bit_quantize_rows(
-                        rotated, which, first, common, ranges, 0, 2**WORD_BITS - 1, bits
-                    )
+                rounding, low, high = words, coin.low, coin.high
+                if shared is not None:  # the pair's words round, and own words randomise afterwards
+                    rounding, low, high = shared.words(part.stop - first)[None], 0, 2**WORD_BITS - 1
+                    rounding = ~rounding if rank else rounding  # one member rounds up, its partner down
+                out = one_bit_quantize_rows(rotated, only_row, first, rounding, ranges, low, high, bits)
+                if shared is not None:
                     bits[:, part] ^= words < np.uint32(coin.low)
+                ones[:, part] += bits[:, part]
                 outside += out if number == 0 else 0
-                if number:
-                    ones[:, part] += bits[:, part]
         return outside
 
     def decode(
@@ -307,10 +290,8 @@ class RotatedCoins(Mechanism):
         lowest = (thrown + 1 - modulus) // 2  # residues stand for the values around half of the bits
         radius = self.clip_stds * self.clip_norm / math.sqrt(padded_size(context.dim))
         share = len(total) / padded_size(context.dim)
-        scale, estimate = (
-            radius / (self._bias * self.bits_per_coordinate * share),
-            np.empty(len(total), np.float32),
-        )
+        scale = radius / (self._bias * self.bits_per_coordinate * share)
+        estimate = np.empty(len(total), np.float32)
         for first in range(0, len(total), CHUNK):
             ones = lowest + ((total[first : first + CHUNK].astype(np.int64) - lowest) & (modulus - 1))
             estimate[first : first + CHUNK] = (2 * ones - thrown) * scale  # divides by the bits' bias
@@ -354,47 +335,62 @@ class RotatedCoins(Mechanism):
         return torch.full_like(context.radius, variance * self.clip_norm**2 / padded_size(context.dim))
 
     def mean_error(self, context: RoundContext, num_clients: int, homogeneity: float) -> float:
-        # The error has two parts: the bits' variance, and the part of the mean outside the random subspace.
-        # Updates have norm clip_norm and are spread evenly. A bit's variance is reduced by its squared mean:
-        # (clip_stds / t)^2 - 1 over all rotated coordinates, of which the padding is cut. A pair's bits have
-        # 2 (1 / t^2 - 1) + 2 E|s| - E s^2, with s the sum of two rotated coordinates in units of the range,
-        # which is about Gaussian. The subspace loses |mean|^2 (1 / share - 1) before the cut, mostly within
-        # blocks of as many coordinates as are sent. In the worst case, `noise_variance`, all updates agree.
-        size, square = padded_size(context.dim), (self.clip_stds / self._bias) ** 2
-        sent = self.num_symbols(context)
-        lost = size / sent - 1.0
-        pairs = 2 * (num_clients // 2) / num_clients if self.paired else 0.0
-        alike = 1.0 + homogeneity
-        rounding = self.clip_stds * math.sqrt(4.0 * alike / math.pi) - alike
-        coin = (1.0 - pairs) * (square - 1.0) + pairs * (square - self.clip_stds**2 + rounding)
-        coins = coin / (self.bits_per_coordinate * num_clients) * context.dim / sent
-        # The transform's first rows fold D coordinates into `sent` ones, with `lost` others onto each. Each
-        # of these adds 2 / D to E G_ij^2 if i and j are in one block. Otherwise (lost - 1) / 2 of them do.
-        blocks, rest = divmod(context.dim, sent)
-        within = blocks * sent**2 + rest**2
-        between = (context.dim**2 - within) * (0.5 * lost - 0.5)
-        subspace = 2.0 * (within * lost + between) / (context.dim * size)
-        return self.clip_norm**2 * (coins + homogeneity * subspace)
+        # the bits' variance, and the part of the mean outside the random subspace, for updates of norm
+        # clip_norm that are spread evenly; in the worst case, `noise_variance`, all updates agree
+        coins = self._coin_error(num_clients, homogeneity) * context.dim / self.num_symbols(context)
+        return self.clip_norm**2 * (coins + homogeneity * self._subspace_error(context))
+
+    def _coin_error(self, num_clients: int, homogeneity: float) -> float:
+        """Return the variance of the mean's randomised bits, summed over all rotated coordinates.
+
+        A bit's variance is reduced by its squared mean: (clip_stds / t)^2 - 1. A pair's bits have 2 (1 / t^2
+        - 1) + 2 E|s| - E s^2, with s the sum of two rotated coordinates in units of the range, which is about
+        Gaussian.
+        """
+        alone = (self.clip_stds / self._bias) ** 2 - 1.0
+        sum_variance = 1.0 + homogeneity
+        rounding = self.clip_stds * math.sqrt(4.0 * sum_variance / math.pi) - sum_variance
+        in_pair = (self.clip_stds / self._bias) ** 2 - self.clip_stds**2 + rounding
+        paired = 2 * (num_clients // 2) / num_clients if self.paired else 0.0
+        bit = (1.0 - paired) * alone + paired * in_pair
+        return bit / (self.bits_per_coordinate * num_clients)
+
+    def _subspace_error(self, context: RoundContext) -> float:
+        """Return the share of |mean|^2 that a random subspace of the rotated coordinates loses.
+
+        It is 1 / share - 1 before the padding is cut, mostly within blocks of as many coordinates as are
+        sent. The transform's first rows fold D coordinates into `sent` ones, with `folded` others onto each.
+        Each of these adds 2 / D to E G_ij^2 if i and j are in one block. Otherwise (folded - 1) / 2 of them
+        do.
+        """
+        dim, size, sent = context.dim, padded_size(context.dim), self.num_symbols(context)
+        folded = size / sent - 1.0
+        blocks, rest = divmod(dim, sent)
+        pairs_in_a_block = blocks * sent**2 + rest**2
+        other_pairs = dim**2 - pairs_in_a_block
+        return 2.0 * (pairs_in_a_block * folded + other_pairs * (0.5 * folded - 0.5)) / (dim * size)
 
     # ---- claims -----------------------------------------------------------------------------------------
 
     def _behind(self, known: int, others: int, context: RoundContext) -> Loss:
         """Return the loss of a sum with `others` unknown bits, to an adversary that knows `known` clients."""
         low, high = self.coin.probabilities
-        moments = _moments(low, high, others)
         count, reach = self.num_symbols(context), self._reach(context)
-        grain = 2.0 ** -(WORD_BITS - 1)  # both thresholds are rounded to whole words
+        rounding = math.sqrt(count) * 2.0 ** -(WORD_BITS - 1)  # both thresholds are rounded to whole words
         if self.paired and known:
             # the partner knows which shared roundings a changed update flips, so changes count in l1
-            change = min(math.sqrt(count) * (reach + math.sqrt(count) * grain), float(count))
-            square, note = change * (high - low) ** 2, "a pair's shared word is known, and the sum is seen"
+            changed_bits = min(math.sqrt(count) * (reach + rounding), float(count))
+            square_change = changed_bits * (high - low) ** 2
+            note = "a pair's shared word is known, and the sum is seen"
         else:
-            change = min((high - low) * reach + math.sqrt(count) * grain, (high - low) * math.sqrt(count))
-            square, note = change * change, "one randomised bit a rotated coordinate, hidden by other clients"
+            change = min((high - low) * reach + rounding, (high - low) * math.sqrt(count))
+            square_change = change * change
+            note = "one randomised bit a rotated coordinate, hidden by other clients"
         # `count` coordinates share the squared change evenly in the worst case, as the logarithm is concave
-        coins = self.bits_per_coordinate * count
-        grown = np.log1p(moments * (square * (1.0 + 1e-9)) / count)
-        divergences = coins * grown * (1.0 + 1e-9) / (np.array(ORDERS) - 1.0)
+        moments = _moments(low, high, others)
+        of_a_bit = np.log1p(moments * (square_change * (1.0 + 1e-9)) / count)
+        num_bits = self.bits_per_coordinate * count
+        divergences = num_bits * of_a_bit * (1.0 + 1e-9) / (np.array(ORDERS) - 1.0)
         return RenyiLoss(ORDERS, tuple(divergences.tolist()), note)
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
@@ -404,20 +400,21 @@ class RotatedCoins(Mechanism):
             missing = "epsilon_per_bit is not set yet" if unset else "epsilon_per_bit is infinite"
             return no_guarantee(f"{missing}: an extreme input determines its bits", 1)
         low, high = self.coin.probabilities
-        places = np.arange(self.bits_per_coordinate + 1)
-        laws = [tuple(stats.binom.pmf(places, self.bits_per_coordinate, p).tolist()) for p in (high, low)]
+        ones = np.arange(self.bits_per_coordinate + 1)
+        laws = [tuple(stats.binom.pmf(ones, self.bits_per_coordinate, p).tolist()) for p in (high, low)]
         if self.bits_per_coordinate == 1:
             laws = [(low, high), (high, low)]
         alone = PmfPairs(((laws[0], laws[1]),), "randomised response on the bits of one rotated coordinate")
         keys = (AUTHENTICATED,) if self.paired else ()
-        left = len(context.cohort) - self.max_dropped_clients
         size = len(context.cohort)
-        answered = f"at least {max(left, 1)} of {size} clients answer, and a round with fewer is aborted"
-        answer = (kind.DROPOUTS(answered),)
+        least = max(size - self.max_dropped_clients, 1)
+        answer = kind.DROPOUTS(
+            f"at least {least} of {size} clients answer, and a round with fewer is aborted"
+        )
         stated = {
-            Adversary.CLIENT: (MODELS_ONLY, *answer),
-            Adversary.SECAGG_SERVER: (SUM_ONLY, bounded_collusion(context.num_colluding), *answer, *keys),
-            Adversary.OUTSIDER: (MODELS_ONLY, *answer, *keys),
+            Adversary.CLIENT: (MODELS_ONLY, answer),
+            Adversary.SECAGG_SERVER: (SUM_ONLY, bounded_collusion(context.num_colluding), answer, *keys),
+            Adversary.OUTSIDER: (MODELS_ONLY, answer, *keys),
         }
         summed = {
             who: PrivacyClaim(
@@ -433,23 +430,6 @@ class RotatedCoins(Mechanism):
         return tuple(summed.get(claim.adversary, claim) for claim in singles)
 
     # ---- attacks ----------------------------------------------------------------------------------------
-
-    def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        """Return single messages at the mechanism's epsilon, and sums of weak bits with nearly tight claims.
-
-        With the range at two standard deviations, an update in the worst direction takes half of every range,
-        and an update that is not clipped in l2 all of it. The clip is wide enough for the audit's other
-        clients, whose coordinates are within +-1.
-        """
-        wide = replace(self, clip_stds=1.0, clip_norm=4.0 * math.sqrt(dim), max_dropped_clients=0)
-        sums = replace(wide, clip_stds=2.0, epsilon_per_bit=0.5, bits_per_coordinate=16)
-        half = replace(sums, fraction=0.5, max_dropped_clients=1)
-        return (
-            AuditCase(wide),
-            AuditCase(sums, title="16 coins", only_sums=True),
-            AuditCase(replace(sums, paired=True), title="16 coins, paired", only_sums=True),
-            AuditCase(half, title="16 coins, half of the axes, one dropout", only_sums=True, num_dropped=1),
-        )
 
     def worst_pair(
         self, client: int, context: RoundContext, public: PublicRandomness

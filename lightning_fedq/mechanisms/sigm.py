@@ -45,7 +45,8 @@ class SIGM(SubsampledMechanism):
 
     Args:
         clip_value: Largest absolute value of a coordinate, > 0.
-        noise_multiplier: Noise z > 0. The std of the mean's noise is z clip_value / (gamma n).
+        noise_multiplier: Scale of the noise divided by the sensitivity, z > 0. The std of the mean's noise is
+            z clip_value / (gamma n).
         sampling_probability: Probability gamma in (0, 1] that a client sends a coordinate.
         flatten: Whether to rotate updates first, see `SubsampledMechanism`.
         entropy_code: "range" codes each symbol with its distribution given dither and step. "fixed" gives
@@ -132,26 +133,30 @@ class SIGM(SubsampledMechanism):
         Returns:
             Number of bits of the message, and number of values outside of the range.
         """
+        scales = self._scales(context)
         sizes = [int(selected[first : first + CHUNK].sum()) for first in range(0, len(values), CHUNK)]
-        ends, scales = np.cumsum([0, *sizes]), self._scales(context)
+        ends = np.cumsum([0, *sizes])  # of the chunks, among the selected coordinates
         dithers, steps, symbols = np.empty(ends[-1]), np.empty(ends[-1]), np.empty(ends[-1], np.int32)
 
-        def put(part: slice, words: NDArray[np.uint64]) -> tuple[int, float]:
-            size, chosen, first = part.stop - part.start, selected[part], part.start // CHUNK
-            dither, step, _ = selected_quantizer(words, chosen, 1.0, "shifted")
-            units, taken, factors = np.empty(size), np.empty(size + 1), np.empty(size + 1)
+        def quantize_chunk(part: slice, words: NDArray[np.uint64]) -> tuple[int, float]:
+            """Return the number of values outside of the range, and the largest |symbol|."""
+            chosen, units = selected[part], np.empty(part.stop - part.start)
             outside = self._to_units(values, part.start, units)
-            take_scaled(units, counts[part], scales, chosen, taken, factors)
-            step *= factors[: len(step)]
+            dither, step, _ = selected_quantizer(words, chosen, 1.0, "shifted")
+            # compiled loops may write one place behind the selected coordinates
+            inputs, stds = np.empty(len(units) + 1), np.empty(len(units) + 1)
+            take_scaled(units, counts[part], scales, chosen, inputs, stds)
+            step *= stds[: len(step)]
             sent = np.zeros(len(step) + 1, np.int32)
-            largest = dither_quantize_row(taken[: len(step)], 1.0, dither, step, sent[:-1])
+            largest = dither_quantize_row(inputs[: len(step)], 1.0, dither, step, sent[:-1])
             put_selected(sent, chosen, out[part])
-            place = slice(ends[first], ends[first + 1])
+            number = part.start // CHUNK
+            place = slice(ends[number], ends[number + 1])
             dithers[place], steps[place], symbols[place] = dither, step, sent[:-1]
             return outside, largest
 
         words = partial(next_words, rand.shared_with_server(client, "layered dither"))
-        outside, largest = zip(*in_chunks(len(values), words, put), strict=True)
+        outside, largest = zip(*in_chunks(len(values), words, quantize_chunk), strict=True)
         if not max(largest) < 2.0**30:
             raise ValueError(f"a symbol of client {client} is {max(largest):.3g}. Raise noise_multiplier.")
         code = self._code(selected, dithers, steps, context).inner

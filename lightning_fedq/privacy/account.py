@@ -98,13 +98,14 @@ class Account:
             rounds: Rounds of one client that are accounted for.
         """
         run = self.run
-        after_drops = claim.loss.counts_answers and run.sampling.dropout_probability > 0.0
-        if claim.adversary in _OF_SUMS and run.min_survivors is not None:
-            after_drops = False  # at least this many clients are in every sum, so dropouts cost no delta
-        share = 0.5 if after_drops else 1.0
+        # with a confirmed number of survivors in every sum, dropouts cost no delta
+        confirmed = claim.adversary in _OF_SUMS and run.min_survivors is not None
+        depends_on_answers = claim.loss.counts_answers and run.sampling.dropout_probability > 0.0
+        share = 0.5 if depends_on_answers and not confirmed else 1.0
         if claim.adversary is Adversary.SECAGG_SERVER and self.masks_hold:
-            more = CHANCE * run.colluders.drawn + run.masks_open / self.delta
-            share -= more * max(rounds, self.horizon, run.rounds if run.mechanism.reuses_noise else 0)
+            charged = max(rounds, self.horizon, run.rounds if run.mechanism.reuses_noise else 0)
+            share_of_round = CHANCE * run.colluders.drawn + run.masks_open / self.delta
+            share -= share_of_round * charged
         return max(share, 0.0) * self.delta
 
     def spent(
@@ -296,19 +297,22 @@ class Account:
         if wider_view is None:
             return claim
         wider = claims[wider_view]
-        if adversary is Adversary.SECAGG_SERVER and claim.num_colluders < self.num_colluding:
-            few = (
-                f"the mechanism's claim covers {claim.num_colluders:g} colluding clients, "
-                f"{self.num_colluding} may collude"
-            )
-            claim = replace(claim, loss=NonPrivate(few))
-        if adversary is Adversary.SECAGG_SERVER and run.threat.secure_sum is None:
-            off = f"secure aggregation is off: see the row of {wider_view.value}"
-            return replace(claim, loss=NonPrivate(off))
-        if adversary is Adversary.SECAGG_SERVER and not self.masks_hold:
-            power = math.ceil(10 * math.log2(run.masks_open)) / 10
-            why = f"colluders open masks with probability up to 2^{power:g} a round, more than delta covers"
-            return _claim_of_wider(wider, adversary, why)
+        if adversary is Adversary.SECAGG_SERVER:
+            if run.threat.secure_sum is None:
+                off = f"secure aggregation is off: see the row of {wider_view.value}"
+                return replace(claim, loss=NonPrivate(off))
+            if not self.masks_hold:
+                power = math.ceil(10 * math.log2(run.masks_open)) / 10
+                why = (
+                    f"colluders open masks with probability up to 2^{power:g} a round, more than delta covers"
+                )
+                return _claim_of_wider(wider, adversary, why)
+            if claim.num_colluders < self.num_colluding:
+                few = (
+                    f"the mechanism's claim covers {claim.num_colluders:g} colluding clients, "
+                    f"{self.num_colluding} may collude"
+                )
+                claim = replace(claim, loss=NonPrivate(few))
         if not run.threat.plain_sum:
             why = "the mean is weighted or replaced by a robust rule"
             return _claim_of_wider(wider, adversary, why, ", and weights (sample counts) are public")
@@ -316,9 +320,13 @@ class Account:
             return claim
         if not run.threat.num_byzantine:
             claim = _add_assumption(claim, _HONEST)
-        fixed = run.mechanism.fixed_cohort
+        return self._claim_about_answers(claim, wider)
+
+    def _claim_about_answers(self, claim: PrivacyClaim, wider: PrivacyClaim) -> PrivacyClaim:
+        """Return a claim about a sum for the clients that are sure to be in it."""
+        run, fixed = self.run, self.run.mechanism.fixed_cohort
         # a model that a lying server releases holds the randomised bits of the survivors only
-        if run.min_survivors is not None and (not fixed or adversary is Adversary.SECAGG_SERVER):
+        if run.min_survivors is not None and (not fixed or claim.adversary is Adversary.SECAGG_SERVER):
             return self._claim_against_active_server(claim, wider, run.min_survivors)
         if run.sampling.dropout_probability > 0.0:
             return self._claim_after_dropouts(claim, wider)

@@ -12,6 +12,7 @@ Objects that are no `Loss` are refused, and so is `NonPrivate`, which has nothin
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import NamedTuple
 
 from lightning_fedq.mechanisms.interface import NO_SLACK, Slack
@@ -33,9 +34,12 @@ def check_delta(delta: float | None, count: int | None = None, unit: str = "clie
     Raises:
         ValueError: If delta is missing, below 1e-12 (where the rounding of the accountant's floats would
             show), not below 1, or not below 1 / count.
+        TypeError: If delta is not a number.
     """
     if delta is None:
         raise ValueError(f"delta is missing. Choose one below 1 / {unit}, such as 1e-5.")
+    if not isinstance(delta, Real) or isinstance(delta, bool):
+        raise TypeError(f"delta must be a number, got {delta!r} ({type(delta).__name__})")
     if 0.0 < delta < SMALLEST_DELTA:
         raise ValueError(
             f"delta must be >= {SMALLEST_DELTA:g}, got {delta} "
@@ -128,18 +132,34 @@ def spent(
     distance = composed_mass(min(participation * slack.distance, 1.0), rounds) + past * slack.distance
     total = Slack(distance, (rounds + past) * slack.log_ratio)
     parts = Slack((rounds * participation + past) * slack.distance, total.log_ratio)
-    by_part = _with_slack_of_parts(exact, delta, parts, _pure(loss, compositions, slack))
-    whole = with_slack(exact, delta, total)
-    epsilon = min(whole, by_part)
+    epsilon, factor = _with_any_slack(exact, delta, total, parts, _pure(loss, compositions, slack))
     if math.isinf(epsilon):
         reason = (
             f"the released law is known up to a distance of {total.distance:.2g} only, too much for this "
             f"delta (exact arithmetic would give epsilon {exact(delta):.3g})"
         )
         return Spending(epsilon, delta, run_mass, reason)
-    factor = "(1 + e^epsilon)" if whole <= by_part else "(1 + e^epsilon of a part)"
     price = f"{factor} {total.distance:.2g} of delta and {2 * total.log_ratio:.2g} of epsilon"
     return Spending(epsilon, delta, run_mass, f"{method}; {price} cover the sampler's error")
+
+
+def _with_any_slack(
+    exact: Callable[[float], float], delta: float, total: Slack, parts: Slack, pure: float
+) -> tuple[float, str]:
+    """Return the smaller bound on epsilon of `with_slack` and `_with_slack_of_parts`, and its price in words.
+
+    The price is the factor of the distance that is paid from delta.
+
+    Args:
+        exact: Function that returns epsilon of the known laws at a delta.
+        delta: Delta of the statement, in (0, 1).
+        total: Slack of the whole run.
+        parts: Sums of the slacks over the parts of the run.
+        pure: Largest pure epsilon of one part. Infinite for none.
+    """
+    by_part = _with_slack_of_parts(exact, delta, parts, pure)
+    whole = with_slack(exact, delta, total)
+    return (whole, "(1 + e^epsilon)") if whole <= by_part else (by_part, "(1 + e^epsilon of a part)")
 
 
 def with_slack(exact: Callable[[float], float], delta: float, slack: Slack) -> float:
@@ -273,7 +293,7 @@ def spent_together(kinds: Mapping[Rounds, int], delta: float) -> float:
         return _exact_epsilon(kinds, remaining_delta)
 
     pure = max(_pure(*kind) for kind in kinds)
-    return min(with_slack(exact, delta, total), _with_slack_of_parts(exact, delta, total, pure))
+    return _with_any_slack(exact, delta, total, total, pure)[0]
 
 
 def _exact_epsilon(kinds: Mapping[Rounds, int], delta: float) -> float:

@@ -518,20 +518,25 @@ class Ledger:
         self.names_no_journal = bool(state["rounds"]) and not state["journal"]
         if repeatable and (name == self._id or not self.rounds):
             self._parts, self._id = parts, name or self._id
+        elif not self._add_unknown(parts) and name in (self._id, *self._parts):
+            return  # a state of this ledger's own past
         else:
-            news = {
-                who: (
-                    max(rounds, self._get_charges(who)[0]),
-                    torch.maximum(charges, self._get_charges(who)[1]),
-                )
-                for who, (rounds, charges) in parts.items()
-                if rounds > self._get_charges(who)[0] or bool((charges > self._get_charges(who)[1]).any())
-            }
-            if not news and name in (self._id, *self._parts):
-                return
             self._rename()
-            self._parts |= news
         self.journal, self.recorded = None, (state["journal"], state["position"])
+
+    def _add_unknown(self, parts: Mapping[str, tuple[int, Tensor]]) -> bool:
+        """Add the charges of a state that this ledger does not know yet, and return whether there are any.
+
+        Args:
+            parts: Rounds and charges by the name under which they were charged.
+        """
+        news = {}
+        for name, (rounds, charges) in parts.items():
+            known_rounds, known = self._get_charges(name)
+            if rounds > known_rounds or bool((charges > known).any()):
+                news[name] = max(rounds, known_rounds), torch.maximum(charges, known)
+        self._parts |= news
+        return bool(news)
 
 
 def pad_segments(context: RoundContext, dim: int) -> RoundContext:

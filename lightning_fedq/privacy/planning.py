@@ -15,11 +15,12 @@ on MNIST: R 0.04 lost nothing, 0.4 five points, 1.5 fifteen, above 4 nearly ever
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, SeededKeys
-from lightning_fedq.mechanisms.interface import Adversary, Mechanism, RoundContext
+from lightning_fedq.mechanisms.interface import Adversary, Mechanism, RoundContext, split_groups
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.cohorts import CohortLaw, DisjointOnce, Everybody
 from lightning_fedq.privacy.run import Run, Sampling, ThreatModel
@@ -287,14 +288,11 @@ def make_plan_context(mechanism: Mechanism, cohort: int, params: int) -> RoundCo
     Each coordinate has a range of 4.5 / sqrt(params). A mechanism with its own rule for the range gets a
     range of 1, into which every update fits.
     """
-    groups, start = [], 0
-    for size in mechanism.group_sizes(cohort):
-        groups.append(tuple(range(start, start + size)))
-        start += size
+    groups = split_groups(range(cohort), mechanism.group_sizes(cohort))
     radius = torch.ones(1, dtype=torch.float64)
     if mechanism.range_rule is None:
         radius *= KAPPA / math.sqrt(params)
-    return RoundContext(0, tuple(groups), (params,), 0.0 * radius, radius)
+    return RoundContext(0, groups, (params,), 0.0 * radius, radius)
 
 
 def relative_error(
@@ -320,9 +318,17 @@ def relative_error(
 
 
 def planned_noise(
-    mechanism: Mechanism, cohort: int, params: int, rounds: int, homogeneity: float = HOMOGENEITY
+    mechanism: Mechanism,
+    cohort: int,
+    params: int,
+    rounds: int,
+    homogeneity: float = HOMOGENEITY,
+    lengths: Sequence[float] = (),
 ) -> float | None:
-    """Return the planned noise-to-signal ratio R of a run, E / (eta rounds). None without a bound on E.
+    """Return the planned noise-to-signal ratio R of a run. None without a bound on E.
+
+    It is E / (eta rounds) if all updates are equally long. With the lengths l of a schedule it is E rounds /
+    (eta (sum l)^2), because the noise of a round does not depend on its length.
 
     Args:
         mechanism: Mechanism of the run.
@@ -330,8 +336,13 @@ def planned_noise(
         params: Number of parameters of the model.
         rounds: Number of rounds of the run, >= 1.
         homogeneity: Similarity of the clients' updates, eta, in (0, 1].
+        lengths: Length of the updates of each round, relative to the longest. Empty if all are equally long.
     """
-    return noise_ratio(relative_error(mechanism, cohort, params, homogeneity), rounds, homogeneity)
+    ratio = noise_ratio(relative_error(mechanism, cohort, params, homogeneity), rounds, homogeneity)
+    if ratio is None or not lengths:
+        return ratio
+    signal = sum(lengths) / rounds
+    return ratio / signal**2 if signal > 0.0 else math.inf
 
 
 def noise_ratio(error: float | None, rounds: int, homogeneity: float) -> float | None:
@@ -418,25 +429,37 @@ def _estimate_clients_needed(
         return math.ceil(guess) if guess < 1e15 else None
     clients = max(math.ceil(guess), problem.rounds if once else 1)
     cohort = clients // problem.rounds if once else clients
-    byzantine = math.ceil(problem.num_byzantine * clients / here)
-    try:  # with more clients, the target may be out of reach, or its delta too large
-        larger = replace(
-            problem,
-            clients=math.ceil(problem.clients * clients / here),
-            law=law.with_size(cohort),
-            num_byzantine=byzantine,
-        )
-        near = level * (clients / here) ** (0.5 * (power - 1.0))
-        found = calibrate(problem.target, larger.run(mechanism), near).mechanism
-    except ValueError:
+    larger = {
+        "clients": math.ceil(problem.clients * clients / here),
+        "law": law.with_size(cohort),
+        "num_byzantine": math.ceil(problem.num_byzantine * clients / here),
+    }
+    near = level * (clients / here) ** (0.5 * (power - 1.0))
+    reached = _ratio_with(mechanism, problem, larger, cohort, near)
+    if reached is None:
         return clients
-    context = make_plan_context(found, cohort, problem.params)
-    error = found.mean_error(context, cohort, problem.homogeneity)
-    if error is None:
-        return clients
-    reached = error / (problem.homogeneity * problem.rounds)
     slope = math.log(ratio / reached) / math.log(clients / here)
     if not slope > 0.7:  # noise should fall with n or faster, so a slower fall never reaches R = 0.1
         return None
     better: float = clients * (reached / GOOD) ** (1.0 / slope)
     return math.ceil(better)
+
+
+def _ratio_with(
+    mechanism: Mechanism, problem: Problem, changes: Mapping[str, Any], cohort: int, near: float
+) -> float | None:
+    """Return R of a candidate in a changed federation. None where the target or R is out of reach.
+
+    Args:
+        mechanism: Candidate, not calibrated.
+        problem: Resources and target.
+        changes: Fields of the problem that change.
+        cohort: Number of clients of a round after the change.
+        near: Level where the search starts.
+    """
+    try:  # with more clients, the target may be out of reach, or its delta too large
+        found = calibrate(problem.target, replace(problem, **changes).run(mechanism), near).mechanism
+    except ValueError:
+        return None
+    error = found.mean_error(make_plan_context(found, cohort, problem.params), cohort, problem.homogeneity)
+    return noise_ratio(error, problem.rounds, problem.homogeneity)

@@ -8,9 +8,9 @@ vacuous, and so are distinguishing events more likely than delta, because such a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from importlib.metadata import version
 from typing import Literal
 
@@ -18,14 +18,16 @@ import torch
 
 import lightning_fedq.privacy.assumptions as kind
 from lightning_fedq.dpsgd.statement import SampleStatement
-from lightning_fedq.mechanisms.interface import Adversary, Neighbours, NonPrivate, PrivacyClaim
+from lightning_fedq.mechanisms.interface import Adversary, NonPrivate, PrivacyClaim
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import Spending, check_delta
 from lightning_fedq.privacy.client_spending import ChargedClients, Population, current_epsilon
+from lightning_fedq.privacy.report_notes import notes_on
+from lightning_fedq.privacy.row import Row, format_times
 from lightning_fedq.privacy.run import ASSUMED, Run
-from lightning_fedq.privacy.secret_row import NOTE, SECRET_COHORTS, adversary_title, secret_row
+from lightning_fedq.privacy.secret_row import secret_row
 from lightning_fedq.privacy.target import PrivacyTarget
-from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS, VACUOUS_EPSILON, format_epsilon, verdict
+from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS, VACUOUS_EPSILON, verdict
 
 OWN_CODE = kind.TRUSTED_CODE(
     "every client runs code of its own (fedq flower client), or only trusted operators start runs and hold "
@@ -35,116 +37,6 @@ _SECURE_ONLY = (
     "keys are reproducible, so everybody who knows the seed can compute all randomness. "
     "Use secure keys (seed=None)"
 )
-
-
-_OTHER_WORLD = {
-    Neighbours.SUBSTITUTION.value: "with any other one",
-    Neighbours.ZERO_OUT.value: "with an update of zero",
-}
-
-
-def _times(epsilon: float) -> str:
-    odds = math.exp(min(epsilon, 300.0))
-    if odds > 1e12:
-        return "any number of times"
-    return f"{math.ceil(odds):,} times" if odds >= 1000.0 else f"{format_epsilon(odds)} times"
-
-
-@dataclass(frozen=True)
-class Row:
-    """Privacy of one client against one adversary.
-
-    Args:
-        adversary: Name of the `Adversary`.
-        unit: Unit that one loss of the mechanism protects: a "coordinate", a "block" of them or the
-            "message".
-        epsilon_unit: Pure epsilon of one unit in one round. None where nothing is claimed. Infinite where
-            some outcome excludes an input, or the loss is unbounded (Gaussian noise).
-        epsilon_round: Epsilon of one round, at `delta`.
-        epsilon_run: Epsilon of the whole run, at `delta`.
-        delta: Delta of `epsilon_round` and `epsilon_run`.
-        infinite_mass: Probability of a distinguishing event over the run: an outcome that only one of two
-            neighbouring inputs can produce.
-        neighbours: Adjacency: the difference between the two neighbouring inputs, in words.
-        method: Name of the accounting method.
-        assumptions: Assumptions that must hold, a sentence each.
-        verdict: Verdict of one or two words.
-        reason: Reason for a bad verdict.
-        advice: Setting that would give a better verdict.
-        epsilon_any_two: Epsilon of the run under replace-one adjacency. It equals `epsilon_run`, unless the
-            adjacency is zero-out.
-        cohorts: "secret" for a row that assumes that only the server knows who took part, otherwise "known".
-        colluders: Number of clients that may pool all that they know with the adversary, or which it has by
-            itself (one curious client). Infinite for any number.
-    """
-
-    adversary: str
-    unit: str
-    epsilon_unit: float | None
-    epsilon_round: float
-    epsilon_run: float
-    delta: float
-    infinite_mass: float
-    neighbours: str
-    method: str
-    assumptions: tuple[str, ...]
-    verdict: str
-    reason: str = ""
-    advice: str = ""
-    epsilon_any_two: float = math.inf
-    cohorts: str = "known"
-    colluders: float = 0.0
-
-    @property
-    def name(self) -> str:
-        """Name of the adversary, with a suffix for secret cohorts."""
-        return f"{self.adversary}{SECRET_COHORTS}" if self.cohorts == "secret" else self.adversary
-
-    @property
-    def title(self) -> str:
-        """Name of the adversary for a reader, with a suffix for secret cohorts."""
-        return adversary_title(self.name)
-
-    @property
-    def epsilon(self) -> float:
-        """Epsilon over the run under replace-one adjacency. All verdicts are about it."""
-        return max(self.epsilon_run, self.epsilon_any_two)
-
-    def refused(self, reason: str, advice: str = "") -> Row:
-        """Return the row without a guarantee.
-
-        Args:
-            reason: Reason why there is no guarantee.
-            advice: Setting that would give one.
-        """
-        return replace(
-            self,
-            epsilon_unit=None,
-            epsilon_round=math.inf,
-            epsilon_run=math.inf,
-            epsilon_any_two=math.inf,
-            infinite_mass=1.0,
-            method="none",
-            verdict=NO_GUARANTEE,
-            reason=reason,
-            advice=advice,
-        )
-
-    @property
-    def sentence(self) -> str:
-        """The row in one or two sentences."""
-        if self.verdict == NO_GUARANTEE:
-            return f"No guarantee: {self.reason}."
-        if self.verdict == VACUOUS:
-            return f"Vacuous: {self.reason}."
-        words = (
-            f"Any set of outcomes is at most {_times(self.epsilon_run)} as likely with a client's "
-            f"update as {_OTHER_WORLD[self.neighbours]}, plus {self.delta:g}."
-        )
-        if self.neighbours == Neighbours.ZERO_OUT.value:
-            words += f" Between any two updates: {_times(self.epsilon_any_two)}."
-        return words
-
 
 STATED = {
     "client": "What a client is",
@@ -228,7 +120,7 @@ class Bits:
 
 
 def _current_origin() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
 
 
 @dataclass(frozen=True)
@@ -280,6 +172,8 @@ class PrivacyReport:
             known.
         ended: What ended the run before its last round. "" for nothing.
         limit: Epsilon that a privacy budget kept, whatever ended the run, in words. "" without a budget.
+        smaller_delta: A smaller delta and the epsilon of `about` at it, under replace-one adjacency. None
+            where nothing is guaranteed.
         bits: Bits of the uplink and the downlink. None where nothing is known.
         stated: What the user states about the run, by the keys of `STATED`.
         origin: Time, version and files.
@@ -308,6 +202,7 @@ class PrivacyReport:
     by_round: tuple[tuple[int, float], ...] = ()
     ended: str = ""
     limit: str = ""
+    smaller_delta: tuple[float, float] | None = None
     bits: Bits | None = None
     stated: dict[str, str] = field(default_factory=dict)
     origin: Origin = field(default_factory=Origin)
@@ -391,12 +286,24 @@ def privacy_report(
         not run.sampling.real_clients,
         shown,
         () if threat.secure_keys else rows,
-        (*_notes(account, population), *_pooling_note(rows, account)),
+        tuple(notes_on(account, population, rows)),
         charged=population.histogram(),
         secret=hidden,
         origin=Origin(_current_origin().partition(" ")[0]) if run.sampling.law.secret else Origin(),
     )
-    return report if target is None else replace(report, asked=_target_outcome(target, run, report))
+    if target is not None:
+        report = replace(report, asked=_target_outcome(target, run, report))
+    return replace(report, smaller_delta=_epsilon_at_smaller_delta(run, report))
+
+
+def _epsilon_at_smaller_delta(run: Run, report: PrivacyReport) -> tuple[float, float] | None:
+    """Return a tenth of delta and the epsilon of the report's main row at it, or None without a guarantee."""
+    row = report.about
+    if row.verdict == NO_GUARANTEE or math.isinf(row.epsilon):
+        return None
+    delta, secret = report.delta / 10.0, row.cohorts == "secret"
+    rounds = run.rounds if secret else run.max_rounds_to_come
+    return delta, current_epsilon(Account(run, delta), Adversary[row.adversary], rounds, secret)
 
 
 def _mask_state(run: Run, state: State) -> Masks:
@@ -435,111 +342,6 @@ def epsilon_after(run: Run, row: Row, most: int) -> float:
     if run.charges is not None:
         run = replace(run, charges=torch.as_tensor(run.charges).clamp(max=most), to_come=0)
     return current_epsilon(Account(run, row.delta), Adversary[row.adversary], most, row.cohorts == "secret")
-
-
-def _notes(account: Account, population: Population) -> tuple[str, ...]:
-    run = account.run
-    law, most_rounds, masked = run.sampling.law, run.max_rounds, run.threat.secure_sum is not None
-    public = "" if law.secret else ", cohorts and groups"
-    notes = [
-        "Epsilon bounds what an adversary learns about all updates of one client in the run. For the two "
-        "inputs that are compared, the probability of any set of outcomes under one input is at most "
-        f"e^epsilon times its probability under the other, plus delta = {account.delta:g}. (Delta does not "
-        "bound the probability of an outcome that changes the odds by more. For Gaussian noise and delta = "
-        "1e-5, that probability is 111 delta at epsilon 0.1, 16 delta at 1 and 6 delta at 4.)",
-        f"Ranges{public} are public and follow from released models only, so they cost nothing.",
-        "Statements that rest on a key agreement are computational.",
-    ]
-    if population.num_groups > 1:
-        notes.append(
-            "Clients have different epsilons. Every row is about the client with the least protection "
-            f"(of {population.num_groups} kinds), whether a cohort had that client or not."
-        )
-    if note := law.note(run.rounds, run.num_clients):
-        notes.append(note)
-    if population.finished:
-        notes.append(
-            "Every row is about the client that was charged most often. The adversary is assumed to know who "
-            "was drawn how often. Each repeated attempt counts, and sampling gives no amplification."
-        )
-    elif law.secret:
-        lottery = (
-            f"A client takes part in a round with probability {run.participation:.4g}. The rows of other "
-            "adversaries than the outsider average over this draw, because a client's spending would reveal "
-            "who was drawn."
-        )
-        if most_rounds is not None:
-            lottery = (
-                f"A client takes part in {most_rounds} rounds at most. The rows of other "
-                "adversaries than the outsider assume that these know in which."
-            )
-        notes += [lottery, NOTE]
-    elif run.participation < 1.0 and most_rounds is None:
-        top = "" if run.charges is None else ", in addition to what each client has been charged for"
-        notes.append(
-            f"A client takes part in a round with probability {run.participation:.4g}, whatever its data. "
-            f"This is a run to come, and its epsilon averages over the draw of the cohorts{top}. "
-            "A client that is drawn more often than others will have spent more, and the report of the "
-            "finished run states how much. "
-            "In a round in which a client takes part, sampling gives no amplification."
-        )
-    if run.min_answers is not None:
-        notes.append(
-            "Clients may be silent. The protection of a client in a sum counts on "
-            f"{run.min_answers} of {run.cohort_size} answers, "
-            + (
-                "without which no sum is opened (SecAgg(threshold=...) sets the number), or on as many as "
-                "the mechanism sets (max_dropped_clients)."
-                if masked
-                else "its own, because nothing makes others answer. Secure aggregation would, and so would a "
-                "mechanism that sets how many may be missing (max_dropped_clients)."
-            )
-        )
-    if run.sampling.dropout_probability > 0.0:
-        notes.append("Dropouts are assumed to be independent of the data and caused by nobody.")
-    if masked and run.min_survivors is None:
-        notes.append(
-            "The server behind secure aggregation is assumed to follow the protocol. A server that can force "
-            "clients out voids the rows about sums. With SecAgg(active=True), clients insist on a number of "
-            "survivors, and the rows count on those alone."
-        )
-    notes.append(
-        "The unit of protection is a client. The numbers do not cover people whose data several clients "
-        "hold, or what the same people have spent in trainings with other ledgers."
-    )
-    notes.append(
-        "Choices made on validation data (a server learning rate, a checkpoint) are not accounted for."
-    )
-    return tuple(notes)
-
-
-def _pooling_note(rows: Sequence[Row], account: Account) -> Iterator[str]:
-    """Yield a note on clients that pool what they know, if one curious client has a guarantee for itself."""
-    curious, behind = (
-        next(row for row in rows if row.adversary == who.name)
-        for who in (Adversary.CLIENT, Adversary.SECAGG_SERVER)
-    )
-    if curious.verdict == NO_GUARANTEE or curious.colluders == math.inf:
-        return
-    start = f"The row of the curious client is about {_clients(curious.colluders)}."
-    count = account.num_colluding
-    if account.run.threat.secure_sum is None or count <= curious.colluders:
-        yield (
-            f"{start} Several that pool what they know may learn more: SecAgg(max_colluding_fraction=...) "
-            "states for "
-            "how many the page gives an epsilon."
-        )
-        return
-    learn = (
-        f"epsilon {format_epsilon(behind.epsilon)} at most, as the server behind secure aggregation with them"
-    )
-    if behind.verdict == NO_GUARANTEE:
-        learn = f"no guarantee, because {behind.reason}"
-    yield f"{start} {count} that pool what they know (max_colluding_fraction) have {learn}."
-
-
-def _clients(count: float) -> str:
-    return "one client that works alone" if count == 1 else f"{count:g} clients that pool what they know"
 
 
 def _row_behind_masks(row: Row, masks: Masks, server: str, run: Run) -> Row:
@@ -611,7 +413,7 @@ def _verdict(run: Spending, epsilon: float) -> tuple[str, str]:
     word = verdict(epsilon)
     if word != "weak":
         return word, ""
-    return word, f"outcomes may be {_times(epsilon)} as likely under one update as under another"
+    return word, f"outcomes may be {format_times(epsilon)} as likely under one update as under another"
 
 
 def _advice(claim: PrivacyClaim, account: Account) -> str:

@@ -7,16 +7,14 @@ how often single clients were charged, because that would reveal who was drawn.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import lightning_fedq.privacy.assumptions as kind
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.account import Account
+from lightning_fedq.privacy.row import Row
 from lightning_fedq.privacy.sampled import find_amplification_obstacle, find_secrecy_obstacle
 from lightning_fedq.privacy.verdict import VACUOUS, VACUOUS_EPSILON, verdict
 
-SECRET_COHORTS = ", cohorts secret"
-"""Suffix of the adversary's name in this row."""
 CONDITIONS = tuple(
     kind.SECRET_SAMPLE(sentence)
     for sentence in (
@@ -41,30 +39,16 @@ NOTE = (
 )
 
 
-def adversary_title(name: str) -> str:
-    """Return the name of an adversary for a reader, from the name of its row.
-
-    Args:
-        name: Name of a member of `Adversary`, which ", cohorts secret" may follow.
-
-    Examples:
-        >>> adversary_title("OUTSIDER, cohorts secret")
-        'outsider, cohorts secret'
-    """
-    member, comma, counts_on = name.partition(",")
-    return f"{Adversary[member].title}{comma}{counts_on}"
-
-
-def secret_row(blank: Any, account: Account, broken: str) -> Any:
+def secret_row(blank: Row, account: Account, broken: str) -> Row:
     """Return the row of an outsider who never learns who took part.
 
     Args:
-        blank: `report.Row` of an outsider who may learn who took part. It is not changed.
+        blank: Row of an outsider who may learn who took part. It is not changed.
         account: Account of the run. Each of its rounds is released and has its own draw.
         broken: Name of a condition that this run does not meet, with the cure. "" for none.
 
     Returns:
-        A new `report.Row`, without a guarantee if a condition is not met.
+        A new row, without a guarantee if a condition is not met.
     """
     claim, run = account.claims()[Adversary.OUTSIDER], account.run
     law, clients, rounds = run.sampling.law, run.num_clients, run.rounds

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from scipy import stats
 
@@ -53,8 +53,10 @@ class PrivacyTarget:
     """Target epsilon of a run, or of each of its rounds, for every client, under replace-one adjacency.
 
     Args:
-        epsilon: Target epsilon, > 0, in nats.
-        delta: Delta of the guarantee, below 1 / clients. It must be given.
+        epsilon: Privacy bound: any set of outcomes is at most e^epsilon times as likely for one of two inputs
+            as for the other, plus delta. It is the target, > 0.
+        delta: Additive slack in the bound of epsilon, below one divided by the number of protected units.
+            Units are clients. It must be given.
         adversary: Member of `Adversary`, or its name in any case, such as "secagg_server".
         over: Scope of the target: the whole "run", or one "round".
 
@@ -251,13 +253,20 @@ def _cure(one_round: float) -> str:
     )
 
 
+class _Point(NamedTuple):
+    """A log of the level, and log(epsilon / target) there."""
+
+    place: float
+    excess: float
+
+
 def _root(
     excess: Callable[[float], float], low: float, high: float, guess: float, within: float
 ) -> float | None:
     """Return where a rising excess is 0, at most `within` below 0.
 
     Every evaluation is an accounting of a run, so few are made. Epsilon grows about as fast as the level, so
-    the bracket is found by steps of slope 1. It then shrinks by secants or by halves.
+    a bracket is found by steps of slope 1. It then shrinks by secants or by halves.
 
     Args:
         excess: log(epsilon / target) as a function of the log of the level.
@@ -269,32 +278,34 @@ def _root(
     Returns:
         Log of the level, `high` if the excess is negative there, or None if the excess is positive at `low`.
     """
-    here = guess
-    value = excess(here)
-    rising = value <= 0.0
-    while not (rising and value >= -within):
-        step = min(max(1.1 * abs(value), within), _LONGEST_STEP)
-        there = min(here + step, high) if rising else max(here - step, low)
-        if there == here:
-            return high if rising else None
-        after = excess(there)
-        if (after <= 0.0) != rising:
-            break
-        here, value = there, after
-    else:
-        return here
-    low, high, safe = min(here, there), max(here, there), min(value, after)
-    while safe < -within and high - low > within:
-        # a line through the last two points, aimed just below 0, or the middle where that does not converge
-        place = there - (after + 0.5 * within) * (there - here) / (after - value) if after != value else low
-        if not low < place < high or abs(after) > 0.5 * abs(value):
-            place = 0.5 * (low + high)
-        here, value, there, after = there, after, place, excess(place)
-        if after <= 0.0:
-            low, safe = there, after
-        else:
-            high = there
-    return low
+    here = _Point(guess, excess(guess))
+    is_below = here.excess <= 0.0
+    while not is_below or here.excess < -within:
+        step = min(max(1.1 * abs(here.excess), within), _LONGEST_STEP)
+        place = min(here.place + step, high) if is_below else max(here.place - step, low)
+        if place == here.place:  # the end of the range
+            return high if is_below else None
+        there = _Point(place, excess(place))
+        if (there.excess <= 0.0) != is_below:
+            return _shrink_bracket(excess, here, there, within)
+        here = there
+    return here.place
+
+
+def _shrink_bracket(excess: Callable[[float], float], last: _Point, new: _Point, within: float) -> float:
+    """Return a place between two points on both sides of 0 where the excess is at most `within` below 0."""
+    below, above = (last, new) if last.excess <= 0.0 else (new, last)
+    while below.excess < -within and above.place - below.place > within:
+        middle = place = 0.5 * (below.place + above.place)
+        if new.excess != last.excess:  # a line through the last two points, aimed just below 0
+            rise, run = new.excess - last.excess, new.place - last.place
+            place = new.place - (new.excess + 0.5 * within) * run / rise
+        converges = abs(new.excess) <= 0.5 * abs(last.excess)
+        if not (converges and below.place < place < above.place):
+            place = middle
+        last, new = new, _Point(place, excess(place))
+        below, above = (new, above) if new.excess <= 0.0 else (below, new)
+    return below.place
 
 
 def _level(log_level: float, lowest: float) -> float:

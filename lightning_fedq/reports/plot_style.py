@@ -1,41 +1,49 @@
 """Common style of all pictures: narrow panels under each other, legends above them, light and dark.
 
-The colours of curves are readable on white and on the dark page of the HTML report. A dark picture therefore
-differs only in its background and in the colour of text and lines.
+The colours of curves are readable on white and on the dark page of the HTML report, and differ for readers
+with protanopia, deuteranopia or tritanopia. A dark picture differs only in its background and in the colour
+of text and lines. A picture for a paper has its panels in one row.
 """
 
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = ("#2a7de1", "#d1610d", "#12a39a", "#b04fa0", "#9a7b00", "#8a6bd6", "#e0586a", "#808890")
-MARKERS = "osD^vPX*"
+COLOURS = ("#1c6aa2", "#ff8004", "#b8243d", "#1cb2ca", "#6238ff", "#c39d65", "#a15501", "#9391ff")
+MARKERS = "osD^vPX*h"  # one more than colours, so that ten curves differ
 LINES = ("-", "--", "-.", ":")
 WIDTH = 4.6
 """Width in inches. At 160 dots per inch it is 736 pixels, so 10-point letters have 11 pixels on a phone."""
-DPI = 160
+ROW_WIDTH, ROW_FONT_SIZE = 7.0, 8.0
+"""Width in inches of a picture for a paper (text width of two columns), and its font size in points."""
+DPI, ROW_DPI = 160, 300
 _PAPER, _INK = "#12161c", "#e6eaf0"
 
 
-def panels(count: int, title: str = "", height: float = 3.2) -> tuple[Figure, list[Axes]]:
-    """Return a figure and its panels, one under the other.
+def panels(count: int, title: str = "", height: float = 3.2, row: bool = False) -> tuple[Figure, list[Axes]]:
+    """Return a figure and its panels, one under the other or in a row.
 
     Args:
         count: Number of panels, >= 1.
         title: Title of the picture.
         height: Height in inches of a panel with its labels and legend.
+        row: Whether the panels form a row with one y axis, for a paper. `finish_row` completes the figure
+            and adds the title.
     """
     from matplotlib.figure import Figure  # takes half a second and is needed only here
 
-    figure = Figure(figsize=(WIDTH, height * count + (0.3 if title else 0.0)), layout="constrained")
-    if title:
+    size = (ROW_WIDTH, height) if row else (WIDTH, height * count + (0.3 if title else 0.0))
+    figure = Figure(figsize=size, dpi=ROW_DPI if row else DPI, layout="constrained")
+    if title and not row:
         figure.suptitle(title, fontsize=10, wrap=True)
-    axes = list(figure.subplots(count, 1, squeeze=False)[:, 0])
+    shape = (1, count) if row else (count, 1)
+    axes = list(figure.subplots(*shape, squeeze=False, sharey=row).flat)
     for panel in axes:
         panel.grid(alpha=0.3)
         panel.spines[["top", "right"]].set_visible(False)
@@ -82,14 +90,78 @@ def legend(axes: Axes, title: str | None = None) -> None:
     )
 
 
-def png(figure: Figure) -> bytes:
-    """Return a figure as PNG with 128 colours, which is enough for lines and needs a quarter of the bytes."""
+def finish_row(figure: Figure, title: str) -> None:
+    """Complete a picture for a paper: one legend above all panels, one y label, thin lines, one font size.
+
+    Args:
+        figure: Figure whose panels are in a row.
+        title: Title of the picture.
+    """
+    from matplotlib.lines import Line2D
+    from matplotlib.text import Text
+
+    for axes in figure.axes:
+        axes.label_outer()
+        axes.tick_params(which="both", labelsize=ROW_FONT_SIZE)
+        for line in axes.findobj(Line2D):
+            line.set(linewidth=0.7 * line.get_linewidth(), markersize=0.7 * line.get_markersize())  # type: ignore[attr-defined]
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    if len(labels) > 1:
+        widest = (0.49 * max(map(len, labels)) + 4.5) * ROW_FONT_SIZE  # with its line, in points
+        figure.legend(
+            handles,
+            labels,
+            loc="outside upper center",
+            ncols=min(max(int(72.0 * ROW_WIDTH / widest), 1), len(labels)),
+            title=title,
+            frameon=False,
+            fontsize=ROW_FONT_SIZE,
+            columnspacing=1.5,
+            handlelength=3.0,
+        )
+    else:
+        figure.suptitle(title)
+    for text in figure.findobj(Text):
+        text.set_fontsize(ROW_FONT_SIZE)  # type: ignore[attr-defined]
+
+
+def picture_format(path: Path) -> str:
+    """Return the format of a picture by the ending of its file.
+
+    Raises:
+        ValueError: If the file does not end with .pdf, .svg or .png.
+
+    Examples:
+        >>> picture_format(Path("figures/compare.pdf"))
+        'pdf'
+    """
+    kind = path.suffix.removeprefix(".").lower()
+    if kind not in ("pdf", "svg", "png"):
+        raise ValueError(f"A picture must end with .pdf, .svg or .png, got {path}")
+    return kind
+
+
+def picture_bytes(figure: Figure, kind: str) -> bytes:
+    """Return a figure as the bytes of a file. The same figure gives the same bytes.
+
+    Args:
+        figure: Figure to draw.
+        kind: "pdf", "svg" or "png". A PNG has 128 colours, which is enough for lines and needs a quarter of
+            the bytes.
+    """
+    import matplotlib
     from PIL import Image  # comes with matplotlib
 
     drawn, packed = io.BytesIO(), io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=DPI, facecolor=figure.get_facecolor())
+    time: dict[str, Any] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind, {})
+    dpi, paper = max(figure.dpi, DPI), figure.get_facecolor()
+    # journals refuse the fonts of type 3 that matplotlib embeds by default
+    with matplotlib.rc_context({"pdf.fonttype": 42, "svg.hashsalt": "fedq"}):
+        figure.savefig(drawn, format=kind, dpi=dpi, facecolor=paper, metadata=time)
+    if kind != "png":
+        return drawn.getvalue()
     colours = Image.open(drawn).convert("RGB").quantize(128, dither=Image.Dither.NONE)
-    colours.save(packed, "PNG", optimize=True)
+    colours.save(packed, "PNG", optimize=True, dpi=(dpi, dpi))
     return packed.getvalue()
 
 

@@ -21,7 +21,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lightning_fedq.privacy.journal import name_file_in_errors
 from lightning_fedq.privacy.verdict import format_epsilon
-from lightning_fedq.reports.plot_style import darken, legend, panels, png, series
+from lightning_fedq.reports.plot_style import (
+    darken,
+    finish_row,
+    legend,
+    panels,
+    picture_bytes,
+    picture_format,
+    series,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -202,6 +210,50 @@ def _seconds(seconds: float | None) -> str:
     return f"{seconds:.1f} in rounds, without set-up and writing of files"
 
 
+_NO_LENGTHS = (
+    "not known (the checkpoint that this folder began with has no lengths of messages, or nobody learns "
+    "how many clients took part)"
+)
+
+
+def describe_bits(report: PrivacyReport) -> str:
+    """Return a sentence with the bits of uplink and downlink and their saving. "" if nothing is known."""
+    report_bits = report.bits
+    if report_bits is None:
+        return ""
+    if report_bits.update is None:
+        return f"Bits a parameter: {_NO_LENGTHS}."
+    approximately = "" if report_bits.measured else "about "
+    hidden = report.masks in ("ran", "asked", "counted")
+    word, total_up = "unmasked", report_bits.update
+    if hidden:
+        word = "masked" if report_bits.unmasked is None else f"masked ({report_bits.unmasked:.3g} unmasked)"
+    keys = ""
+    if report_bits.keys:
+        total_up += report_bits.keys
+        keys = f" + {report_bits.keys:.3g} keys and shares = {total_up:.3g}"
+    rest = hidden and report_bits.keys is None
+    text = f"Bits a parameter, one client in a round: up {approximately}{report_bits.update:.3g} {word}{keys}"
+    text += ", keys and shares on top" if rest else ""
+    if report_bits.down is not None:
+        both = total_up + report_bits.down
+        saved = 100.0 * (1.0 - both / 64.0)
+        what = f"{saved:.0f}% less" if saved >= 0.0 else f"{-saved:.0f}% more"
+        before = ", before keys and shares" if rest else ""
+        text += (
+            f"; down {approximately}{report_bits.down:.3g}"
+            f"; both ways {both:.3g}, {what} than 32 each way{before}"
+        )
+    if report_bits.megabytes_up is not None:
+        rounds = report.rounds if report_bits.rounds is None else report_bits.rounds
+        text += f". All clients, {rounds:,} rounds: {report_bits.megabytes_up:.4g} MB up"
+        down = report_bits.megabytes_down
+        text += "" if down is None else f", {down:.4g} MB down"
+    elif report_bits.measured:
+        text += f". All clients: {_NO_LENGTHS}"
+    return f"{text}."
+
+
 def print_summary(summary: Mapping[str, Any], privacy: PrivacyReport, folder: Path) -> None:
     """Print the metrics, the first part of the privacy document, and the paths of files, in 25 lines."""
     from rich.console import Console  # needed only here
@@ -219,6 +271,8 @@ def print_summary(summary: Mapping[str, Any], privacy: PrivacyReport, folder: Pa
     console.width = max(console.width, 80)
     console.print(f"{summary['name']}: {result or 'no val or test metric'}", highlight=False, markup=False)
     terminal(console, *document(privacy, AT_THE_END))
+    if sent := describe_bits(privacy):
+        console.print(sent, highlight=False, markup=False)
     console.print(
         f"{folder}/: report.md, privacy.md, model.ckpt", highlight=False, markup=False, soft_wrap=True
     )
@@ -230,13 +284,14 @@ _METRICS = 4
 
 def report_markdown(summary: Mapping[str, Any], privacy: PrivacyReport, pictures: Sequence[str]) -> str:
     """Return the page `report.md` with results, costs, privacy and pictures."""
-    from lightning_fedq.privacy.document import REPORT, document  # imports torch, needed only here
+    from lightning_fedq.privacy.document import document  # imports torch, needed only here
     from lightning_fedq.reports.layouts import markdown
 
     lines = [f"# {summary['name']}", "", "| | |", "| --- | --- |"]
     lines += [f"| {name} | {value} |" for name, value in summary_lines(summary)]
-    lines += ["", markdown(*document(privacy, REPORT), 2)]
-    lines += ["`privacy.md` has all figures, explains them, and lists outputs that DP does not cover."]
+    if sent := describe_bits(privacy):
+        lines += ["", sent]
+    lines += ["", markdown(*document(privacy), 2)]
     if pictures:
         lines += ["", "## Pictures", ""] + [f"![{name}]({name})" for name in pictures]
     lines += [
@@ -252,17 +307,21 @@ def report_markdown(summary: Mapping[str, Any], privacy: PrivacyReport, pictures
 
 
 def save_figure(figure: Figure, path: Path, twin: bool = False) -> None:
-    """Write a figure as PNG, atomically.
+    """Write a figure, atomically.
 
     Args:
         figure: Figure for white paper.
-        path: File of the picture.
+        path: File of the picture, which ends with .pdf, .svg or .png.
         twin: Whether to write also `NAME_dark.png`. The figure object is dark afterwards.
+
+    Raises:
+        ValueError: If the file has another ending.
     """
-    write_atomically(path, png(figure))
+    kind = picture_format(path)
+    write_atomically(path, picture_bytes(figure, kind))
     if twin:
         darken(figure)
-        write_atomically(path.with_name(f"{path.stem}_dark{path.suffix}"), png(figure))
+        write_atomically(path.with_name(f"{path.stem}_dark{path.suffix}"), picture_bytes(figure, kind))
 
 
 def set_round_axis(axes: Axes) -> None:
@@ -306,6 +365,7 @@ def plot_progress(
     title: str = "",
     baseline: float | None = None,
     dashed: Collection[str] = (),
+    row: bool = False,
 ) -> Figure:
     """Draw one metric of one or several runs against rounds and against megabytes sent by the clients.
 
@@ -315,15 +375,16 @@ def plot_progress(
         title: Title of the picture.
         baseline: Value of the metric that is drawn as a line.
         dashed: Names of runs that are drawn dashed and grey, such as runs without privacy.
+        row: Whether to draw the panels in a row, for a paper.
     """
-    figure, (by_round, by_size) = panels(2, title)
+    figure, (by_round, by_size) = panels(2, title, row=row)
     longest: list[float] = []
     for place, (name, rows) in enumerate(runs.items()):
         sent, points = 0.0, []
-        for row in rows:
-            sent += (row["uplink_bits"] + row["setup_bits"]) / BITS_PER_MEGABYTE
-            if monitor in row:
-                points.append((row["round"], sent, row[monitor]))
+        for done in rows:
+            sent += (done["uplink_bits"] + done["setup_bits"]) / BITS_PER_MEGABYTE
+            if monitor in done:
+                points.append((done["round"], sent, done[monitor]))
         rounds, megabytes, values = zip(*points, strict=True) if points else ((), (), ())
         longest.append(sent)
         style = {**series(place), "linestyle": "-", "markevery": max(1, len(points) // 12)}
@@ -331,7 +392,9 @@ def plot_progress(
         by_round.plot(rounds, values, label=name, **style)
         by_size.plot(megabytes, values, label=name, **style)
         if not points:
-            there = ", ".join(sorted({key for row in rows for key in row if "_" in key and key[:3] != "num"}))
+            there = ", ".join(
+                sorted({key for done in rows for key in done if "_" in key and key[:3] != "num"})
+            )
             text = f"{name} never logged {monitor}. It logged:\n{there}"
             by_round.text(0.5, 0.5, text, transform=by_round.transAxes, ha="center", wrap=True, fontsize=7)
     if baseline is not None:
@@ -343,6 +406,8 @@ def plot_progress(
     by_size.set_ylabel(monitor)
     if min(longest) > 0 and max(longest) >= 10 * min(longest):
         plain_log(by_size, "x")
-    if len(runs) > 1 or baseline is not None:
+    if row:
+        finish_row(figure, title)
+    elif len(runs) > 1 or baseline is not None:
         legend(by_round)
     return figure

@@ -7,7 +7,6 @@ from lightning_fedq.rounds.client import (
     RoundClient,
     StreamLog,
     UsedStreamError,
-    encode_updates,
 )
 from lightning_fedq.rounds.deadline import Deadline
 from lightning_fedq.rounds.engine import RoundEngine
@@ -21,14 +20,13 @@ from lightning_fedq.rounds.messages import (
     RoundTask,
     UnexpectedMessageError,
 )
-from lightning_fedq.rounds.plan import CohortKey, RoundPlan, RoundPlanner, round_half_up
+from lightning_fedq.rounds.plan import RoundPlan, RoundPlanner
 from lightning_fedq.rounds.protocols import (
     Aggregator,
     OptimizerFactory,
     SecureSum,
     SecureSums,
     Tampering,
-    Traffic,
     UpdateTransform,
     check_aggregation,
 )
@@ -41,7 +39,6 @@ __all__ = [
     "Broadcast",
     "BudgetSpentError",
     "ClientBudget",
-    "CohortKey",
     "Deadline",
     "ForeignMessageError",
     "ForgedMessageError",
@@ -62,12 +59,9 @@ __all__ = [
     "Statistics",
     "StreamLog",
     "Tampering",
-    "Traffic",
     "UnexpectedMessageError",
     "UpdateTransform",
     "UsedStreamError",
     "check_aggregation",
-    "encode_updates",
     "metric_name",
-    "round_half_up",
 ]

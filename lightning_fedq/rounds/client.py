@@ -322,7 +322,18 @@ class ClientBudget:
             BudgetSpentError: If the message would exceed the budget, if the groups differ from the
                 mechanism's rule, or if the log has messages of another mechanism or other terms.
         """
-        target, charges = self.target, log.charges
+        self._check_same_terms(mechanism, context, log)
+        num_messages = log.charges + 1
+        run = self._run(mechanism, pad_segments(context, log.dim), num_messages)
+        spent = spent_on(self.target, run, num_messages)
+        if spent > self.target.epsilon:
+            raise BudgetSpentError(
+                f"Nothing is sent: this client's budget is {self.target}, and after {log.charges} messages "
+                f"one more would spend epsilon {spent:.4g}. Raise the budget, or leave the federation."
+            )
+
+    def _check_same_terms(self, mechanism: Mechanism, context: RoundContext, log: StreamLog) -> None:
+        """Refuse a round whose message has another price than the logged ones, or unknown groups."""
         if others := log.mechanisms - {repr(mechanism)}:
             raise BudgetSpentError(
                 f"This client's log has messages of {', '.join(sorted(others)) or 'an unknown mechanism'}, "
@@ -341,20 +352,19 @@ class ClientBudget:
                 f"This client's log has messages of {known}, but the server asks for {terms}. "
                 "Start a new federation in a new folder: the epsilons of both add up."
             )
-        # A client cannot see the weights, false updates or dropouts of others. No adversary's view of its own
-        # message depends on them, so `Run.ideal` is enough.
-        run = Run.ideal(mechanism, pad_segments(context, log.dim), charges + 1, None)
+
+    def _run(self, mechanism: Mechanism, context: RoundContext, num_messages: int) -> Run:
+        """Return a run of this client's messages, all of them like the longest one.
+
+        A client cannot see the weights, false updates or dropouts of others. No adversary's view of its own
+        message depends on them, so `Run.ideal` is enough.
+        """
+        run = Run.ideal(mechanism, context, num_messages, None)
         clients, sums = max(self.num_clients, run.cohort_size), self.required_sum
         if sums is not None:
             sums = replace(sums, colluders=replace(sums.colluders, clients=clients, cohort=run.cohort_size))
         sampling, threat = replace(run.sampling, num_clients=clients), replace(run.threat, secure_sum=sums)
-        run = replace(run, sampling=sampling, threat=threat)
-        spent = spent_on(target, run, charges + 1)
-        if spent > target.epsilon:
-            raise BudgetSpentError(
-                f"Nothing is sent: this client's budget is {target}, and after {charges} messages one more "
-                f"would spend epsilon {spent:.4g}. Raise the budget, or leave the federation."
-            )
+        return replace(run, sampling=sampling, threat=threat)
 
 
 def describe_price_terms(mechanism: Mechanism, context: RoundContext, budget: ClientBudget | None) -> str:

@@ -176,13 +176,9 @@ class RoundEngine(RoundServer):
             self._energy += encoded.energy
             if message.num_clipped:
                 clipped = clip_rows(mechanism, encoded.values, context)
-                self._add_cut(self._scale((encoded.values - clipped).to(self.weights), clients))
-
-    def _add_cut(self, rows: Tensor) -> None:
-        """Add what the clip took from each update, `(n, dim)`."""
-        if self._cut is None:
-            self._cut = torch.zeros_like(self.weights, dtype=torch.float64)
-        add_rows(rows, self._cut)
+                if self._cut is None:
+                    self._cut = torch.zeros_like(self.weights, dtype=torch.float64)
+                add_rows(self._scale((encoded.values - clipped).to(self.weights), clients), self._cut)
 
     def _add(self, symbols: Tensor, clients: Sequence[int]) -> None:
         """Add messages to the running sum. Subclasses override this step."""
@@ -209,6 +205,7 @@ class RoundEngine(RoundServer):
         return record
 
     def _diagnose(self, record: RoundRecord, step: Tensor) -> None:
+        """Compare the decoded mean `step` with the exact mean, and add the numbers to the record."""
         if (exact := self.exact_mean) is None:
             return
         if self.client_weights is None and self._energy > 0.0:

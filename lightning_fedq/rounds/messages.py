@@ -167,36 +167,36 @@ class RoundTask:
 
     @classmethod
     def _read(cls, data: bytes) -> RoundTask:
+        """Decode the bytes of a task. Other bytes may decode to the same task."""
         try:
             (length,) = _LENGTH.unpack_from(data, 4)
             start = 8 + length
             head = json.loads(data[8:start])
-            counts = [head[name] for name in ("cohort", "groups", "segments")]
-            kinds, handed = ["<u4", "<u4", "<u8", "<f8"], "since" in head
-            counts.append(2 * counts[2])  # center and radius
-            if handed:
-                kinds += ["<u4", "<u4"]
-                counts += [2 * head["before"], 2 * head["after"]]
-            parts: list[NDArray[Any]] = []
-            for kind, count in zip(kinds, counts, strict=True):
-                parts.append(np.frombuffer(data, kind, count, start))
-                start += parts[-1].nbytes
-            if data[:4] != _TASK or start != len(data) or parts[1].sum() != len(parts[0]):
-                raise ValueError(f"{len(data)} bytes, expected {start}")
-            round, attempt = int(head["round"]), int(head["attempt"])
-            hand_over = None
-            if handed:
+
+            def take(kind: str, count: int) -> NDArray[Any]:
+                """Return the next numbers of the body, in numpy's notation of types."""
+                nonlocal start
+                numbers = np.frombuffer(data, kind, count, start)
+                start += numbers.nbytes
+                return numbers
+
+            cohort, sizes = take("<u4", head["cohort"]), take("<u4", head["groups"])
+            segments, reals = take("<u8", head["segments"]), take("<f8", 2 * head["segments"])
+            round, attempt, hand_over = int(head["round"]), int(head["attempt"]), None
+            if "since" in head:
                 first, tried = map(int, head["since"])
-                before, after = (tuple((int(a), int(b)) for a, b in p.reshape(-1, 2)) for p in parts[4:])
+                pairs = (take("<u4", 2 * head[name]).reshape(-1, 2) for name in ("before", "after"))
+                before, after = (tuple((int(a), int(b)) for a, b in part) for part in pairs)
                 hand_over = HandOver((first, tried), before, after)
+            if data[:4] != _TASK or start != len(data) or sizes.sum() != len(cohort):
+                raise ValueError(f"{len(data)} bytes, expected {start}")
         except (ValueError, KeyError, TypeError, struct.error) as error:
             raise ValueError(
                 f"Not the task of a round: {error}. Server and client need the same version."
             ) from error
-        cohort, sizes, segments, reals = parts[:4]
-        places, members = np.cumsum(sizes)[:-1], [int(client) for client in cohort]
-        bounds = [0, *map(int, places), len(members)]
-        groups = tuple(tuple(members[a:b]) for a, b in pairwise(bounds))
+        members = [int(client) for client in cohort]
+        ends = [0, *map(int, np.cumsum(sizes)[:-1]), len(members)]
+        groups = tuple(tuple(members[a:b]) for a, b in pairwise(ends))
         center, radius = torch.from_numpy(reals.reshape(2, -1).astype(np.float64))
         return cls(round, attempt, groups, tuple(map(int, segments)), center, radius, hand_over)
 

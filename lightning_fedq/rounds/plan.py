@@ -18,8 +18,9 @@ from lightning_fedq.keys.randomness import (
     hkdf_expand,
     pack_fields,
 )
-from lightning_fedq.mechanisms.interface import Mechanism
-from lightning_fedq.privacy.cohorts import CohortLaw, Everybody, is_user_defined
+from lightning_fedq.mechanisms.interface import Mechanism, split_groups
+from lightning_fedq.privacy.cohorts import CohortLaw, Everybody
+from lightning_fedq.privacy.recorded_laws import is_user_defined
 from lightning_fedq.privacy.run import Sampling
 from lightning_fedq.rounds.deadline import Deadline
 
@@ -256,29 +257,25 @@ class RoundPlanner:
         """
         if not self.law.own_draws:
             return self.plan(round, mechanism, attempt)
-        groups, start = [], round * self.cohort_size
-        for size in mechanism.group_sizes(self.cohort_size):
-            groups.append(tuple(client % self.num_clients for client in range(start, start + size)))
-            start += size
-        return RoundPlan(round, tuple(groups), frozenset(), self.seed)
+        first = round * self.cohort_size
+        cohort = [client % self.num_clients for client in range(first, first + self.cohort_size)]
+        groups = split_groups(cohort, mechanism.group_sizes(self.cohort_size))
+        return RoundPlan(round, groups, frozenset(), self.seed)
 
 
 @lru_cache(maxsize=1)  # loader, callback and server ask for the same plan
 def _plan(planner: RoundPlanner, round: int, group_sizes: tuple[int, ...] | None, attempt: int) -> RoundPlan:
     """Draw a plan. Without `group_sizes` every client is a group of one."""
     rand, order = PublicRandomness(SeededKeys(planner.seed), round), planner.cohort(round, attempt)
-    start, groups = 0, []
-    for size in (1,) * len(order) if group_sizes is None else group_sizes:
-        groups.append(tuple(order[start : start + size]))
-        start += size
-    if start != len(order):
-        raise ValueError(f"group_sizes sums to {start}, expected the cohort's {len(order)} clients")
+    sizes = (1,) * len(order) if group_sizes is None else group_sizes
+    if sum(sizes) != len(order):
+        raise ValueError(f"group_sizes sums to {sum(sizes)}, expected the cohort's {len(order)} clients")
     words = rand.public("dropouts").words(len(order))
     threshold = round_half_up(planner.dropout_probability * 2**32)
     dropped = frozenset(c for c, word in zip(order, words.tolist(), strict=True) if word < threshold)
     if planner.deadline is not None and not planner.real_clients:
         dropped |= planner.deadline.late(order, rand.public("late"))
-    return RoundPlan(round, tuple(groups), dropped, planner.seed)
+    return RoundPlan(round, split_groups(order, sizes), dropped, planner.seed)
 
 
 def round_half_up(value: float) -> int:

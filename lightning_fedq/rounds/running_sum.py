@@ -183,6 +183,25 @@ class RunningSum:
         Raises:
             AbortedRoundError: If too few clients have answered.
         """
+        self._check_answers()
+        self.untrusted = False
+        if not self.received and self.secure is None:
+            if self._divisor is None:
+                return None
+            count = self._mechanism.num_symbols(self._context)
+            self.integer_sum = torch.zeros(count, dtype=torch.int64)
+        if self._aggregator is not None:
+            return self._aggregator(torch.stack(self._rows), plan).to(self._template)
+        if self.secure is not None:
+            self.integer_sum = self.secure.finish()
+        total = self._decoded_total()
+        if (grid := self._mechanism.grid(self._context)) is not None:
+            total = round_to_grid(total, grid)
+        # divide in float64, because a sum of finite answers may exceed the range of float32
+        return (total.double() * self._unit / self.total_weight()).to(self._template)
+
+    def _check_answers(self) -> None:
+        """Abort the round if too few clients have answered for the mechanism's claims or the robust rule."""
         answers, silent = len(self.received), len(self.absent_clients())
         tolerated = self._mechanism.tolerated_dropouts(self._context)
         if tolerated is not None and silent > tolerated:
@@ -193,36 +212,25 @@ class RunningSum:
             raise AbortedRoundError(
                 f"{self._aggregator} needs {self._aggregator.min_clients} clients, {answers} answered"
             )
-        self.untrusted = False
-        if not self.received and self.secure is None:
-            if self._divisor is None:
-                return None
-            count = self._mechanism.num_symbols(self._context)
-            self.integer_sum = torch.zeros(count, dtype=torch.int64)
-        if self._aggregator is not None:
-            return self._aggregator(torch.stack(self._rows), plan).to(self._template)
-        absent = (
-            self.absent_clients() if self._mechanism.fixed_cohort and not self._mechanism.homomorphic else []
-        )
-        zeros = torch.zeros(1, self._mechanism.num_symbols(self._context), dtype=torch.int32)
-        zeros = zeros.expand(len(absent), -1)
-        if self.secure is not None:
-            self.integer_sum = self.secure.finish()
+
+    def _decoded_total(self) -> Tensor:
+        """Return the sum `(dim,)` of all decoded updates.
+
+        If a mechanism decodes a fixed cohort, an absent client counts as one that sent zeros.
+        """
+        mechanism = self._mechanism
         if self.integer_sum is not None:
-            counted = self._context.cohort if self._mechanism.fixed_cohort else self.received
-            total = self._decode(self.integer_sum, counted)
-        elif self._rows:
-            # a joint decoder needs all rows at once, and an absent client counts as one that sent zeros
+            counted = self._context.cohort if mechanism.fixed_cohort else self.received
+            return self._decode(self.integer_sum, counted)
+        absent = self.absent_clients() if mechanism.fixed_cohort else []
+        zeros = torch.zeros(1, mechanism.num_symbols(self._context), dtype=torch.int32)
+        zeros = zeros.expand(len(absent), -1)
+        if self._rows:  # a joint decoder needs all rows at once
             rows = torch.cat([*self._rows, zeros.to(self._rows[0])])
-            total = self._decode(rows, [*self.received, *absent])
-        else:
-            if absent:
-                self.floats.add(self._decode(zeros, absent))
-            total = self.floats.value()
-        if (grid := self._mechanism.grid(self._context)) is not None:
-            total = round_to_grid(total, grid)
-        # divide in float64, because a sum of finite answers may exceed the range of float32
-        return (total.double() * self._unit / self.total_weight()).to(self._template)
+            return self._decode(rows, [*self.received, *absent])
+        if absent:
+            self.floats.add(self._decode(zeros, absent))
+        return self.floats.value()
 
 
 class ServerStep:

@@ -3,6 +3,9 @@
 The server never receives an update. It holds the running sum of one round and the state of the server's step.
 Its memory grows with the model, not with the number of clients, except with a robust rule. The module depends
 on no mechanism and no transport.
+
+The file is long because it has one class, whose methods follow a round from its start to its end and share
+the round's state.
 """
 
 import math
@@ -272,7 +275,22 @@ class RoundServer:
             ValueError: If the ledger has charges under other terms, see `agree_on_terms`.
             BrokenContractError: If claims break a rule of the mechanism contract (first round only).
         """
+        self._check_terms()
+        state = self.ledger.state(self.weights, self.ranges.center, self.ranges.radius)
+        # the ledger may raise the attempt number, on which the plan depends
+        self.attempt = self.ledger.free_attempt(self.round, self.attempt, state)
         plan = self.planner.plan(self.round, self.mechanism, self.attempt)
+        if self._since is None or self.attempt or self._has_early_client(plan, self._since[0]):
+            self._since = plan.round, self.attempt  # a new block of correlated noise
+        # charge the whole cohort, because a client that does not answer may have encoded a message
+        self.ledger.charge(plan.cohort, plan.round, self.attempt, state, self.weights.numel())
+        self.plan = plan
+        self._send_down(self.weights)
+        self._open(plan)
+        return plan
+
+    def _check_terms(self) -> None:
+        """Check the claims before the first round, and the terms of the ledger before each round."""
         if self._unchecked or self._terms is None:
             context = self.context(self.planner.expected(self.round, self.mechanism, self.attempt))
             check_claims(self.mechanism.claims(context))
@@ -281,18 +299,6 @@ class RoundServer:
         assert self._terms is not None
         self.ledger.set_terms(self._terms)
         self.ledger.select_server(self._keys_name)
-        state = self.ledger.state(self.weights, self.ranges.center, self.ranges.radius)
-        # the ledger may raise the attempt number, so the plan is made again below
-        self.attempt = self.ledger.free_attempt(plan.round, self.attempt, state)
-        plan = self.planner.plan(self.round, self.mechanism, self.attempt)
-        if self._since is None or self.attempt or self._has_early_client(plan, self._since[0]):
-            self._since = plan.round, self.attempt
-        # charge the whole cohort, because a client that does not answer may have encoded a message
-        self.ledger.charge(plan.cohort, plan.round, self.attempt, state, self.weights.numel())
-        self.plan = plan
-        self._send_down(self.weights)
-        self._open(plan)
-        return plan
 
     def _send_down(self, model: Tensor) -> None:
         """Round the model for the downlink, and keep the server's own model aside."""

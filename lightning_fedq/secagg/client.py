@@ -41,9 +41,8 @@ After any error except a `StageError` the client is out of the round. A message 
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -51,8 +50,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
-from lightning_fedq.keys.randomness import Stream, hkdf_expand, hkdf_extract, pack_fields
+from lightning_fedq.keys.randomness import pack_fields
 from lightning_fedq.secagg import messages as wire
+from lightning_fedq.secagg.client_state import STATE
 from lightning_fedq.secagg.errors import (
     AuthenticationError,
     MessageError,
@@ -62,8 +62,8 @@ from lightning_fedq.secagg.errors import (
     SymbolError,
     ThresholdError,
 )
-from lightning_fedq.secagg.graph import is_connected, is_free, neighbours
-from lightning_fedq.secagg.messages import Kind, PublicKeys, Reader
+from lightning_fedq.secagg.graph import is_connected, is_free, neighbours, ring_order
+from lightning_fedq.secagg.messages import Kind, PublicKeys, Reader, self_mask_key
 from lightning_fedq.secagg.shamir import (
     NO_SHARE,
     PRIME,
@@ -77,26 +77,8 @@ from lightning_fedq.secagg.shamir import (
 )
 from lightning_fedq.secagg.terms import Terms
 
-_FIELDS = ("_channel_key", "_context", "_seed", "_mask_root")
-_TABLES = ("_public", "_pair_keys", "_held")
-_LISTS = ("_order", "_neighbours", "_sharing", "_partners", "_survivors", "unopened")
 _KINDS = ("mask", "seed")
 """The two secrets of a client, in the order of their shares. Only one of the two is ever opened."""
-
-
-@lru_cache(maxsize=8)
-def ring_order(clients: tuple[int, ...], roster_digest: bytes) -> tuple[int, ...]:
-    """Return the order of the clients around the ring, drawn from the hash of all their keys.
-
-    All clients that one process simulates share the cached tuple.
-    """
-    stream = Stream(hkdf_expand(hkdf_extract(b"", roster_digest), pack_fields("ring order")))
-    return tuple(clients[place] for place in stream.permutation(len(clients)))
-
-
-def self_mask_key(context: bytes, client: int, seed: bytes) -> bytes:
-    """Return the key of a client's self-mask, derived from the seed that the client drew."""
-    return hkdf_expand(hkdf_extract(context, seed), pack_fields("self mask", client))
 
 
 class Client:
@@ -158,19 +140,8 @@ class Client:
         The state contains the secrets of this client, so store it only where the client alone can read it.
         """
         fields = vars(self)
-        state: dict[str, Any] = {"next": self._next}
-        if "_channel_secret" in fields:
-            state["_channel_secret"] = self._channel_secret.private_bytes_raw().hex()
-        state |= {name: fields[name].hex() for name in _FIELDS if name in fields}
-        state |= {
-            name: {str(client): value.hex() for client, value in fields[name].items()}
-            for name in _TABLES
-            if name in fields
-        }
-        state |= {name: list(fields[name]) for name in _LISTS if name in fields}
-        if "_keys" in fields:
-            state["_keys"] = [self._keys.channel.hex(), self._keys.mask.hex(), self._keys.signature.hex()]
-        return json.dumps(state).encode()
+        state = {name: form.write(fields[name]) for name, form in STATE.items() if name in fields}
+        return json.dumps({"next": self._next, **state}).encode()
 
     def resume(self, state: bytes) -> None:
         """Continue from a state of `to_bytes`, with the same client, terms and model.
@@ -182,17 +153,8 @@ class Client:
             raise ValueError("only a client that has not begun can resume from a state")
         fields = json.loads(state)
         self._next = fields.pop("next")
-        if "_keys" in fields:
-            self._keys = PublicKeys(*map(bytes.fromhex, fields.pop("_keys")))
         for name, value in fields.items():
-            if name == "_channel_secret":
-                self._channel_secret = X25519PrivateKey.from_private_bytes(bytes.fromhex(value))
-            elif name in _FIELDS:
-                setattr(self, name, bytes.fromhex(value))
-            elif name in _TABLES:
-                setattr(self, name, {int(client): bytes.fromhex(raw) for client, raw in value.items()})
-            else:
-                setattr(self, name, tuple(value))
+            setattr(self, name, STATE[name].read(value))
 
     @contextmanager
     def _turn(self, name: str, stage: Stage, following: str) -> Iterator[None]:
@@ -329,24 +291,34 @@ class Client:
         self._seed = element_bytes(random_element(self._entropy))
         near, here = set(self._neighbours), order.index(self.client)
         free = {c for place, c in enumerate(order) if c in near and self._is_free(place - here)}
-        others = [client for client in self._neighbours if client not in free]
         corrections, own = dict.fromkeys(self._neighbours, b""), b""
         for kind, secret in zip(_KINDS, (self._mask_root, self._seed), strict=True):
-            known = {0: int.from_bytes(secret, "big")}
-            # a holder's point is its id + 1, because the secret is at point 0
-            known |= {holder + 1: self._computed(kind, self.client, holder) for holder in sorted(free)}
-            # the secret and t - 1 free shares are t known values, which fix the polynomial
-            *values, last = interpolate_values(known, [client + 1 for client in (*others, self.client)])
-            for holder, value in zip(others, values, strict=True):
-                # the correction looks uniform to others, because its pad is used for this share only
-                missing = (value - self._computed(kind, self.client, holder)) % PRIME
-                corrections[holder] += element_bytes(missing)
-            own += element_bytes(last)
+            corrected, own_share = self._share_secret(kind, secret, free)
+            for holder, correction in corrected.items():
+                corrections[holder] += correction
+            own += own_share
         self._held: dict[int, bytes] = {self.client: own}
         body = [wire.self_mask_commitment(self._context, self.client, self._seed)]
         for holder, sent in corrections.items():
             body += [sent, wire.confirmation(self._pair_keys[holder], self.client, holder, sent)]
         return b"".join(body)
+
+    def _share_secret(
+        self, kind: str, secret: bytes, free: Collection[int]
+    ) -> tuple[dict[int, bytes], bytes]:
+        """Return the corrections of one secret by holder, without the free holders, and the own share."""
+        # a holder's point is its id + 1, because the secret is at point 0
+        known = {0: int.from_bytes(secret, "big")}
+        known |= {holder + 1: self._computed(kind, self.client, holder) for holder in sorted(free)}
+        others = [client for client in self._neighbours if client not in free]
+        # the secret and t - 1 free shares are t known values, which fix the polynomial
+        *shares, own = interpolate_values(known, [client + 1 for client in (*others, self.client)])
+        corrections = {}
+        for holder, share in zip(others, shares, strict=True):
+            # the correction looks uniform to others, because its pad is used for this share only
+            missing = (share - self._computed(kind, self.client, holder)) % PRIME
+            corrections[holder] = element_bytes(missing)
+        return corrections, element_bytes(own)
 
     def _is_free(self, step: int) -> bool:
         return is_free(len(self._order), self.terms.degree, self.terms.threshold, step)

@@ -47,6 +47,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lightning_fedq.functional.hypergeometric import log2_choose, log2_hypergeometric
+from lightning_fedq.keys.randomness import Stream, hkdf_expand, hkdf_extract, pack_fields
 from lightning_fedq.privacy.collusion import Colluders
 
 SECURITY_BITS = 40
@@ -57,6 +58,16 @@ GRINDING_BITS = 80
 CORRECTNESS_BITS = 20
 _ROUNDING = 1e-4
 """Upper bound of the float64 error in log2 of a probability: log2 of 10^9! has 11 digits before the point."""
+
+
+@lru_cache(maxsize=8)
+def ring_order(clients: tuple[int, ...], roster_digest: bytes) -> tuple[int, ...]:
+    """Return the order of the clients around the ring, drawn from the hash of all their keys.
+
+    All clients that one process simulates share the cached tuple.
+    """
+    stream = Stream(hkdf_expand(hkdf_extract(b"", roster_digest), pack_fields("ring order")))
+    return tuple(clients[place] for place in stream.permutation(len(clients)))
 
 
 def neighbours(order: Sequence[int], degree: int, place: int) -> tuple[int, ...]:
@@ -168,23 +179,31 @@ def security_log2(colluders: Colluders, degree: int, threshold: int, dropped: in
         >>> round(security_log2(Colluders(0.02, 1000, 1000, chosen=False), 30, 16, 20))
         -65
     """
-    size, (corrupt, chances) = colluders.cohort, colluders.law
-    others = size - dropped - 1
-    if degree >= size - 1:
+    corrupt, log2_chances = colluders.law
+    if degree >= colluders.cohort - 1:
         bounds = np.where(corrupt < threshold, -math.inf, 0.0)
     else:
-        few = np.minimum(corrupt, others)
-        # union bound n P[Hyp(n - d - 1, c, k) >= t]. If at most k others are left, all are neighbours.
-        opened = math.log2(size) + log2_tail(others, few, min(degree, others), threshold)
-        if colluders.chosen:
-            run = degree // 2
-            # each client has two runs of k / 2, one on either side
-            split = math.log2(2 * size) + log2_tail(others, few, min(run, others), threshold - run - 1)
-        else:
-            # without corrupt clients, the survivors see themselves that they are split and open nothing
-            split = np.where(corrupt > 0, _log2_split(size, degree, corrupt + dropped), -math.inf)
-        bounds = np.where(corrupt > others, 0.0, np.minimum(np.logaddexp2(opened, split), 0.0))
-    return min(float(np.logaddexp2.reduce(chances + bounds)) + _ROUNDING, 0.0)
+        bounds = _log2_exposed(colluders, corrupt, degree, threshold, dropped)
+    return min(float(np.logaddexp2.reduce(log2_chances + bounds)) + _ROUNDING, 0.0)
+
+
+def _log2_exposed(
+    colluders: Colluders, corrupt: NDArray[np.int64], degree: int, threshold: int, dropped: int
+) -> NDArray[np.float64]:
+    """Return log2 of the bound for a sparse ring and each number of corrupt clients, see the module."""
+    size = colluders.cohort
+    others = size - dropped - 1
+    few = np.minimum(corrupt, others)
+    # union bound n P[Hyp(n - d - 1, c, k) >= t]. If at most k others are left, all are neighbours.
+    opened = math.log2(size) + log2_tail(others, few, min(degree, others), threshold)
+    if colluders.chosen:
+        run = degree // 2
+        # each client has two runs of k / 2, one on either side
+        split = math.log2(2 * size) + log2_tail(others, few, min(run, others), threshold - run - 1)
+    else:
+        # without corrupt clients, the survivors see themselves that they are split and open nothing
+        split = np.where(corrupt > 0, _log2_split(size, degree, corrupt + dropped), -math.inf)
+    return np.where(corrupt > others, 0.0, np.minimum(np.logaddexp2(opened, split), 0.0))
 
 
 def correctness_log2(size: int, degree: int, threshold: int, dropped: int) -> float:

@@ -24,7 +24,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
-from lightning_fedq.keys.randomness import agree, hkdf_expand, pack_fields
+from lightning_fedq.keys.randomness import agree, hkdf_expand, hkdf_extract, pack_fields
 from lightning_fedq.secagg.errors import (
     AuthenticationError,
     LowOrderKeyError,
@@ -291,6 +291,11 @@ def self_mask_commitment(context: bytes, client: int, seed: bytes) -> bytes:
     The hash does not reveal the seed, which has 127 bits.
     """
     return hashlib.sha256(pack_fields("fedq secagg self mask", context, client, seed)).digest()[:SHORT_BYTES]
+
+
+def self_mask_key(context: bytes, client: int, seed: bytes) -> bytes:
+    """Return the key of a client's self-mask, derived from the seed that the client drew."""
+    return hkdf_expand(hkdf_extract(context, seed), pack_fields("self mask", client))
 
 
 def mask_secret(terms: Terms, client: int, root: bytes) -> X25519PrivateKey:

@@ -19,7 +19,6 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
 from lightning_fedq.secagg import messages as wire
-from lightning_fedq.secagg.client import ring_order, self_mask_key
 from lightning_fedq.secagg.errors import (
     MessageError,
     ModelError,
@@ -30,8 +29,8 @@ from lightning_fedq.secagg.errors import (
     SymbolError,
     ThresholdError,
 )
-from lightning_fedq.secagg.graph import is_connected, is_free, neighbours
-from lightning_fedq.secagg.messages import Kind, PublicKeys, Reader
+from lightning_fedq.secagg.graph import is_connected, is_free, neighbours, ring_order
+from lightning_fedq.secagg.messages import Kind, PublicKeys, Reader, self_mask_key
 from lightning_fedq.secagg.shamir import NO_SHARE, SHARE_BYTES, Entropy, correctable, is_element, reconstruct
 from lightning_fedq.secagg.terms import Terms
 

@@ -17,8 +17,6 @@ from lightning_fedq.secagg.server import Server
 from lightning_fedq.secagg.shamir import SHARE_BYTES
 from lightning_fedq.secagg.terms import SecAgg, Terms
 
-_Step = tuple[Stage, Callable[[Client, bytes], bytes]]
-
 
 @dataclass
 class Traffic:

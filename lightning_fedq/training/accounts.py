@@ -12,13 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lightning_fedq._lightning import get_callbacks, pl
+from lightning_fedq._lightning import get_callbacks, pl, rank_zero_info
 from lightning_fedq.algorithms.byzantine.counting import count_byzantine
+from lightning_fedq.data.sampling import in_short
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism, NonPrivate, RoundContext
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import closed_form
@@ -181,6 +182,22 @@ def choose_delta(federation: Federation, trainer: pl.Trainer) -> float:
     return asked.pop() if asked else usual
 
 
+class LoggedEpsilon(NamedTuple):
+    """Epsilon that is logged after rounds.
+
+    Args:
+        name: Name under which it is logged.
+        account: Account of the run.
+        adversary: Adversary of the privacy target.
+        is_cheap: Does it have a closed form?
+    """
+
+    name: str
+    account: Account
+    adversary: Adversary
+    is_cheap: bool
+
+
 class RunFigures:
     """Figures of a federation that are logged after each round.
 
@@ -191,7 +208,8 @@ class RunFigures:
 
     def __init__(self, federation: Federation, trainer: pl.Trainer) -> None:
         self._federation, self._trainer = federation, trainer
-        self._megabytes, self._costs = 0.0, dict[str, tuple[Account, Adversary, bool]]()
+        self._megabytes = 0.0
+        self._epsilon: LoggedEpsilon | None = None
         budgets: list[Any] = [each for each in get_callbacks(trainer) if hasattr(each, "epsilon_spent")]
         about = [each.adversary for each in budgets if each.unit != "sample"]
         target = federation.privacy_target
@@ -201,24 +219,24 @@ class RunFigures:
     def vector_changed(self) -> None:
         """Compute epsilons for a new trained vector, because parameters were frozen or unfrozen."""
         federation, target = self._federation, self._federation.privacy_target
-        self._costs = {}
-        if self._counted or federation.planner.law.secret:
-            return  # a budget logs its own epsilon, and charges of secret cohorts reveal the clients drawn
+        self._epsilon = None
+        if target is None or self._counted or federation.planner.law.secret:
+            # Without a target, the report at the end has all adversaries. A budget logs its own epsilon, and
+            # charges of secret cohorts reveal the clients drawn.
+            return
         assert federation.engine is not None
         byzantine = count_byzantine(self._trainer, federation.planner)
         run = full_run(federation, federation.engine, byzantine, federation.engine.ledger.rounds)
-        account = Account(run, choose_delta(federation, self._trainer))
-        groups = run.mechanism.protection_groups(run.num_clients)
-        if len(groups) > 1:
+        if len(run.mechanism.protection_groups(run.num_clients)) > 1:
             return  # each kind of clients has an epsilon of its own, which only the report shows
+        account, who = Account(run, choose_delta(federation, self._trainer)), target.against
+        claim = account.claims()[who]
+        if isinstance(claim.loss, NonPrivate):
+            return
         sums = run.threat.secure_sum
-        for who, claim in account.claims().items():
-            if target is None or who is not target.against or isinstance(claim.loss, NonPrivate):
-                continue  # without a target, the report at the end has all six adversaries
-            masked = who is not Adversary.SECAGG_SERVER or (sums is not None and sums.ran)
-            true = run.threat.secure_keys and masked
-            is_cheap = closed_form(claim.loss)
-            self._costs["fed/epsilon" if true else "fed/sim_epsilon"] = account, who, is_cheap
+        masked = who is not Adversary.SECAGG_SERVER or (sums is not None and sums.ran)
+        name = "fed/epsilon" if run.threat.secure_keys and masked else "fed/sim_epsilon"
+        self._epsilon = LoggedEpsilon(name, account, who, closed_form(claim.loss))
 
     def after(self, record: RoundRecord) -> dict[str, float]:
         """Return the figures after a round by their logged names. NaN if not computed after this round."""
@@ -233,11 +251,11 @@ class RunFigures:
         count = record.round + 1
         sparse = count == last or (count >= _FIRST_PRICED and count & (count - 1) == 0)
         ledger = engine.ledger
-        for name, (account, who, is_cheap) in self._costs.items():
-            values["fed/delta"] = account.delta
-            account = replace(account, run=replace(account.run, rounds=ledger.rounds))
-            known = sparse or is_cheap
-            values[name] = account.epsilon(who, ledger.max_charges, secret=False) if known else math.nan
+        if (asked := self._epsilon) is not None:
+            account = replace(asked.account, run=replace(asked.account.run, rounds=ledger.rounds))
+            values["fed/delta"], values[asked.name] = account.delta, math.nan
+            if sparse or asked.is_cheap:
+                values[asked.name] = account.epsilon(asked.adversary, ledger.max_charges, secret=False)
         return values
 
 
@@ -311,24 +329,62 @@ def epsilon_by_round(
     return tuple((round, epsilon_after(run, report.about, most)) for round, most in shown)
 
 
-def noise_over_signal(engine: RoundEngine, rows: Sequence[dict[str, float]], rounds: int) -> dict[str, Any]:
+def noise_over_signal(
+    engine: RoundEngine, rows: Sequence[dict[str, float]], rounds: int, lengths: Sequence[float] = ()
+) -> dict[str, Any]:
     """Return the noise-to-signal ratio R of a run, planned and measured. None where it is not known.
 
     Args:
         rows: Rounds of the run, as in `metrics.csv`.
         rounds: Number of rounds of the run.
+        lengths: Lengths of updates by the schedule, see `FederatedFit`. Used if they cover all rounds.
 
     Returns:
         `planned` and `sim_seen` (measured). Also `clip` if a smaller clip_norm is enough, see
-        `suggest_clip_norm`.
+        `suggest_clip_norm`, and `short_rounds`, the rounds whose updates were below a tenth of the longest.
     """
-    dim = engine.weights.numel()
+    dim, cohort, rounds = engine.weights.numel(), engine.planner.cohort_size, max(rounds, 1)
+    lengths = lengths[:rounds] if len(lengths) >= rounds else ()
     found: dict[str, Any] = {
-        "planned": planned_noise(engine.mechanism, engine.planner.cohort_size, dim, max(rounds, 1)),
+        "planned": planned_noise(engine.mechanism, cohort, dim, rounds, lengths=lengths),
         "sim_seen": measured_noise(rows),
     }
-    clip = suggest_clip_norm(engine.mechanism, dim, rows)
-    return found if clip is None else {**found, "clip": clip}
+    if (clip := suggest_clip_norm(engine.mechanism, dim, rows)) is not None:
+        found["clip"] = clip
+    if short := find_short_rounds([_update_norm(row, dim) for row in rows]):
+        found["short_rounds"] = short
+    return found
+
+
+def report_short_rounds(engine: RoundEngine, lengths: Sequence[float]) -> None:
+    """Report rounds in which a schedule makes updates short, if the plan's R rises by half and is not good.
+
+    Args:
+        lengths: Lengths of the updates of each round by the schedule, relative to the longest.
+    """
+    short, rounds = find_short_rounds(lengths), len(lengths)
+    known = engine.mechanism, engine.planner.cohort_size, engine.weights.numel(), rounds
+    ratio, constant = planned_noise(*known, lengths=lengths), planned_noise(*known)
+    if short and ratio is not None and constant is not None and ratio > max(GOOD, 1.5 * constant):
+        rank_zero_info(
+            f"The schedule makes updates of rounds {in_short(short)} shorter than a tenth of the longest, "
+            f"and their noise stays. R is {ratio:.2g} instead of {constant:.2g} at a constant rate. Use a "
+            "schedule that ends higher, or fewer rounds"
+        )
+
+
+def find_short_rounds(lengths: Sequence[float]) -> list[int]:
+    """Return the rounds, from 1, whose length is below a tenth of the largest one. NaN is not known."""
+    longest = max((length for length in lengths if not math.isnan(length)), default=0.0)
+    return [round for round, length in enumerate(lengths, 1) if length < 0.1 * longest]
+
+
+def _update_norm(row: Mapping[str, float], dim: int) -> float:
+    """Return the root mean square norm of the updates of a round. NaN without diagnostics."""
+    mse, snr, homogeneity = (row.get(f"sim_{name}", math.nan) for name in ("mse", "snr_db", "homogeneity"))
+    if not (math.isfinite(mse) and math.isfinite(snr) and homogeneity > 0.0):
+        return math.nan
+    return math.sqrt(dim * mse * 10.0 ** (snr / 10.0) / homogeneity)
 
 
 def describe_noise(ratios: Mapping[str, Any]) -> str:
@@ -358,6 +414,8 @@ def describe_noise(ratios: Mapping[str, Any]) -> str:
             f"instead of {clip['clip_norm']:.2g}, with {clip['less']:.2g} of the measured R. The norm was "
             "read from data without a charge (AdaptiveClip charges it)"
         )
+    if short := ratios.get("short_rounds"):
+        means += f". Updates of rounds {in_short(short)} were shorter than a tenth of the longest"
     return f"R = {', '.join(words)}: {means}"
 
 
@@ -380,12 +438,7 @@ def suggest_clip_norm(
     if not mechanism.clips_norm:
         return None
     present: float = mechanism.clip_norm
-    norms = [
-        math.sqrt(dim * row["sim_mse"] * 10.0 ** (row["sim_snr_db"] / 10.0) / row["sim_homogeneity"])
-        for row in rows
-        if all(math.isfinite(row.get(f"sim_{name}", math.nan)) for name in ("mse", "snr_db", "homogeneity"))
-        and row["sim_homogeneity"] > 0.0
-    ]
+    norms = [norm for row in rows if not math.isnan(norm := _update_norm(row, dim))]
     ratio = _ROOM * max(norms, default=math.inf) / present
     if ratio > 0.5:
         return None

@@ -19,8 +19,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lightning_fedq._lightning import get_callbacks, pl, rank_zero_info
+from lightning_fedq._lightning import get_callbacks, is_overridden, pl, rank_zero_info, rank_zero_warn
+from lightning_fedq.clients.hooks import has_user_hook
 from lightning_fedq.clients.undo import Undo
+from lightning_fedq.data.sampling import in_short
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms.interface import Mechanism, NonPrivate, RoundContext
 from lightning_fedq.rounds import RoundEngine
@@ -69,6 +71,8 @@ class ObservedResults(_results._ResultCollection):  # type: ignore[misc]
 
 ClientMetricsChoice = Literal["local", "shared", "none"]
 _EXACT, _LENGTHS = "fed/sim_", "fed/uplink_bits"
+_OWN_METRICS = ("fed/", "clients/", "dp/", "leak/", "lr-")
+"""Beginnings of the names of metrics that this package and `LearningRateMonitor` log after a round."""
 
 
 def has_claim(mechanism: Mechanism, context: RoundContext) -> bool:
@@ -150,6 +154,31 @@ def find_monitors(trainer: pl.Trainer) -> Iterator[tuple[str, str]]:
     for config in trainer.lr_scheduler_configs:
         if config.monitor is not None:
             yield type(config.scheduler).__name__, config.monitor
+
+
+def warn_unlogged_monitors(trainer: pl.Trainer, names: Iterable[str]) -> None:
+    """Warn, before anything is charged, of callbacks and schedules that watch a metric that is not logged.
+
+    A trial does not run all hooks, so nothing is said if a hook of the user's that it leaves out may log it.
+
+    Args:
+        names: Names of the metrics that a trial of training and validation has logged.
+    """
+    hooks = [name for name in dir(pl.Callback) if name.startswith("on_")]
+    callbacks, module = get_callbacks(trainer), trainer.lightning_module
+    if hasattr(module, "on_round_end") or is_overridden("on_train_epoch_end", module, pl.LightningModule):
+        return
+    if any(has_user_hook(callback, hook) for callback in callbacks for hook in hooks):
+        return
+    logged = [*names]
+    known = {"epoch", "step", *(fork for name in logged for fork in metric_forks(name))}
+    for who, monitor in find_monitors(trainer):
+        name = monitor.partition("/dataloader_idx_")[0]
+        if known.isdisjoint((monitor, name)) and not monitor.startswith(_OWN_METRICS):
+            rank_zero_warn(
+                f"{who} watches {monitor!r}, but a trial of training and validation has logged "
+                f"{in_short(logged) or 'nothing'} only. Check the name, or the run may end at that callback"
+            )
 
 
 Mode = Literal["max", "min"]

@@ -27,7 +27,7 @@ from lightning_fedq.clients.undo import Undo
 from lightning_fedq.clients.vector import Members, Vector
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.rounds import RoundEngine, RoundPlan, RoundRecord
-from lightning_fedq.training.accounts import RunFigures, choose_delta, run_to_charge
+from lightning_fedq.training.accounts import RunFigures, choose_delta, report_short_rounds, run_to_charge
 from lightning_fedq.training.checkpoints import (
     RecordFile,
     keep_journal,
@@ -43,7 +43,9 @@ from lightning_fedq.training.client_metrics import (
     choose_metrics_policy,
     has_claim,
     has_claims,
+    warn_unlogged_monitors,
 )
+from lightning_fedq.training.client_side import ClientSide
 from lightning_fedq.training.dry_round import first_clients
 from lightning_fedq.training.isolation import IsolationTrial, describe_trial
 from lightning_fedq.training.loops import average_by_rounds
@@ -56,7 +58,8 @@ from lightning_fedq.training.ranks import (
     idle_cores,
     warn_idle_ranks,
 )
-from lightning_fedq.training.round import ClientSide, Rounds, RoundStart
+from lightning_fedq.training.rehearsal import report_unrehearsed_end
+from lightning_fedq.training.round import Rounds, RoundStart
 from lightning_fedq.training.secret_cohorts import check_claim, check_run
 from lightning_fedq.training.settings import Federation, check_broadcast, check_modulus
 from lightning_fedq.training.user_messages import (
@@ -129,6 +132,10 @@ class FederatedFit(Rounds):
         )
         if to_try is None and isinstance(population, SimulatedClients):
             self.side.check_end()
+        elsewhere = "" if isinstance(population, SimulatedClients) else "clients train elsewhere"
+        report_unrehearsed_end(trainer, elsewhere or self.side.findings.end_obstacle)
+        if to_try and (validated := self.side.findings.validated) is not None:
+            warn_unlogged_monitors(trainer, {**self.side.findings.names, **dict.fromkeys(validated)})
         self.side.check_algorithm(federation.mechanism)
         if to_try:
             self.side.check_smallest(to_try[0])
@@ -162,6 +169,7 @@ class FederatedFit(Rounds):
         self.side.begin(
             choice, self.correction, self.clients_per_step, None if ranks is None else ranks.group
         )
+        self.lengths = self._plan_lengths()
         self._evaluator = self._begin_evaluation(choice)
         if "clients" in saved:
             population.load_state_dict(saved["clients"])
@@ -255,7 +263,9 @@ class FederatedFit(Rounds):
         done = 0 if loaded is not None else engine.round - trainer.current_epoch
         rounds = federation.count_rounds(trainer)
         check_cohorts_last(federation.planner, done + (rounds or 0))
-        self._report_steps()
+        if self.population.is_partitioned and not self.population.partitioned_data.own_loaders:
+            samples = sum(map(len, self.population.partitioned_data.client_indices))
+            report_steps(federation, trainer, samples, self.population.loader().batch_size)
         check_rounds_left(engine.statistics if engine.reads_statistics else None, rounds, done)
         if not federation.planner.law.secret:  # a journal names the clients of every round
             keep_journal(trainer, engine.ledger, federation.seed is not None)
@@ -269,14 +279,18 @@ class FederatedFit(Rounds):
             if federation.seed is None:
                 self._target.skip_spent_rounds(engine)
 
-    def _report_steps(self) -> None:
-        """Report few steps beside plain training, where this process knows the data of all clients."""
-        population = self.population
-        if not population.is_partitioned or population.partitioned_data.own_loaders:
-            return
-        samples = sum(map(len, population.partitioned_data.client_indices))
-        if samples:
-            report_steps(self._federation, self._trainer, samples, population.loader().batch_size)
+    def _plan_lengths(self) -> list[float]:
+        """Return the lengths of updates that the schedule sets for each round, relative to the longest.
+
+        Empty if the schedule does not tell, or this fit goes on with earlier rounds, whose rates are unknown.
+        """
+        rounds = self._federation.count_rounds(self._trainer)
+        rates = None if self.engine.round or not rounds else self.side.clock.planned_rates(rounds)
+        if not rates or not max(rates) > 0.0:
+            return []
+        lengths = [rate / max(rates) for rate in rates]
+        report_short_rounds(self.engine, lengths)
+        return lengths
 
     def _choose_stack(self) -> int:
         """Choose the number of clients that train in one step (the size of a stack)."""
@@ -421,17 +435,8 @@ class FederatedFit(Rounds):
 
     def report_idle_cores(self) -> None:
         """Report how much faster several ranks would be, if this fit could use them."""
-        federation, population = self._federation, self.population
-        takes_ranks = (
-            isinstance(population, SimulatedClients)
-            and population.ranks is None
-            and federation.batch_rule is None
-            and not federation.planner.law.secret
-            and self.engine.tampering is None
-            and all(map(len, population.partitioned_data.client_indices))
-            and self._trainer.strategy.root_device.type == "cpu"
-        )
-        stacks = -(-federation.planner.cohort_size // self.clients_per_step)
+        takes_ranks = self.population.takes_ranks and self.engine.tampering is None
+        stacks = -(-self._federation.planner.cohort_size // self.clients_per_step)
         if takes_ranks and (words := idle_cores(self.side.seconds, stacks)) is not None:
             rank_zero_info(words)
 
@@ -472,12 +477,10 @@ class FederatedFit(Rounds):
             keep_journal_of_checkpoint(self._trainer, self.engine.ledger)
         start = self.start_of_round if is_seeded else None
         kept = {} if self._target is None else {"calibration": self._target.state_dict()}
-        elsewhere = self.population.state_dict()
-        if elsewhere:
+        if elsewhere := self.population.state_dict():
             kept["clients"] = elsewhere
-        if self.correction is not None and (
-            is_seeded or elsewhere
-        ):  # clients elsewhere keep their own states
+        # without a seed, only clients elsewhere keep their own states
+        if self.correction is not None and (is_seeded or elsewhere):
             kept["algorithm"] = self.correction.state_dict()
         if is_seeded and own.names and self.population.keeps_personal:
             kept["own"] = own.state_dict()

@@ -12,7 +12,7 @@ if A's results, or the outputs of the user's Trainer, differ between the two. Co
 
 Files and loggers that the user's code writes to by hand are not compared.
 
-If a process can't be forked (a GPU, macOS, Windows, ranks), then A, B and A again train in this process. A's
+If a process can't be forked (a GPU, macOS, Windows), then A, B and A again train in this process. A's
 updates, buffers and counters are compared, and a checkpoint of the user's Trainer may change in whole numbers
 only. This misses leaks through validation, and state that the first client fixes for all.
 
@@ -31,15 +31,16 @@ import torch
 from torch import Tensor
 
 from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
+from lightning_fedq.clients.changed_tensors import ChangedTensors
 from lightning_fedq.clients.fit import Client
 from lightning_fedq.clients.forks import ForkFailedError, run_in_fork
 from lightning_fedq.clients.hooks import knows_clients
 from lightning_fedq.clients.stale import Digests, digests
-from lightning_fedq.clients.vector import ChangedTensors
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.functional.batch_stack import map_leaves, map_tensors
 from lightning_fedq.rounds import Statistics
-from lightning_fedq.training.dry_round import Change, DryWorker, silence, validate
+from lightning_fedq.training.dry_round import Change, DryWorker, silence
+from lightning_fedq.training.rehearsal import validate
 
 _NOT_SAVED, _NOT_VALIDATED = "not saved", "not validated"
 """Keys of the errors for which a checkpoint or a validation (or a part of it) could not be digested."""
@@ -185,21 +186,31 @@ _OUTLIVES = ("update", "counters", "which buffers")
 """Findings that count even if client A differs from itself: state that outlives a fork causes that, too."""
 
 
+class Training(NamedTuple):
+    """Result of the training of one client.
+
+    Args:
+        update: Update, `(dim,)`, behind the client's statistics if there are any.
+        buffers: Names of the tensors that the training changed, except the parameters.
+        counters: Values of the counters after the training.
+    """
+
+    update: Tensor
+    buffers: tuple[str, ...]
+    counters: dict[str, Any]
+
+
 class TrialOutcome(NamedTuple):
     """Results of the trainings in one fork, of client A and of the client next to it.
 
     Args:
         updates: Client A's updates of both rounds, `(dim,)` each.
-        other_update: Update of the client that trained first, next to A, `(dim,)`.
-        buffers: Names of the tensors that the first training changed, except the parameters.
-        counters: Values of the counters after the first training.
+        neighbour: First training, of the client next to A.
         digests: Outputs of the user's Trainer after the first client, and at the end.
     """
 
     updates: list[Tensor]
-    other_update: Tensor
-    buffers: tuple[str, ...]
-    counters: dict[str, Any]
+    neighbour: Training
     digests: tuple[Digests, ...] = ()
 
 
@@ -266,50 +277,65 @@ class IsolationTrial:
     # ---- in one process -----------------------------------------------------------------------------
 
     def _in_process(self, client: Stack, neighbour: Stack, max_batches: int) -> list[str]:
-        alone = getattr(self._home.strategy, "num_ranks", 1) <= 1
+        """Train A, then B, then A again in this process, and return what differs."""
+        has_ranks = getattr(self._home.strategy, "num_ranks", 1) > 1  # checkpoints are those of all ranks
         # two checkpoints: leaves that differ between them change without any training
-        saved = [digest_checkpoint(self._home) for _ in range(2 * alone)]
-        first, buffers, counters = self._train(client, max_batches)
-        noise = 0.0
-        if first.device.type != "cpu":
-            noise = _NOISE * _distance(first, self._train(client, max_batches)[0])
-        _, of_other, counted = self._train_on_changed_data(
-            lambda change: self._train(neighbour, max_batches, change)
-        )
-        again = self._train(client, max_batches)[0]
-        found = ["update of a client that trains twice"] if _distance(first, again) > noise else []
-        found += _lengths(buffers, of_other, counters, counted)
-        if alone:
-            before, same = saved
-            after = digest_checkpoint(self._home)
-            self._unseen = describe_undigested([after])
-            by_chance = set(_differ(before, same))
-            changed = [name for name in _differ(same, after) if name not in by_chance]
-            found += [name for name in changed if not after.get(name, "0").lstrip("-").isdigit()]
-        return found
+        saved = [] if has_ranks else [digest_checkpoint(self._home), digest_checkpoint(self._home)]
+        first = self._train(client, max_batches)
+        tolerance = 0.0
+        if first.update.device.type != "cpu":
+            tolerance = _NOISE * _distance(first.update, self._train(client, max_batches).update)
+        other = self._train_on_changed_data(lambda change: self._train(neighbour, max_batches, change))
+        again = self._train(client, max_batches)
+        is_changed = _distance(first.update, again.update) > tolerance
+        found = ["update of a client that trains twice"] if is_changed else []
+        found += _compare_lengths(first, other)
+        return found if has_ranks else found + self._changes_of_checkpoint(*saved)
+
+    def _changes_of_checkpoint(self, before: Digests, same: Digests) -> list[str]:
+        """Return the leaves of a checkpoint that trainings changed, except whole numbers.
+
+        Args:
+            before: Digests of a checkpoint before the trainings.
+            same: Digests of another one, between which and `before` nothing was trained.
+        """
+        after = digest_checkpoint(self._home)
+        self._unseen = describe_undigested([after])
+        by_chance = set(_differ(before, same))
+        changed = [name for name in _differ(same, after) if name not in by_chance]
+        return [name for name in changed if not after.get(name, "0").lstrip("-").isdigit()]
 
     # ---- in forks -----------------------------------------------------------------------------------
 
     def _in_forks(self, client: Stack, neighbour: Stack, max_batches: int) -> list[str]:
+        """Train A next to itself, then next to B, and return what differs for A, if not by chance."""
         alone = self._rounds(client, client, max_batches, None)
         beside = self._train_on_changed_data(
             lambda change: self._rounds(neighbour, client, max_batches, change)
         )
-        found, self._unseen = self._compare(alone, beside), describe_undigested(alone.digests)
-        if not found:  # the number of a neighbour's samples must not matter either
-            try:
-                fewer = run_in_fork(lambda: self._beside_fewer(neighbour, client, max_batches))
-                if _distance(alone.updates[0], fewer.updates[0]):
-                    found = ["update beside a client of another size"]
-            except ForkFailedError:  # the fork failed, whatever the size
-                raise
-            except Exception:  # the module accepts no other size
-                self._is_size_unchanged = True
-                return []
+        self._unseen = describe_undigested(alone.digests)
+        found = self._compare(alone, beside)
+        if not found and self._depends_on_size(alone.updates[0], neighbour, client, max_batches):
+            found = ["update beside a client of another size"]
         if not found:
             return []
         again = self._compare(alone, self._rounds(client, client, max_batches, None), same=True)
         return [name for name in found if name not in again or name.startswith(_OUTLIVES)]
+
+    def _depends_on_size(self, alone: Tensor, neighbour: Stack, client: Stack, max_batches: int) -> bool:
+        """Return whether A's update depends on the number of B's samples. False if B can't have fewer.
+
+        Args:
+            alone: A's update next to itself.
+        """
+        try:
+            fewer = self._worker.run_in_fork(lambda: self._beside_fewer(neighbour, client, max_batches))
+            return _distance(alone, fewer) > 0.0
+        except ForkFailedError:  # the fork failed, whatever the size
+            raise
+        except Exception:  # the module accepts no other size
+            self._is_size_unchanged = True
+            return False
 
     def _train_on_changed_data(self, train: Callable[[Change | None], T]) -> T:
         """Train on data that are changed as much as the module accepts, else on unchanged data."""
@@ -325,11 +351,11 @@ class IsolationTrial:
 
     def _compare(self, alone: TrialOutcome, beside: TrialOutcome, same: bool = False) -> list[str]:
         found = []
-        if not same and _distance(alone.other_update, alone.updates[0]):
+        if not same and _distance(alone.neighbour.update, alone.updates[0]):
             found.append("update of a client that trains twice")
         pairs = zip(alone.updates, beside.updates, strict=True)
         found += [f"update of round {n + 1}" for n, (a, b) in enumerate(pairs) if _distance(a, b)]
-        found += _lengths(alone.buffers, beside.buffers, alone.counters, beside.counters)
+        found += _compare_lengths(alone.neighbour, beside.neighbour)
         for before, after in zip(alone.digests, beside.digests, strict=True):
             names = _differ(before, after)
             repeated = {f"after validation, {name}" for name in names}
@@ -343,26 +369,26 @@ class IsolationTrial:
 
         For the reference, client A takes both places, so that the numbers of trainings are equal.
         """
-        return run_in_fork(lambda: self._train_both(neighbour, client, max_batches, change))
+        return self._worker.run_in_fork(lambda: self._train_both(neighbour, client, max_batches, change))
 
     def _train_both(
         self, neighbour: Stack, client: Stack, max_batches: int, change: Change | None
     ) -> TrialOutcome:
-        before, buffers, counters = self._train(neighbour, max_batches, change)
+        first = self._train(neighbour, max_batches, change)
         # a fork of its own, so that validation changes nothing for the second round
-        first, updates = run_in_fork(lambda: self._digest_outputs(max_batches)), []
+        outputs, updates = run_in_fork(lambda: self._digest_outputs(max_batches)), []
         for round in range(2):
             if round:
                 self._next_round()
                 self._train(self._stack_in_round(neighbour, 1), max_batches, change)
-            updates.append(self._train(self._stack_in_round(client, round), max_batches)[0])
-        return TrialOutcome(updates, before, buffers, counters, (first, self._digest_outputs(max_batches)))
+            updates.append(self._train(self._stack_in_round(client, round), max_batches).update)
+        return TrialOutcome(updates, first, (outputs, self._digest_outputs(max_batches)))
 
-    def _beside_fewer(self, neighbour: Stack, client: Stack, max_batches: int) -> TrialOutcome:
-        """Train one round next to a client that has one batch less, or half of its only batch."""
+    def _beside_fewer(self, neighbour: Stack, client: Stack, max_batches: int) -> Tensor:
+        """Train B on one batch less, or on half of its only batch, and return A's update after it."""
         fewer, change = (max_batches - 1, None) if max_batches > 1 else (max_batches, _halved)
-        before, buffers, counters = self._train(neighbour, fewer, change)
-        return TrialOutcome([self._train(client, max_batches)[0]], before, buffers, counters)
+        self._train(neighbour, fewer, change)
+        return self._train(client, max_batches).update
 
     def _digest_outputs(self, max_batches: int) -> Digests:
         return digest_outputs(self._home, min(max_batches, 2)) | digest_external_state(
@@ -378,9 +404,7 @@ class IsolationTrial:
             setattr(current, count, getattr(current, count) + 1)
         self._worker.fit.end_round()  # the next clients are copied from the fit in its present state
 
-    def _train(
-        self, stack: Stack, max_batches: int, change: Change | None = None
-    ) -> tuple[Tensor, tuple[str, ...], dict[str, Any]]:
+    def _train(self, stack: Stack, max_batches: int, change: Change | None = None) -> Training:
         names, found = self._worker.vector.members.counters, []
         counters, changed = dict[str, Any](), list[str]()
 
@@ -391,7 +415,7 @@ class IsolationTrial:
         if self._statistics is not None:  # in a run, too, statistics come before the training
             found.append(self._worker.statistics(stack, max_batches, self._statistics.size, change))
         found.append(self._worker.try_out(stack, max_batches, look, change=change).detach())
-        return torch.cat([part.to(found[-1]) for part in found]), tuple(changed), counters
+        return Training(torch.cat([part.to(found[-1]) for part in found]), tuple(changed), counters)
 
 
 def _distance(left: Tensor, right: Tensor) -> float:
@@ -404,14 +428,12 @@ def _differ(left: Digests, right: Digests) -> list[str]:
     return [name for name in {**left, **right} if left.get(name) != right.get(name)]
 
 
-def _lengths(
-    left: Sequence[str], right: Sequence[str], counters: dict[str, Any], counted: dict[str, Any]
-) -> list[str]:
+def _compare_lengths(left: Training, right: Training) -> list[str]:
     """Return the differences in the length of a message, and in counters, which travel without noise."""
     found = []
-    if names := sorted(set(left) ^ set(right)):
+    if names := sorted(set(left.buffers) ^ set(right.buffers)):
         found.append(f"which buffers change ({', '.join(names)})")
-    if names := [name for name in counters if counters[name] != counted.get(name)]:
+    if names := [name for name in left.counters if left.counters[name] != right.counters.get(name)]:
         found.append(f"counters ({', '.join(names)})")
     return found
 

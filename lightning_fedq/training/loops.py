@@ -233,45 +233,55 @@ class RoundLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
 
     def advance(self, data_fetcher: Any) -> None:
         """Train one round."""
-        trainer, progress = self.trainer, self.batch_progress
-        if self.restarting and progress.current.ready and self._should_check_val_fx(data_fetcher):
-            if self.val_loop.restarted_mid_evaluation:
-                return
-            if self.restarted_on_last:
-                self._skip_next_val = True
-                return
-            self.val_loop.increment_progress_to_evaluation_end()
-        self.val_loop.restarting = False
+        if self._resumes_behind_round(data_fetcher):
+            return
+        trainer, progress, batches = self.trainer, self.batch_progress, int(self.trainer.num_training_batches)
         for_fit = [c for c in trainer.callbacks if not (looks_at_batches(c) or is_shared_by_clients(c))]
         start = self._batches_that_stepped + 1  # logged step of the first step of this round
-        known = range(getattr(self, "_logged", start - 1) + 1, start + 1)
+        since_last = range(getattr(self, "_logged", start - 1) + 1, start + 1)
         self._logged = start
         for callback in for_fit:
             batch = self._empty_batch() if has_user_hook(callback, "on_train_batch_start") else None
-            with self._periods(callback, known, known):
+            with self._periods(callback, since_last, since_last):
                 call_hooks(trainer, [callback], "on_train_batch_start", batch, 0)
         before = self.global_step
         steps = self.run_round()
         if steps is None:
             raise StopIteration
-        batches = int(trainer.num_training_batches)
-        for counts in (progress.total, progress.current):
-            counts.ready += batches
-            counts.started += batches
-            counts.processed += batches
-            counts.completed += batches - 1  # Lightning's state before the last batch is completed
-        progress.is_last_batch = True
+        self._count_batches(batches)
         self._count_steps(before + steps)
         trainer._logger_connector._first_loop_iter = False
+        of_round, logged = range(before + 1, before + steps + 1), range(start, start + steps)
         for callback in for_fit:
             own = has_user_hook(callback)
             seen = ({"loss": torch.tensor(math.nan)}, self._empty_batch()) if own else (None, None)
-            passed = range(before + 1, before + steps + 1)
-            with self._periods(callback, passed, range(start, start + steps)):
+            with self._periods(callback, of_round, logged):
                 call_hooks(trainer, [callback], "on_train_batch_end", *seen, batches - 1)
         trainer._logger_connector.on_batch_end()
         progress.increment_completed()
         self._batches_that_stepped += steps - 1  # Lightning counts the last step
+
+    def _resumes_behind_round(self, data_fetcher: Any) -> bool:
+        """Return whether a resumed fit goes on with the validation of a finished round, as in Lightning."""
+        validation = self.val_loop
+        if self.restarting and self.batch_progress.current.ready and self._should_check_val_fx(data_fetcher):
+            if validation.restarted_mid_evaluation:
+                return True
+            if self.restarted_on_last:
+                self._skip_next_val = True
+                return True
+            validation.increment_progress_to_evaluation_end()
+        validation.restarting = False
+        return False
+
+    def _count_batches(self, batches: int) -> None:
+        """Count the batches of a round. The last one is completed after its hooks, as in Lightning."""
+        for counts in (self.batch_progress.total, self.batch_progress.current):
+            counts.ready += batches
+            counts.started += batches
+            counts.processed += batches
+            counts.completed += batches - 1
+        self.batch_progress.is_last_batch = True
 
     @contextmanager
     def _periods(self, callback: Any, steps: range, logged: range) -> Iterator[None]:
@@ -318,19 +328,19 @@ class RoundFitLoop(_loops._FitLoop):  # type: ignore[misc]
         trainer, module = self.trainer, self.trainer.lightning_module
         trainer._logger_connector.epoch_end_reached()
         self.epoch_progress.increment_processed()
+        # callbacks that watch metrics come last, because other callbacks and the module may log them
         for_fit = [c for c in trainer.callbacks if not trains_with_clients(c)]
-        monitoring = [
-            c for c in for_fit if isinstance(c, pl.callbacks.EarlyStopping | pl.callbacks.Checkpoint)
-        ]
-        call_hooks(trainer, [c for c in for_fit if c not in monitoring], "on_train_epoch_end")
+        watchers = [c for c in for_fit if isinstance(c, pl.callbacks.EarlyStopping | pl.callbacks.Checkpoint)]
+        call_hooks(trainer, [c for c in for_fit if c not in watchers], "on_train_epoch_end")
         if hasattr(module, "on_round_end"):
             module._current_fx_name = "on_train_epoch_end"  # a hook in which Lightning allows logging
             module.on_round_end()
             module._current_fx_name = None
-        call_hooks(trainer, monitoring, "on_train_epoch_end")
+        call_hooks(trainer, watchers, "on_train_epoch_end")
         trainer._logger_connector.on_epoch_end()
         if not self.restarting and self.epoch_loop._num_ready_batches_reached():
             self.epoch_loop.update_lr_schedulers("epoch", update_plateau_schedulers=True)
+        # metrics of the round are logged at its last step, which is counted already
         self.epoch_loop._batches_that_stepped -= 1
         trainer._logger_connector.update_train_epoch_metrics()
         self.epoch_loop._batches_that_stepped += 1

@@ -115,6 +115,11 @@ class Population(ABC):
         """Return the state of clients elsewhere for a checkpoint. Simulated clients have none."""
         return {}
 
+    @property
+    def takes_ranks(self) -> bool:
+        """Whether several ranks on this machine's CPU could train the clients."""
+        return False
+
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 (simulated ones have none)
         """Restore the state of a checkpoint."""
 
@@ -223,32 +228,34 @@ class SimulatedClients(Population):
                 self._holdings = replace(held, loader=held.loader.over(renewed))
         return self.loader()
 
+    def _generator(self, purpose: str, client: int | None = None) -> torch.Generator:
+        """Return a generator for one purpose, from the seed of the plan."""
+        run = RoundPlan(0, (), frozenset(), self._federation.planner.seed)
+        return torch.Generator().manual_seed(run.stream_seed(purpose, client))
+
+    def _make_held_out(self) -> HeldOut | PartitionedHeldOut | None:
+        """Return the rule for the clients' held-out samples. None if no samples are held out here."""
+        measured = self._federation.local.evaluate_clients
+        if measured is not None and measured.fraction is not None:
+            return HeldOut(measured.fraction, lambda client: self._generator("held out", client))
+        if measured is not None and measured.partitioned is not None:
+            # partitioned by the same draws as the training data
+            return PartitionedHeldOut(measured.partitioned_dataset, self._generator("partition"))
+        return None
+
     def _partition_data(self) -> PartitionedData:
         federation, trainer = self._federation, self._trainer
         clients, local, rule = federation.clients, federation.local, federation.batch_rule
         if self.ranks is not None:
             federation.set_plan_seed(self.ranks.group.broadcast(federation.planner.seed, "the plan"))
-        planner = federation.planner
-        run = RoundPlan(0, (), frozenset(), planner.seed)
-        measured = local.evaluate_clients
-        held_out: HeldOut | PartitionedHeldOut | None = None
-        if measured is not None and measured.fraction is not None:
-            held_out = HeldOut(
-                measured.fraction,
-                lambda client: torch.Generator().manual_seed(run.stream_seed("held out", client)),
-            )
-        elif measured is not None and measured.partitioned is not None:
-            draws = torch.Generator().manual_seed(run.stream_seed("partition"))  # as for the training data
-            held_out = PartitionedHeldOut(measured.partitioned_dataset, draws)
+        planner, held_out, shuffle = federation.planner, self._make_held_out(), not trainer.overfit_batches
         split = split_loader(
             self._user_loader(),
             lambda: choose_partition(self._owner, clients.partition),
             clients.num_clients,
-            torch.Generator().manual_seed(run.stream_seed("partition")),
+            self._generator("partition"),
             clients.labels,
-            LocalPasses(
-                local.local_epochs, local.local_steps, self._limit_batches, not trainer.overfit_batches
-            ),
+            LocalPasses(local.local_epochs, local.local_steps, self._limit_batches, shuffle),
             rule,
             held_out,
         )
@@ -270,6 +277,16 @@ class SimulatedClients(Population):
             split.loader(lambda: self.coming(), schedule.max_batches),
             split.own_loaders,
             [] if held_out is None else held_out.parts,
+        )
+
+    @property
+    def takes_ranks(self) -> bool:
+        return (
+            self.ranks is None
+            and self._federation.batch_rule is None
+            and not self._federation.planner.law.secret
+            and not self.partitioned_data.holds_streams
+            and self._trainer.strategy.root_device.type == "cpu"
         )
 
     def trial_stacks(self) -> list[Stack] | None:

@@ -18,6 +18,7 @@ from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.algorithms.byzantine.counting import count_byzantine
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism, RoundContext
 from lightning_fedq.privacy.planning import GOOD, SWAMPED, planned_noise, verdict_on
+from lightning_fedq.privacy.run import Run
 from lightning_fedq.privacy.target import (
     Calibration,
     PrivacyTarget,
@@ -202,28 +203,42 @@ class CalibratedTarget:
             ValueError: If the target is exceeded because more parameters are trained than at calibration.
         """
         assert self.calibration is not None
-        found, over_run = self.calibration, self.target.over == "run"
         byzantine = count_byzantine(trainer, federated.planner)
-        run = full_run(federated, engine, byzantine, found.rounds)
-        if not over_run or self._secret:
-            spent = spent_on(self.target, run, found.rounds)
-            if not self.target.is_met(spent):
-                whose = f"{found.rounds} rounds now spend" if over_run else "a round now spends"
-                raise ValueError(
-                    f"{whose} {spent:.4g} of {self.target}, because the mechanism was calibrated for fewer "
-                    "trained parameters. Unfreeze parameters before the fit"
-                )
-            if over_run:
-                engine.ledger.round_limit = found.rounds
-            return
-        account = make_account(self.target, run)
+        run = full_run(federated, engine, byzantine, self.calibration.rounds)
+        if self.target.over == "round":
+            self._check_still_met(run, "a round now spends")
+        elif self._secret:  # all released rounds count, and not the charges of single clients
+            self._check_still_met(run, f"{self.calibration.rounds} rounds now spend")
+            engine.ledger.round_limit = self.calibration.rounds
+        else:
+            self._limit_charges(engine, run)
+
+    def _check_still_met(self, run: Run, whose: str) -> None:
+        """Refuse a calibrated mechanism that no longer meets the target.
+
+        Args:
+            run: The run with its present number of parameters.
+            whose: The rounds and their verb, for the message.
+        """
+        assert self.calibration is not None
+        spent = spent_on(self.target, run, self.calibration.rounds)
+        if not self.target.is_met(spent):
+            raise ValueError(
+                f"{whose} {spent:.4g} of {self.target}, because the mechanism was calibrated for fewer "
+                "trained parameters. Unfreeze parameters before the fit"
+            )
+
+    def _limit_charges(self, engine: RoundEngine, run: Run) -> None:
+        """Limit the charges of each client, and warn of what other runs have spent."""
+        assert self.calibration is not None
+        account, against = make_account(self.target, run), self.target.against
         max_charges = affordable(
-            account, self.target.against, self.target.epsilon, secret=False, at_least=found.charges
+            account, against, self.target.epsilon, secret=False, at_least=self.calibration.charges
         )
         engine.ledger.limits = torch.full((engine.planner.num_clients,), max_charges, dtype=torch.int32)
         engine.ledger.spares_other_runs = True
         if others := engine.ledger.max_charges_of_other_runs:
-            spent = account.epsilon(self.target.against, others, secret=False)
+            spent = account.epsilon(against, others, secret=False)
             rank_zero_warn(
                 f"Another run of this federation has spent {spent:.4g} of {self.target} "
                 f"({', '.join(engine.ledger.other_runs)}), which counts in the report of this run. Use "

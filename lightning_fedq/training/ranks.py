@@ -152,7 +152,8 @@ class RankEngine(RoundEngine):
         super().__init__(*args, **options)
         self._strategy, self._stacks = strategy, stacks
         self.rank_state: RankState | None = None
-        self._told = -1
+        self._shared_rounds = -1
+        """Rounds of the ledger that all ranks know."""
 
     def start(self) -> RoundPlan:
         # rank 0 chooses the attempt for all ranks, because only it reads the journal
@@ -161,22 +162,31 @@ class RankEngine(RoundEngine):
                 "Callbacks that change updates, and Byzantine clients, need all clients in one process. "
                 f'Leave them out, or use devices=1 instead of strategy="{NAME}"'
             )
+        self._agree_on_start()
+        plan = super().start()
+        self._shared_rounds = self.ledger.rounds
+        self._strategy.is_single = True
+        return plan
+
+    def _agree_on_start(self) -> None:
+        """Take over rank 0's attempt and ledger, and refuse ranks with another start of the round.
+
+        Raises:
+            RuntimeError: If a rank has another model, range or other stacks than rank 0.
+        """
         group, number = self._strategy.group, self.round + 1
         state = self.ledger.state(self.weights, self.ranges.center, self.ranges.radius)
         attempt = self.ledger.free_attempt(self.round, self.attempt, state)
-        news = self.ledger.state_dict() if self.ledger.rounds != self._told else None
-        found = group.gather((attempt, self._start_digests(), news), f"the start of round {number}")
-        self.attempt, first, news = found[0]
-        for rank, (_, begins, _) in enumerate(found):
+        is_known = self.ledger.rounds == self._shared_rounds
+        ledger = None if is_known else self.ledger.state_dict()
+        starts = group.gather((attempt, self._start_digests(), ledger), f"the start of round {number}")
+        self.attempt, expected, ledger = starts[0]
+        for rank, (_, digests, _) in enumerate(starts):
             for name, cure in _CURES.items():
-                if begins[name] != first[name]:
+                if digests[name] != expected[name]:
                     raise RuntimeError(f"Rank {rank} has {name} than rank 0 in round {number}. {cure}")
-        if news is not None and group.rank:
-            self.ledger.follow(news)
-        plan = super().start()
-        self._told = self.ledger.rounds
-        self._strategy.is_single = True
-        return plan
+        if ledger is not None and group.rank:
+            self.ledger.follow(ledger)
 
     def _start_digests(self) -> dict[str, bytes]:
         """Return digests that must agree on all ranks, or a client would train on two ranks, or on none."""
@@ -230,15 +240,26 @@ class RankEngine(RoundEngine):
         return found
 
     def _merge_parts(self, parts: Sequence[_Part]) -> None:
-        total, group = self._sum, self._strategy.group
+        """Merge the contributions of all ranks, so that this rank's state equals that of one process."""
         order = [client for stack in self._stacks() for client in stack.clients]
         place = {client: number for number, client in enumerate(order)}
-        total.received = sorted((c for part in parts for c in part.received), key=place.__getitem__)
+        self._sum.received = sorted((c for part in parts for c in part.received), key=place.__getitem__)
         self.non_finite = sorted((c for part in parts for c in part.non_finite), key=place.__getitem__)
         self._uplink_bits = sum(part.uplink_bits for part in parts)
         self._clipped = sum(part.clipped for part in parts)
         self._energy = sum(part.energy for part in parts)
-        kinds = [part.kind for part in parts if part.kind is not None]
+        self._add_sums([part.kind for part in parts if part.kind is not None])
+        messages = [message for part in parts for message in part.messages]
+        self._add_messages(sorted(messages, key=lambda message: place[message[0][0]]))
+        self._add_exact_sums()
+
+    def _add_sums(self, kinds: Sequence[_Kind]) -> None:
+        """Add the ranks' sums of integers, or their sums of decoded floats.
+
+        Args:
+            kinds: Shape, dtype and range of each rank's integer sum. Empty if there are none.
+        """
+        total, group = self._sum, self._strategy.group
         if kinds:
             symbols = total.integer_sum
             if symbols is None:
@@ -247,18 +268,24 @@ class RankEngine(RoundEngine):
             group.add(narrow)
             total.integer_sum = narrow.to(symbols.dtype)
         if total.kept == "floats":
-            theirs = group.allgather(total.floats.parts)
+            sums_of_ranks = group.allgather(total.floats.parts)
             total.floats.parts.zero_()
-            for sums in theirs:  # in the order of the ranks, so that all ranks add alike
+            for sums in sums_of_ranks:  # in the order of the ranks, so that all ranks add alike
                 total.floats.add_sum(sums)
-        messages = [message for part in parts for message in part.messages]
-        for clients, rows in sorted(messages, key=lambda message: place[message[0][0]]):
+
+    def _add_messages(self, messages: Sequence[tuple[list[int], Tensor]]) -> None:
+        """Add all ranks' messages, in the order in which one process would receive them."""
+        for clients, rows in messages:
             try:
-                total.add(rows, clients)
+                self._sum.add(rows, clients)
             except AbortedRoundError as error:
                 self._aborted = str(error)
                 break
         self._messages = []
+
+    def _add_exact_sums(self) -> None:
+        """Add the sums of exact updates, and of what was clipped, for the diagnostics."""
+        group = self._strategy.group
         if self._exact is not None:
             group.add(self._exact)
             if self._clipped:  # on any rank

@@ -33,8 +33,9 @@ from lightning_fedq.functional.checks import check_fields
 from lightning_fedq.keys.randomness import PublicRandomness
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.mechanisms.interface.ranges import AdaptiveRange, PreviousMinMax, RangeRule
-from lightning_fedq.privacy.cohorts import CohortLaw, DisjointOnce, describe_law, make_cohort_law
+from lightning_fedq.privacy.cohorts import CohortLaw, DisjointOnce, make_cohort_law
 from lightning_fedq.privacy.ledger import Ledger
+from lightning_fedq.privacy.recorded_laws import describe_law
 from lightning_fedq.privacy.run import check_colluders
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import (

@@ -265,73 +265,86 @@ class ConditionalRange(Code):
         if count != len(self.step):
             raise ValueError(f"This code is for {len(self.step)} symbols, got count={count}")
         self.check_length(stream, count)
-        stream, checksum = stream[:-_CHECKSUM_BYTES], stream[-_CHECKSUM_BYTES:]
-        if zlib.crc32(stream).to_bytes(_CHECKSUM_BYTES, "little") != checksum:
+        body, checksum = stream[:-_CHECKSUM_BYTES], stream[-_CHECKSUM_BYTES:]
+        if zlib.crc32(body).to_bytes(_CHECKSUM_BYTES, "little") != checksum:
             raise UndecodableError(
                 "The checksum of the message is wrong. The message is truncated or corrupted."
             )
-        if stream[:1] == b"\x01":
-            symbols = Elias(delta=True).unpack(stream[1:], count)
-            self._check_scales(symbols, None)
+        if body[:1] == b"\x01":
+            symbols = Elias(delta=True).unpack(body[1:], count)
+            self._check_needs_elias(symbols)
             return symbols
-        place = 1 + 2 * len(self.segments)
-        if stream[:1] != b"\x00" or len(stream) < place:
+        scales, low_bits, words = self._split(body)
+        symbols = self._decode(scales, low_bits, words)
+        self._check_scales(symbols, scales)
+        if self._body(symbols, scales) != body:
             raise UndecodableError(
-                f"A message must start with mode 0 or 1 and {place - 1} bytes of scales. This message is of "
+                f"{len(body)} bytes hold {count} symbols, but these symbols pack to other bytes"
+            )
+        return symbols
+
+    def _split(self, body: bytes) -> tuple[list[int], NDArray[np.uint8], NDArray[np.uint32]]:
+        """Split a range-coded message into scales, low bits, and words of the range coder."""
+        start = 1 + 2 * len(self.segments)
+        if body[:1] != b"\x00" or len(body) < start:
+            raise UndecodableError(
+                f"A message must start with mode 0 or 1 and {start - 1} bytes of scales. This message is of "
                 "another code."
             )
-        scales: list[int] = np.frombuffer(stream[1:place], "<i2").tolist()
+        scales: list[int] = np.frombuffer(body[1:start], "<i2").tolist()
         bits = self.step.view(np.int64)
-        raw_bits = sum(_count_raw(bits[part], scales[segment]) for segment, part in self._chunks())
-        end = place + (raw_bits + 7) // 8
-        if len(stream) < end or (len(stream) - end) % 4:
+        num_low_bits = sum(_count_raw(bits[part], scales[segment]) for segment, part in self._chunks())
+        end = start + (num_low_bits + 7) // 8
+        if len(body) < end or (len(body) - end) % 4:
             raise UndecodableError(
-                f"{len(stream)} bytes do not hold {count} symbols of these steps. Check the dither."
+                f"{len(body)} bytes do not hold {len(bits)} symbols of these steps. Check the dither."
             )
-        low_bits, used = np.unpackbits(np.frombuffer(stream[place:end], np.uint8)), 0
-        decoder = constriction.stream.queue.RangeDecoder(np.frombuffer(stream[end:], "<u4").astype(np.uint32))
-        model, values = _gaussian(), np.empty(count, np.int64)
+        low_bits = np.unpackbits(np.frombuffer(body[start:end], np.uint8))
+        return scales, low_bits, np.frombuffer(body[end:], "<u4").astype(np.uint32)
+
+    def _decode(self, scales: list[int], low_bits: NDArray[np.uint8], words: NDArray[np.uint32]) -> Tensor:
+        """Decode the symbols `(m,)` of the parts that `_split` returns."""
+        decoder, model = constriction.stream.queue.RangeDecoder(words), _gaussian()
+        values, used = np.empty(len(self.step), np.int64), 0
         for part, mean, std, raw, total in self._models(scales):
             try:
                 values[part] = decoder.decode(model, mean, std)
             except AssertionError as error:  # constriction raises this if no encoder writes these words
                 raise UndecodableError(
-                    f"{len(stream)} bytes have words that {count} symbols of these steps never give"
+                    f"The message has words that {len(values)} symbols of these steps never give"
                 ) from error
             if total:
                 _copy_raw(values[part], raw, low_bits[used : used + total], True)
                 used += total
         if not decoder.maybe_exhausted():
             raise UndecodableError(
-                f"{len(stream)} bytes hold more than {count} symbols of these steps. Check the dither."
+                f"{4 * len(words)} bytes of words hold more than {len(values)} symbols of these steps. "
+                "Check the dither."
             )
-        symbols = torch.from_numpy(values)
-        self._check_scales(symbols, scales)
-        if self._body(symbols, scales) != stream:
-            raise UndecodableError(
-                f"{len(stream)} bytes hold {count} symbols, but these symbols pack to other bytes"
-            )
-        return symbols
+        return torch.from_numpy(values)
 
-    def _check_scales(self, symbols: Tensor, scales: list[int] | None) -> None:
+    def _check_scales(self, symbols: Tensor, scales: list[int]) -> None:
         """Refuse scales that the symbols do not have, up to one grid point of rounding on another machine.
 
-        Args:
-            symbols: `(m,)` decoded symbols.
-            scales: Received scales, or None for a message in Elias delta, whose symbols must not fit the
-                model.
-
         Raises:
-            UndecodableError: If a scale differs by more than one, or the symbols of an Elias message fit the
-                model.
+            UndecodableError: If a scale differs by more than one.
         """
         computed = self._scales(as_array(symbols))
-        if scales is None:
-            # symbols that fit these scales fit all scales that a client may have computed
-            if self._body(symbols, [scale - 1 for scale in computed])[:1] == b"\x00":
-                raise UndecodableError("Symbols that fit the model came in the Elias code")
-        elif any(abs(scale - other) > 1 for scale, other in zip(scales, computed, strict=True)):
+        if any(abs(scale - other) > 1 for scale, other in zip(scales, computed, strict=True)):
             raise UndecodableError(f"The scales {scales[:5]} are not those of the symbols, {computed[:5]}")
+
+    def _check_needs_elias(self, symbols: Tensor) -> None:
+        """Refuse symbols in the Elias code that fit the model.
+
+        Symbols that fit scales one grid point below the computed ones fit all scales that a client may have
+        computed.
+
+        Raises:
+            UndecodableError: If the symbols fit the model.
+        """
+        computed = self._scales(as_array(symbols))
+        if self._body(symbols, [scale - 1 for scale in computed])[:1] == b"\x00":
+            raise UndecodableError("Symbols that fit the model came in the Elias code")
 
     def num_bits(self, symbols: Tensor) -> int:
         # the exact length needs the stream itself

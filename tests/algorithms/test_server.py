@@ -10,6 +10,7 @@ from lightning_fedq.algorithms import FedAdagrad, FedAdam, FedAvgM, FedProx, Fed
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.cli import main
 from lightning_fedq.mechanisms import FedAvg
+from tests.configurations import linear_on_digits, written
 from tests.digits_run import Classifier, Digits, make_trainer, weights_of
 
 UPDATES = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -77,40 +78,16 @@ def test_a_federation_learns_and_resumes(kind, lr, tmp_path):
     assert torch.equal(weights_of(run(6, tmp_path / "three.ckpt")[1]), weights_of(module))
 
 
-@pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
 def test_from_a_configuration(tmp_path):
     """`fedq fit` with both in YAML, as the guide says it."""
-    more = {
-        "seed_everything": 0,
-        "trainer": {
-            "max_epochs": 1,
-            "callbacks": [
-                {
-                    "class_path": "lightning_fedq.callbacks.Federated",
-                    "init_args": {
-                        "mechanism": {"class_path": "lightning_fedq.mechanisms.FedAvg"},
-                        "num_clients": 10,
-                        "algorithm": {
-                            "class_path": "lightning_fedq.algorithms.FedProx",
-                            "init_args": {"mu": 0.1},
-                        },
-                        "server_optimizer": {
-                            "class_path": "lightning_fedq.algorithms.FedAdam",
-                            "init_args": {"lr": 0.05},
-                        },
-                    },
-                }
-            ],
-        },
-        "model": {
-            "class_path": "lightning_fedq.data.models.Classifier",
-            "init_args": {
-                "backbone": {"class_path": "lightning_fedq.data.models.MLP", "init_args": {"in_features": 64}}
-            },
-        },
-        "data": {"class_path": "lightning_fedq.data.datasets.DigitsDataModule"},
+    settings = {
+        "mechanism": written("mechanisms.FedAvg"),
+        "num_clients": 10,
+        "algorithm": written("algorithms.FedProx", mu=0.1),
+        "server_optimizer": written("algorithms.FedAdam", lr=0.05),
     }
     path = tmp_path / "prox.yaml"
+    more = linear_on_digits(400, 1, callbacks=[written("callbacks.Federated", **settings)])
     path.write_text(yaml.safe_dump(more))
     assert not main(["fit", "--config", str(path), "--trainer.default_root_dir", str(tmp_path)])
 

@@ -48,6 +48,7 @@ from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from lightning_fedq.rounds.server import RoundServer
 from lightning_fedq.secagg import Aggregation, SecAgg
 from lightning_fedq.secagg.client import Client
+from tests.digits_run import make_trainer
 
 PLAN_SEED = 7
 """Of every fit: keys that follow from it come again in the next one."""
@@ -246,14 +247,6 @@ class _Drops(pl.LightningModule):
         return DataLoader(TensorDataset(torch.ones(10, _DIM)), batch_size=5)
 
 
-def _trainer(rounds: int, *callbacks: pl.Callback) -> pl.Trainer:
-    return pl.Trainer(
-        max_epochs=rounds, callbacks=list(callbacks), accelerator="cpu", logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-        num_sanity_val_steps=0, limit_val_batches=1,
-    )  # fmt: skip
-
-
 def _masked() -> list[pl.Callback]:
     measured = ClientEvaluation(0.25, 1)
     mechanism = DistributedDiscreteGaussian(1.0, 2.0, 0.01, bits=16)
@@ -304,7 +297,8 @@ def play_fit(name: str, which: str, resumed: Path | None = None, saved: Path | N
             callback.set_plan_seed(PLAN_SEED)
     with warnings.catch_warnings(), _quiet(), watching(Watch(f"{name}, {which}")) as watch:
         warnings.simplefilter("ignore")
-        trainer = _trainer(2 + (resumed is not None), *callbacks)
+        epochs = 2 + (resumed is not None)
+        trainer = make_trainer(*callbacks, max_epochs=epochs, num_sanity_val_steps=0, limit_val_batches=1)
         trainer.fit(_Drops(), ckpt_path=resumed, weights_only=None if resumed is None else False)
         if saved is not None:
             trainer.save_checkpoint(saved)

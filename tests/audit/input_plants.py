@@ -63,7 +63,12 @@ class NoisyTernary(Mechanism):
         return first - second
 
     def kept(self, noise, scaled, context, rand):
-        """The noise that is added: all of it."""
+        """The noise that is added."""
+        return self.formula(noise, scaled, context)
+
+    @staticmethod
+    def formula(noise, scaled, context):
+        """All of it."""
         return noise
 
     def decode(self, symbols, clients, context, rand):
@@ -89,89 +94,69 @@ class NoisyTernary(Mechanism):
         return PmfPairs(((pair, pair[::-1]),), "noise on levels")
 
 
-class NothingOnZero(NoisyTernary):
-    """A value of exactly zero is sent without noise."""
+def planted(base, hook, formulas):
+    """Add mechanisms to this module: the base with another formula for the noise that it keeps, by name."""
+    for name, formula in formulas.items():
+        globals()[name] = type(name, (base,), {hook: staticmethod(formula), "__module__": __name__})
+
+
+planted(
+    NoisyTernary,
+    "formula",
+    {
+        "NothingOnZero": lambda noise, scaled, context: np.where(scaled == 0.0, 0.0, noise),
+        "NothingBelowOnePercent": lambda noise, scaled, context: np.where(np.abs(scaled) < 0.01, 0.0, noise),
+        "NothingForSmallClients": lambda noise, scaled, context: np.where(
+            np.abs(scaled).max(1, keepdims=True) < 0.1, 0.0, noise
+        ),
+        "NothingInLargeCohorts": lambda noise, scaled, context: noise * (len(context.cohort) <= 50),
+        "OnlyWhereClipped": lambda noise, scaled, context: np.where(np.abs(scaled) > 1.0, noise, 0.0),
+        "NothingFromCoordinate1000": lambda noise, scaled, context: np.where(
+            np.arange(context.dim) >= 1000, 0.0, noise
+        ),
+        "NothingFromRound5": lambda noise, scaled, context: noise * (context.round < 5),
+        "NothingOnAllZero": lambda noise, scaled, context: np.where(scaled.any(1, keepdims=True), noise, 0.0),
+        "NothingOnSparse": lambda noise, scaled, context: np.where(
+            (scaled == 0.0).mean(1, keepdims=True) > 0.5, 0.0, noise
+        ),
+        "ByOwnNorm": lambda noise, scaled, context: np.rint(
+            noise * np.sqrt(np.square(np.clip(scaled, -1, 1)).mean(1, keepdims=True))
+        ),
+        "ByOwnLargest": lambda noise, scaled, context: np.rint(
+            noise * np.abs(np.clip(scaled, -1, 1)).max(1, keepdims=True)
+        ),
+        "NothingBelowOwnMean": lambda noise, scaled, context: np.where(
+            np.abs(scaled) < 0.999 * np.abs(scaled).mean(1, keepdims=True), 0.0, noise
+        ),
+        "NothingFromRound1000": lambda noise, scaled, context: noise * (context.round < 1000),
+        "NothingInRound0": lambda noise, scaled, context: noise * (context.round > 0),
+        "EvenNoise": lambda noise, scaled, context: 2.0 * noise,
+        "NothingOnMiddleValues": lambda noise, scaled, context: np.where(
+            (np.abs(scaled) > 0.1) & (np.abs(scaled) < 0.6), 0.0, noise
+        ),
+        "NothingOnPositiveInside": lambda noise, scaled, context: np.where(
+            (scaled > 0.0) & (scaled < 1.0), 0.0, noise
+        ),
+        "NothingInASecondAttempt": lambda noise, scaled, context: noise * (context.attempt == 0),
+        "NothingForOneClientAlone": lambda noise, scaled, context: noise * (len(context.cohort) > 1),
+        "NothingInOddCohorts": lambda noise, scaled, context: noise * (len(context.cohort) % 2 == 0),
+        "NothingOnEnormousValues": lambda noise, scaled, context: np.where(np.abs(scaled) > 1e3, 0.0, noise),
+        "NothingOnOneHot": lambda noise, scaled, context: np.where(
+            (scaled != 0.0).sum(1, keepdims=True) == 1, 0.0, noise
+        ),
+        "ForgetsTheRange": lambda noise, scaled, context: np.rint(
+            noise / context.expand(context.radius).numpy()
+        ),
+        "NothingInEvery30thRound": lambda noise, scaled, context: noise * (context.round % 30 != 29),
+    },
+)
+
+
+class NothingFromOneClient(NoisyTernary):
+    """Client 99 adds no noise."""
 
     def kept(self, noise, scaled, context, rand):
-        return np.where(scaled == 0.0, 0.0, noise)
-
-
-class NothingBelowOnePercent(NoisyTernary):
-    """A value below 1% of the range is sent without noise."""
-
-    def kept(self, noise, scaled, context, rand):
-        return np.where(np.abs(scaled) < 0.01, 0.0, noise)
-
-
-class NothingForSmallClients(NoisyTernary):
-    """A client whose largest coordinate is below a tenth of the range adds no noise."""
-
-    def kept(self, noise, scaled, context, rand):
-        return np.where(np.abs(scaled).max(1, keepdims=True) < 0.1, 0.0, noise)
-
-
-class NothingInLargeCohorts(NoisyTernary):
-    """No noise in cohorts above 50."""
-
-    def kept(self, noise, scaled, context, rand):
-        return noise * (len(context.cohort) <= 50)
-
-
-class OnlyWhereClipped(NoisyTernary):
-    """Noise only where the value was clipped."""
-
-    def kept(self, noise, scaled, context, rand):
-        return np.where(np.abs(scaled) > 1.0, noise, 0.0)
-
-
-class NothingFromCoordinate1000(NoisyTernary):
-    """No noise from coordinate 1,000 on."""
-
-    def kept(self, noise, scaled, context, rand):
-        return np.where(np.arange(context.dim) >= 1000, 0.0, noise)
-
-
-class NothingFromRound5(NoisyTernary):
-    """No noise from round 5 on."""
-
-    def kept(self, noise, scaled, context, rand):
-        return noise * (context.round < 5)
-
-
-class NothingOnAllZero(NoisyTernary):
-    """No noise on an update of zeros only, such as one that replaced NaN."""
-
-    def kept(self, noise, scaled, context, rand):
-        return np.where(scaled.any(1, keepdims=True), noise, 0.0)
-
-
-class NothingOnSparse(NoisyTernary):
-    """No noise on an update of mostly zeros."""
-
-    def kept(self, noise, scaled, context, rand):
-        return np.where((scaled == 0.0).mean(1, keepdims=True) > 0.5, 0.0, noise)
-
-
-class ByOwnNorm(NoisyTernary):
-    """Noise is scaled by the client's own root mean square."""
-
-    def kept(self, noise, scaled, context, rand):
-        return np.rint(noise * np.sqrt(np.square(np.clip(scaled, -1, 1)).mean(1, keepdims=True)))
-
-
-class ByOwnLargest(NoisyTernary):
-    """Noise is scaled by the client's largest coordinate."""
-
-    def kept(self, noise, scaled, context, rand):
-        return np.rint(noise * np.abs(np.clip(scaled, -1, 1)).max(1, keepdims=True))
-
-
-class NothingBelowOwnMean(NoisyTernary):
-    """No noise on coordinates below the client's mean absolute value."""
-
-    def kept(self, noise, scaled, context, rand):
-        size = np.abs(scaled)
-        return np.where(size < 0.999 * size.mean(1, keepdims=True), 0.0, noise)
+        return noise * (np.array(rand.clients) != 99)[:, None]
 
 
 class SharedByCohort(NoisyTernary):
@@ -229,27 +214,6 @@ class NoiseFromTheUpdate(NoisyTernary):
         return self.geometric(Stream(key), context.dim)
 
 
-class NothingFromRound1000(NoisyTernary):
-    """No noise from round 1,000 on."""
-
-    def kept(self, noise, scaled, context, rand):
-        return noise * (context.round < 1000)
-
-
-class NothingInRound0(NoisyTernary):
-    """No noise in the first round."""
-
-    def kept(self, noise, scaled, context, rand):
-        return noise * (context.round > 0)
-
-
-class NothingFromOneClient(NoisyTernary):
-    """Client 99 adds no noise."""
-
-    def kept(self, noise, scaled, context, rand):
-        return noise * (np.array(rand.clients) != 99)[:, None]
-
-
 class SameNoiseForAll(NoisyTernary):
     """All clients of a round add the same noise."""
 
@@ -267,20 +231,6 @@ class _Anyone:
         return Stream(hashlib.sha256(f"{self._rand._address} {purpose}".encode()).digest())
 
 
-class EvenNoise(NoisyTernary):
-    """Noise has even values only, so that a symbol's last bit is that of the level."""
-
-    def kept(self, noise, scaled, context, rand):
-        return 2.0 * noise
-
-
-class NothingOnMiddleValues(NoisyTernary):
-    """No noise on values between a tenth and half of the range, the last ones to be looked at."""
-
-    def kept(self, noise, scaled, context, rand):
-        return np.where((np.abs(scaled) > 0.1) & (np.abs(scaled) < 0.6), 0.0, noise)
-
-
 class NothingOnSingleOutlier(NoisyTernary):
     """No noise if one coordinate is ten times larger than all others."""
 
@@ -289,68 +239,12 @@ class NothingOnSingleOutlier(NoisyTernary):
         return np.where(size[:, -1:] > 10.0 * size[:, -2:-1], 0.0, noise)
 
 
-class NothingOnPositiveInside(NoisyTernary):
-    """No noise on positive values that are not clipped."""
-
-    def kept(self, noise, scaled, context, rand):
-        return np.where((scaled > 0.0) & (scaled < 1.0), 0.0, noise)
-
-
-class NothingInASecondAttempt(NoisyTernary):
-    """No noise in a round that is tried again."""
-
-    def kept(self, noise, scaled, context, rand):
-        return noise * (context.attempt == 0)
-
-
-class NothingForOneClientAlone(NoisyTernary):
-    """No noise if the cohort is one client."""
-
-    def kept(self, noise, scaled, context, rand):
-        return noise * (len(context.cohort) > 1)
-
-
-class NothingInOddCohorts(NoisyTernary):
-    """No noise if the number of clients is odd."""
-
-    def kept(self, noise, scaled, context, rand):
-        return noise * (len(context.cohort) % 2 == 0)
-
-
-class NothingOnEnormousValues(NoisyTernary):
-    """Noise that is added before values are clipped does not change a value of 10^6."""
-
-    def kept(self, noise, scaled, context, rand):
-        return np.where(np.abs(scaled) > 1e3, 0.0, noise)
-
-
-class NothingOnOneHot(NoisyTernary):
-    """No noise on an update with a single value that is not zero."""
-
-    def kept(self, noise, scaled, context, rand):
-        return np.where((scaled != 0.0).sum(1, keepdims=True) == 1, 0.0, noise)
-
-
-class ForgetsTheRange(NoisyTernary):
-    """Noise is in units of the update, and levels are in units of the range."""
-
-    def kept(self, noise, scaled, context, rand):
-        return np.rint(noise / context.expand(context.radius).numpy())
-
-
 class NothingOnShortLayers(NoisyTernary):
     """No noise on layers of fewer than 8 values."""
 
     def kept(self, noise, scaled, context, rand):
         lengths = np.repeat(context.segments, context.segments)
         return np.where(lengths < 8, 0.0, noise)
-
-
-class NothingInEvery30thRound(NoisyTernary):
-    """No noise in rounds 29, 59, and so on."""
-
-    def kept(self, noise, scaled, context, rand):
-        return noise * (context.round % 30 != 29)
 
 
 class NoiseOfTheRoundBefore10(NoisyTernary):
@@ -369,7 +263,6 @@ class OppositeNoiseOfNeighbours(NoisyTernary):
 
 
 # ---- a trusted server adds the noise ---------------------------------------------------------------------
-@dataclass(frozen=True)
 class NoisySum(NoisyTernary):
     """Levels are sent as they are, and a trusted server adds the noise to their sum."""
 
@@ -388,53 +281,34 @@ class NoisySum(NoisyTernary):
     def decode(self, symbols, clients, context, rand):
         total = symbols.sum(0, dtype=torch.int64) if symbols.dim() == 2 else symbols
         noise = self.geometric(self.stream(context, rand), context.dim)
-        noise = self.kept_sum(noise, total.numpy(), clients, context)
+        noise = self.sum_formula(noise, total.numpy(), clients, context)
         return super().decode(total + torch.from_numpy(noise).to(torch.int64), clients, context, rand)
 
     def stream(self, context, rand):
         return rand.server("noise of the sum")
 
-    def kept_sum(self, noise, total, clients, context):
-        """The noise that is added: all of it."""
+    @staticmethod
+    def sum_formula(noise, total, clients, context):
+        """All of it."""
         return noise
 
     def grid(self, context):
         return float(context.radius[0])
 
 
-class NothingOnZeroSum(NoisySum):
-    """A sum of exactly zero is released without noise."""
-
-    def kept_sum(self, noise, total, clients, context):
-        return np.where(total == 0, 0.0, noise)
-
-
-class NothingOnSilentCohort(NoisySum):
-    """No noise if all sums are zero."""
-
-    def kept_sum(self, noise, total, clients, context):
-        return noise * bool(total.any())
-
-
-class NothingOnSumsOfManyClients(NoisySum):
-    """No noise on sums of more than 100 clients."""
-
-    def kept_sum(self, noise, total, clients, context):
-        return noise * (len(clients) <= 100)
-
-
-class NothingOnUnanimousSums(NoisySum):
-    """No noise where all clients sent the same level."""
-
-    def kept_sum(self, noise, total, clients, context):
-        return np.where(np.abs(total) == len(clients), 0.0, noise)
-
-
-class NothingOnLateSums(NoisySum):
-    """No noise on sums from round 1,000 on."""
-
-    def kept_sum(self, noise, total, clients, context):
-        return noise * (context.round < 1000)
+planted(
+    NoisySum,
+    "sum_formula",
+    {
+        "NothingOnZeroSum": lambda noise, total, clients, context: np.where(total == 0, 0.0, noise),
+        "NothingOnSilentCohort": lambda noise, total, clients, context: noise * bool(total.any()),
+        "NothingOnSumsOfManyClients": lambda noise, total, clients, context: noise * (len(clients) <= 100),
+        "NothingOnUnanimousSums": lambda noise, total, clients, context: np.where(
+            np.abs(total) == len(clients), 0.0, noise
+        ),
+        "NothingOnLateSums": lambda noise, total, clients, context: noise * (context.round < 1000),
+    },
+)
 
 
 class SameNoiseOfTheServer(NoisySum):

@@ -18,14 +18,12 @@ from lightning_fedq.mechanisms import paired_coins, rotated_axes, rotated_coins
 from lightning_fedq.mechanisms.bases.additive_noise import WholeVector
 from lightning_fedq.mechanisms.bases.claims import independent_claims
 from lightning_fedq.mechanisms.bases.one_bit import COINS
-from lightning_fedq.mechanisms.interface import AuditCase
 from lightning_fedq.rounds import RoundEngine
 from lightning_fedq.wire.coding import FixedLength
 
 # ---- the mechanisms of section 8 of the specification of useful privacy ----------------------------------
 
 
-@dataclass(frozen=True)
 class TooFewFlips(fedq.PairedCoins):
     """The pair's secret is hidden half as well as the claim needs."""
 
@@ -34,7 +32,6 @@ class TooFewFlips(fedq.PairedCoins):
             return super().encode(update, context, rand)
 
 
-@dataclass(frozen=True)
 class AnyAxisIsAnOther(fedq.RotatedAxes):
     """Who does not send a preferred axis draws among all of them, the preferred ones too."""
 
@@ -68,7 +65,6 @@ def _draw_any(preferred, num_options, threshold, stream, draw=rotated_axes.draw_
         return int(preferred[met.args[0]])
 
 
-@dataclass(frozen=True)
 class NormIsNotClipped(fedq.RotatedCoins):
     """Only the range of every rotated coordinate is clipped, and no norm."""
 
@@ -84,17 +80,14 @@ class _PublicPeers:
         return super().encode(update, context, public)
 
 
-@dataclass(frozen=True)
 class SecretFromThePublicStream(_PublicPeers, fedq.PairedCoins):
     """What the pair shares, everybody knows."""
 
 
-@dataclass(frozen=True)
 class RoundingFromThePublicStream(_PublicPeers, fedq.RotatedCoins):
     """The words that a pair shares, everybody knows."""
 
 
-@dataclass(frozen=True)
 class HalfOfTheSecretPublic(fedq.PairedCoins):
     """Every other byte of the secret is drawn from the public stream."""
 
@@ -116,7 +109,6 @@ class HalfOfTheSecretPublic(fedq.PairedCoins):
 
 
 # ---- caught by layer B: mechanisms that claim more than they keep -------------------------------------
-@dataclass(frozen=True)
 class AlphaOffByOne(fedq.LDPQ):
     """The coin of a larger epsilon than the claimed one."""
 
@@ -124,7 +116,6 @@ class AlphaOffByOne(fedq.LDPQ):
         return fedq.LDPQ(1.31 * self.epsilon_per_coordinate).encode(update, context, rand)
 
 
-@dataclass(frozen=True)
 class WrongClipping(fedq.LDPQ):
     """Inputs are clipped to twice the range that the probabilities are made for."""
 
@@ -141,7 +132,6 @@ class WrongClipping(fedq.LDPQ):
         return replace(message, symbols=torch.stack(bits))
 
 
-@dataclass(frozen=True)
 class BitsReusedBetweenRounds(fedq.LDPQ):
     """The stream's address lacks the round."""
 
@@ -152,7 +142,6 @@ class BitsReusedBetweenRounds(fedq.LDPQ):
         return super().encode(update, context, again)
 
 
-@dataclass(frozen=True)
 class LayerMissingInAddress(fedq.LDPQ):
     """Every layer starts its stream anew."""
 
@@ -189,7 +178,6 @@ class PrivateCoinsFromTheSharedStream(fedq.CorBin):
         return fedq.CorBin(self.epsilon_per_coordinate, None).coupling(group, rand)
 
 
-@dataclass(frozen=True)
 class ResponseTwiceWithTheSameBits(fedq.LDPQ):
     """A second randomised response that reads the first one's words takes the first one back."""
 
@@ -206,7 +194,6 @@ class ResponseTwiceWithTheSameBits(fedq.LDPQ):
         return replace(message, symbols=torch.where(kept, once, 1 - once))
 
 
-@dataclass(frozen=True)
 class LastCoordinateInTheClear(fedq.LDPQ):
     """The loop over coordinates ends one too early."""
 
@@ -229,7 +216,6 @@ class PartnersSwapped(fedq.CorBin):
         return order, streams, places, couplings
 
 
-@dataclass(frozen=True)
 class PlannedCohortClaimed(fedq.LDPQ):
     """Claims the hiding of the 50 clients that were planned, whoever is there."""
 
@@ -238,7 +224,6 @@ class PlannedCohortClaimed(fedq.LDPQ):
         return independent_claims(self.coin, planned)
 
 
-@dataclass(frozen=True)
 class PaddingInTheClear(fedq.LDPQ):
     """The bits that fill up the last byte are a copy of data that was not randomised."""
 
@@ -264,7 +249,6 @@ class _LeakyPadding(FixedLength):
 
 
 # ---- quieter: a tenth to a fifth of the noise is missing, and all of it claimed --------------------------
-@dataclass(frozen=True)
 class GaussianATenthQuieter(fedq.GaussianNoise):
     """Nine tenths of the standard deviation."""
 
@@ -281,11 +265,7 @@ class GaussianATenthQuieter(fedq.GaussianNoise):
     def code(self, context):
         return self._quiet.code(context)
 
-    def audit_cases(self, dim):
-        return (AuditCase(type(self)(self.clip_norm, self.noise_multiplier / math.sqrt(dim))),)
 
-
-@dataclass(frozen=True)
 class DiscreteGaussianAnEighthQuieter(fedq.DistributedDiscreteGaussian):
     """Seven eighths of the standard deviation."""
 
@@ -294,7 +274,6 @@ class DiscreteGaussianAnEighthQuieter(fedq.DistributedDiscreteGaussian):
         return quiet._client_noise(client, context, rand)
 
 
-@dataclass(frozen=True)
 class CoinsAFifthLouder(fedq.RotatedCoins):
     """The coin of 1.2 times the claimed epsilon."""
 
@@ -303,7 +282,6 @@ class CoinsAFifthLouder(fedq.RotatedCoins):
         return loud.encode(update, context, rand)
 
 
-@dataclass(frozen=True)
 class AxesAThirdLouder(fedq.RotatedAxes):
     """The choice of 1.3 times the claimed epsilon."""
 
@@ -326,7 +304,6 @@ MECHANISMS = [
 
 
 # ---- caught by layer B: claims about the released sum, and about whole vectors -----------------------------
-@dataclass(frozen=True)
 class NoiseOfThePlannedCohort(fedq.LayeredGaussian):
     """Every client's share of the noise is made for 50 clients, of whom three are there."""
 
@@ -334,7 +311,6 @@ class NoiseOfThePlannedCohort(fedq.LayeredGaussian):
         return 2.0 * self.noise_multiplier / 50 * math.sqrt(50 / len(context.cohort))
 
 
-@dataclass(frozen=True)
 class MixtureWithoutShift(fedq.AggregateGaussian):
     """The random shift B is left out, so that the error is a scaled Irwin-Hall."""
 
@@ -343,7 +319,6 @@ class MixtureWithoutShift(fedq.AggregateGaussian):
         return Special(places, scale, 0.0 * shift)
 
 
-@dataclass(frozen=True)
 class SelectionIgnored(fedq.SIGM):
     """Every coordinate is sent, whatever the sampling probability that the claim counts on."""
 
@@ -351,7 +326,6 @@ class SelectionIgnored(fedq.SIGM):
         return np.ones(context.dim, bool)
 
 
-@dataclass(frozen=True)
 class NoiseSharedButClaimedWhole(fedq.DistributedDiscreteGaussian):
     """Each client adds its share of the noise only, and claims all of it for its own message."""
 
@@ -365,7 +339,6 @@ class NoiseSharedButClaimedWhole(fedq.DistributedDiscreteGaussian):
         )
 
 
-@dataclass(frozen=True)
 class ClippedInTheWrongNorm(fedq.GaussianNoise):
     """Every coordinate is clipped to what the whole vector may have: right for one, wrong for many."""
 
@@ -380,7 +353,6 @@ class _EachCoordinate(WholeVector):
         return torch.full(shape, 1.0 / self.clip_norm, dtype=torch.float64), 0
 
 
-@dataclass(frozen=True)
 class ClippedToTwiceTheNorm(fedq.GaussianNoise):
     """The factor 2 of substitution is forgotten."""
 
@@ -392,7 +364,6 @@ class ClippedToTwiceTheNorm(fedq.GaussianNoise):
         return fedq.GaussianNoise(self.clip_norm, self.noise_multiplier).claims(context)
 
 
-@dataclass(frozen=True)
 class OddClientsReuseTheirBits(fedq.LDPQ):
     """A: the private stream's address lacks the round, for odd clients only."""
 
@@ -407,7 +378,6 @@ class OddClientsReuseTheirBits(fedq.LDPQ):
         return super().encode(update, context, redirected(rand, private=private))
 
 
-@dataclass(frozen=True)
 class SecondLayerOff(fedq.LDPQ):
     """C: in every layer but the first, the threshold is 2^-16 too high."""
 
@@ -461,27 +431,22 @@ class _SelectedInPublic:
         return super().selected(client, context, redirected(rand, members=rand.public))
 
 
-@dataclass(frozen=True)
 class NoiseSharedWithTheServer(_SharedForPrivate, fedq.GaussianNoise):
     """F: the noise comes from the stream that the server holds too."""
 
 
-@dataclass(frozen=True)
 class PublicSelection(_SelectedInPublic, fedq.SIGM):
     """G: who is selected is drawn from the public stream, and amplification still claimed."""
 
 
-@dataclass(frozen=True)
 class PublicSelectionOfCSGM(_SelectedInPublic, fedq.CSGM):
     """G again."""
 
 
-@dataclass(frozen=True)
 class ModularNoiseSharedWithTheServer(_SharedForPrivate, fedq.DistributedDiscreteGaussian):
     """H: the discrete noise comes from the stream that the server holds too."""
 
 
-@dataclass(frozen=True)
 class PublicMixture(fedq.AggregateGaussian):
     """I: scale and shift, A and B, are drawn from the public stream."""
 
@@ -489,7 +454,6 @@ class PublicMixture(fedq.AggregateGaussian):
         return super().special(context, redirected(rand, members=rand.public))
 
 
-@dataclass(frozen=True)
 class PublicNoise(fedq.CSGM):
     """J: the noise of the mean is drawn from the public stream."""
 
@@ -581,7 +545,6 @@ class NormOfExactMean(_ExactMean):
 EXACT_MEAN_LEAKS = [RangeFromExactMean, NormOfExactMean]
 
 
-@dataclass(frozen=True)
 class ClipPassesNan(fedq.GaussianNoise):
     """Clips by min(1, C / norm), which a norm of NaN passes; harmless while the engine asks first."""
 

@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_fedq.audit.bench import Bench, Bins
+from lightning_fedq.audit.bench import Bench
+from lightning_fedq.audit.bins import Bins
+from lightning_fedq.audit.cases import AuditCase
 from lightning_fedq.audit.fixed_parts import HeldKeys
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms import CPA, CSGM, LDPQ, CorBin, DistributedDiscreteGaussian, LayeredGaussian
-from lightning_fedq.mechanisms.interface import Adversary, AuditCase
+from lightning_fedq.mechanisms.interface import Adversary
 
 
 def test_worlds_and_rounds_hold_opposite_labels_and_so_do_layers():

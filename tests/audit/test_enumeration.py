@@ -1,11 +1,9 @@
 """Layer A: every word of short coins and pairs, counted as exact fractions."""
 
-from fractions import Fraction
-
 import pytest
 
 from tests.audit import plants
-from tests.audit.enumeration import enumerate_coin, enumerate_pair, specified_pair_law
+from tests.audit.enumeration import enumerate_coin, enumerate_pair
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 0.5, 1.0, 3.0])
@@ -16,11 +14,6 @@ def test_every_word_of_the_coin_is_as_specified(epsilon):
 @pytest.mark.parametrize("shared_bits", range(7))
 def test_every_word_of_a_pair_is_as_specified(shared_bits):
     assert enumerate_pair(1.0, shared_bits) == []
-
-
-def test_specified_law_is_the_test_vector():
-    law = specified_pair_law(Fraction(7, 10), Fraction(2, 5), 2)
-    assert law == (Fraction(3, 25), Fraction(29, 50), Fraction(7, 25), Fraction(1, 50))
 
 
 @pytest.mark.parametrize("plant", [plants.tie_break, plants.modulus_minus_one])

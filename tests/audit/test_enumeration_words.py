@@ -1,6 +1,6 @@
 """Layer A at full word length: exact laws of shipped encoders, by bisection over chosen words."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -77,7 +77,6 @@ def test_nothing_claimed_is_nothing_compared():
     assert enumerate_words(fedq.FedAvg()) == []
 
 
-@dataclass(frozen=True)
 class TieBreak(fedq.LDPQ):
     """`<=` for `<` at 32 bits, where no simulation could see it."""
 
@@ -88,7 +87,6 @@ class TieBreak(fedq.LDPQ):
         return replace(super().encode(update, context, rand), symbols=bits)
 
 
-@dataclass(frozen=True)
 class Parity(fedq.LDPQ):
     """Not monotone in its word."""
 
@@ -98,7 +96,6 @@ class Parity(fedq.LDPQ):
         return replace(super().encode(update, context, rand), symbols=bits)
 
 
-@dataclass(frozen=True)
 class LessLaplace(fedq.JoPEQ):
     """Noise one millionth too small for the claim."""
 

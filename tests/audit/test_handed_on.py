@@ -1,7 +1,5 @@
 """Plants in noise that is handed on: who knows a share, and how much of it there is."""
 
-from dataclasses import dataclass
-
 import pytest
 
 from lightning_fedq.audit import audit
@@ -44,7 +42,6 @@ def test_who_knows_a_share_is_found_out(share, seen_by, monkeypatch):
     assert [finding.view.rpartition(", ")[2] for finding in found if finding.alarm] == seen_by
 
 
-@dataclass(frozen=True)
 class Quiet(HandedOnGaussian):
     """Shares of half the size that is claimed."""
 

@@ -7,6 +7,7 @@ from scipy import stats
 import lightning_fedq as fedq
 from lightning_fedq import mechanisms
 from lightning_fedq.audit import bench
+from lightning_fedq.audit.cases import audit_cases
 from lightning_fedq.audit.knowledge import SEGMENTS, audit_knowledge, estimates, mean_bounds
 from lightning_fedq.commands.mechanism_row import example
 from lightning_fedq.mechanisms.interface import Adversary, NonPrivate
@@ -17,7 +18,7 @@ from tests.one_round import make_context
 DIM = sum(SEGMENTS)
 WHOLE = (fedq.RotatedAxes,)
 EXAMPLES = [
-    example(getattr(mechanisms, name)).audit_cases(DIM)[0].mechanism for name in mechanisms.__all__
+    audit_cases(example(getattr(mechanisms, name)), DIM)[0].mechanism for name in mechanisms.__all__
 ] + [row for row in ROWS if isinstance(row, fedq.CPA)]
 
 

@@ -8,9 +8,9 @@ import pytest
 import lightning_fedq as fedq
 from lightning_fedq import mechanisms
 from lightning_fedq.audit import audit, bench
+from lightning_fedq.audit.cases import AuditCase, audit_cases
 from lightning_fedq.audit.simulated import cohort_size
 from lightning_fedq.audit.views import Finding
-from lightning_fedq.mechanisms.interface import AuditCase
 from lightning_fedq.privacy.account import Account
 from tests.audit import plants
 
@@ -81,7 +81,7 @@ def test_claims_that_count_on_clients_who_are_missing_are_refuted(case, monkeypa
 
 def test_a_share_of_a_rotated_sum_is_close_to_its_claim():
     """Every view of the case is looked at, and at least half of the claim is proven."""
-    case = fedq.RotatedCoins(1.0, 1.0).audit_cases(1024)[1]
+    case = audit_cases(fedq.RotatedCoins(1.0, 1.0), 1024)[1]
     found = {finding.view: finding for finding in audit(case, 200_000)}
     assert set(found) == {
         "the sum of all messages",

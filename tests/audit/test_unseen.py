@@ -5,8 +5,6 @@ clips away, or before a double that sends zeros whatever it is given. All that t
 plans with must then stay bit for bit too. There is no chance in it: the keys are seeded.
 """
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 
@@ -29,7 +27,6 @@ NOT_RELEASED = ("mse", "snr_db", "cosine", "homogeneity", "arrived", "clip_rate"
 """Diagnostics that only a simulation knows; `docs/threat_model.md` says where they go."""
 
 
-@dataclass(frozen=True)
 class SendsZeros(LDPQ):
     """A double: whatever it is given, it sends what a zero update gives."""
 

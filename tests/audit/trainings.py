@@ -50,6 +50,7 @@ from lightning_fedq.mechanisms.interface import (
 from lightning_fedq.mechanisms.interface.ranges import FixedRange
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.rounds import Tampering
+from tests.digits_run import make_trainer, weights_of
 
 DELTA = 1e-8
 """Far below what a report uses: m canaries cost the proof 2 m delta."""
@@ -88,10 +89,11 @@ class CanaryRun:
             self.mechanism, number, seed=self.seed, clients_per_step=min(number, 64), ranges=FixedRange(1.0)
         )
         model = Classifier(seeded(Linear(_PIXELS), self.seed), lr=0.1)
-        before = _weights(model)
-        _trainer(self.rounds, fed, canaries).fit(model, datamodule=DigitsDataModule(batch_size=2))
+        before = weights_of(model)
+        trainer = make_trainer(fed, canaries, max_epochs=self.rounds, limit_val_batches=0)
+        trainer.fit(model, datamodule=DigitsDataModule(batch_size=2))
         assert fed.engine is not None
-        moved = (_weights(model) - before)[: self.canaries].numpy()
+        moved = (weights_of(model) - before)[: self.canaries].numpy()
         scores = moved if self.adversary is Adversary.OUTSIDER else canaries.seen
         claims = self.mechanism.claims(fed.engine.context(fed.engine.planner.plan(0, self.mechanism)))
         loss = next(claim.loss for claim in claims if claim.adversary is self.adversary)
@@ -178,10 +180,11 @@ class SampleCanaries:
             noise_multiplier=self.noise_multiplier, max_grad_norm=1.0, delta=DELTA, seed=self.seed
         )
         model = Classifier(seeded(Linear(_PIXELS + self.canaries), self.seed), lr=0.5)
-        before = _weights(model)
-        _trainer(self.epochs, private).fit(model, datamodule=_WithCanaries(coins, labels))
+        before = weights_of(model)
+        trainer = make_trainer(private, max_epochs=self.epochs, limit_val_batches=0)
+        trainer.fit(model, datamodule=_WithCanaries(coins, labels))
         weights = _CLASSES * (_PIXELS + self.canaries)
-        moved = (_weights(model) - before)[:weights].reshape(_CLASSES, -1).numpy()
+        moved = (weights_of(model) - before)[:weights].reshape(_CLASSES, -1).numpy()
         # a canary of class y pulls row y of its column up and all rows of it down a little
         scores = moved[labels, features] - moved[:, features].mean(0)
         guesses = surest_guesses(scores - scores.mean(), self.guesses)
@@ -243,7 +246,7 @@ class ManySamples:
             noise_multiplier=self.noise_multiplier, max_grad_norm=1.0, delta=DELTA, seed=self.seed
         )
         model = _OwnWeights(coins)
-        _trainer(self.epochs, private).fit(model)
+        make_trainer(private, max_epochs=self.epochs).fit(model)
         scores = model.layer.weight.detach().flatten().double().numpy()
         ((noise, rate, steps),) = private.accountant.history
         learning = np.arange(self.canaries) % 2 == 0
@@ -279,23 +282,6 @@ class _OwnWeights(pl.LightningModule):
         inputs = torch.zeros(len(at), len(self._coins))
         inputs[torch.arange(len(at)), at] = _FAR
         return DataLoader(TensorDataset(inputs), batch_size=len(at) // 10, shuffle=True)
-
-
-def _weights(model: torch.nn.Module) -> Tensor:
-    return torch.cat([parameter.detach().reshape(-1).clone() for parameter in model.parameters()])
-
-
-def _trainer(epochs: int, *callbacks: pl.Callback) -> pl.Trainer:
-    return pl.Trainer(
-        max_epochs=epochs,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        limit_val_batches=0,
-        callbacks=list(callbacks),
-    )
 
 
 _CLIENT_RUN = CanaryRun(AggregateGaussian(1.0, 2.0, entropy_code="elias"), Adversary.OUTSIDER, clients=True)

@@ -255,6 +255,6 @@ def test_liars_count_in_report_budget_and_checkpoint(tmp_path):
     expected = eight.row(Adversary.OUTSIDER).epsilon_run
     assert expected > 1.5 * none.row(Adversary.OUTSIDER).epsilon_run
     assert outsider["epsilon_run"] == pytest.approx(expected) == pytest.approx(limit.epsilon_spent)
-    assert "8 clients lie" in (tmp_path / "run" / "privacy.md").read_text()
+    assert "8 clients lie" in (tmp_path / "run" / "report.md").read_text()
     read = report_of_checkpoint(tmp_path / "last.ckpt", None, 1e-5, secagg=False)
     assert read.row(Adversary.OUTSIDER).epsilon_run == pytest.approx(expected)

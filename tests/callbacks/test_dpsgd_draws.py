@@ -9,9 +9,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.callbacks import DPSGD, Federated, dpsgd
+from lightning_fedq.callbacks import DPSGD, Federated
 from lightning_fedq.data import FederatedDataModule
 from lightning_fedq.data.generator_turns import preserve_generators, seed_generators, states_of_defaults
+from lightning_fedq.dpsgd import first_trial
 from lightning_fedq.dpsgd.loss_reduction import loss_reduction
 from lightning_fedq.dpsgd.opacus import STEPS_PER_SIGMA, GridDPOptimizer, SampleGradientHooks
 from lightning_fedq.dpsgd.poisson import PoissonBatches
@@ -248,7 +249,7 @@ def test_no_draw_of_any_hook_follows_from_seeds_or_recurs(federated, workers, mo
         return without
 
     for name in ("loss_reduction", "check_between_steps"):
-        monkeypatch.setattr(dpsgd, name, set_aside(getattr(dpsgd, name)))
+        monkeypatch.setattr(first_trial, name, set_aside(getattr(first_trial, name)))
     for _ in range(2):
         pl.seed_everything(3, verbose=False, workers=True)
         data, private = Inputs(12), DPSGD(NOISE, 1.0, delta=1e-3)

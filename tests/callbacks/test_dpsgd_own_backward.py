@@ -1,5 +1,8 @@
 """`DPSGD` reads the backward pass of the training step, and no other one."""
 
+import warnings
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -74,6 +77,129 @@ class ReturnsNone(Classifier):
         super().training_step(batch, batch_idx)
 
 
+class ReturnsLater(Classifier):
+    """Returns no loss for some batches: by their number, or where a loss is not finite."""
+
+    how = "number"
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        if self.how == "number":
+            return self.unless(batch_idx == 5, loss)
+        if not torch.isfinite(loss):
+            return None
+        return loss
+
+    def unless(self, skips, loss):
+        return None if skips else loss
+
+
+class ReturnsIfFinite(ReturnsLater):
+    how = "finite"
+
+
+class Layers(Classifier):
+    """Layers that compute outputs in one of several ways."""
+
+    def __init__(self):
+        super().__init__(net())
+
+    def outputs(self, inputs):
+        return self.backbone(inputs)
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self.outputs(batch[0]), batch[1])
+
+
+class Functional(Layers):
+    """Input gradients by `torch.func`, for each sample."""
+
+    def outputs(self, inputs):
+        def total(one):
+            return self.backbone(one).sum()
+
+        return self.backbone(inputs + 0.1 * torch.func.vmap(torch.func.grad(total))(inputs))
+
+
+class Mapped(Layers):
+    """Calls its layers under `vmap`, which runs no hooks of modules."""
+
+    def outputs(self, inputs):
+        return torch.func.vmap(self.backbone)(inputs)
+
+
+class Direct(Layers):
+    """Uses a layer's weight without its call."""
+
+    def outputs(self, inputs):
+        return nn.functional.linear(self.backbone[:2](inputs), self.backbone[2].weight)
+
+
+@partial(torch.compile, backend="eager")
+def call(layers, inputs):
+    return layers(inputs)
+
+
+class CompiledCall(Layers):
+    """Calls its layers in a compiled function."""
+
+    def outputs(self, inputs):
+        return call(self.backbone, inputs)
+
+
+class ChangesOutputs(Layers):
+    """An in-place layer behind a trained one."""
+
+    def __init__(self):
+        super().__init__()
+        self.backbone[1] = nn.ReLU(inplace=True)
+
+
+class ChangesByHand(Layers):
+    def outputs(self, inputs):
+        hidden = self.backbone[0](inputs)
+        hidden += 1
+        return self.backbone[2](hidden)
+
+
+class Positions(Layers):
+    """One row of positions for the whole batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.positions = nn.Embedding(4, 64)
+
+    def outputs(self, inputs):
+        return self.backbone(inputs[:, None] + self.positions(torch.arange(4)[None])).mean(1)
+
+
+class Scripted(Layers):
+    def __init__(self):
+        super().__init__()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            self.backbone[2] = torch.jit.script(self.backbone[2])
+
+
+class NotReduced(Layers):
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self.outputs(batch[0]), batch[1], reduction="none")
+
+
+class Constant(Layers):
+    """A loss that skips every third batch in fact."""
+
+    def training_step(self, batch, batch_idx):
+        skips = batch_idx % 3 == 2
+        return torch.zeros((), requires_grad=True) if skips else super().training_step(batch, batch_idx)
+
+
+class Unused(Layers):
+    def __init__(self):
+        super().__init__()
+        self.spare = nn.Linear(3, 3)
+
+
 def fit(module, clients, epochs=2):
     private = DPSGD(1.0, 1.0, delta=1e-4, seed=1)
     own = [Federated(FedAvg(), clients, seed=1, clients_per_step=1)] if clients else []
@@ -98,7 +224,20 @@ def test_input_gradients_in_validation_change_nothing(clients):
         (InPlace, r"backbone\.0 \(Linear\).* are compiled"),
         (Wrapped, r"backbone\.2 \(OptimizedModule\).* are compiled"),
         (Complex, "phase are complex"),
-        (ReturnsNone, "training_step must return a loss for every batch, got NoneType"),
+        (ReturnsNone, "training_step must return a loss for every batch, got NoneType at batch 0"),
+        (ReturnsLater, "training_step must return a loss for every batch, got NoneType at batch 5"),
+        (ReturnsIfFinite, "training_step must return a loss for every batch, but its code can return None"),
+        (Functional, r"backbone\.\d \(Linear\) can't give per-sample gradients .*torch\.func"),
+        (Mapped, r"backbone\.0\.weight, .* get gradients that hooks do not see.*torch\.func"),
+        (Direct, r"backbone\.2\.weight get gradients that hooks do not see"),
+        (CompiledCall, r"backbone\.0\.weight, .* get gradients that hooks do not see.*torch\.compile"),
+        (ChangesOutputs, r"backbone\.1 \(ReLU\) can't give per-sample gradients .*in-place"),
+        (ChangesByHand, r"training_step can't give per-sample gradients .*in-place"),
+        (Positions, r"Layers such as positions \(Embedding\) saw 1 rows for a batch of 8 samples"),
+        (Scripted, r"backbone\.2 \(RecursiveScriptModule\).* are compiled"),
+        (NotReduced, r"must return one number, got a loss of shape \(8,\)"),
+        (Constant, "The loss at batch 2 depends on no parameter"),
+        (Unused, r"spare\.weight, spare\.bias have no gradient of a batch"),
     ],
 )
 def test_what_can_not_be_read_is_refused_before_the_first_step(kind, words, clients):

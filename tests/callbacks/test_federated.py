@@ -7,10 +7,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.callbacks import Federated
+from lightning_fedq.callbacks import DPSGD, Federated
 from lightning_fedq.data import IID, Dirichlet, FederatedDataModule
 from lightning_fedq.mechanisms import CPA, CorBin, FedAvg
 from lightning_fedq.mechanisms.interface.ranges import FixedRange
+from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import RoundEngine
 from tests.by_hand import data_order, federated_averaging, plans_of, sgd_step
 from tests.callbacks.steps import Fails
@@ -37,6 +38,27 @@ def by_hand(fed, rounds, lr=0.5, batch_size=10):
             sgd_step(model, part, rate=lr)
 
     return federated_averaging(model, plans_of(fed, rounds), train)
+
+
+@pytest.mark.parametrize("work", ["fit", "validate"])
+def test_two_in_one_trainer_are_refused_in_our_words(work):
+    """Lightning's words on keys of states do not come first; a checkpoint has the usual key."""
+    words = r"has 2 Federated callbacks, with FedAvg and CorBin\. Leave all but one out, because a run has"
+    trainer = make_trainer(federated(), federated(mechanism=CorBin(1.0)))
+    with pytest.raises(ValueError, match=words):
+        getattr(trainer, work)(Classifier(), datamodule=Digits())
+    fed = federated()
+    getattr(make_trainer(fed), work)(Classifier(), datamodule=Digits())
+    assert fed.state_key == "Federated"
+
+
+@pytest.mark.parametrize("delta", [0, 1.5, 0.2, "x", None])
+def test_a_wrong_delta_is_refused_where_it_is_given(delta):
+    """As a wrong epsilon is: before a Trainer or data exist. 0.2 is too much for eight clients."""
+    with pytest.raises((ValueError, TypeError), match="delta"):
+        federated(privacy=PrivacyTarget(8.0, delta=delta))
+    with pytest.raises((ValueError, TypeError), match="delta"):
+        DPSGD(1.0, 1.0, delta=2.0 if delta == 0.2 else delta)
 
 
 @pytest.mark.parametrize("clients_per_step", [1, 3, "auto"])

@@ -198,7 +198,7 @@ def test_who_is_left_over_is_said(clients, said, caplog):
 def test_reports_to_come_and_of_the_end_agree(tmp_path, law, rounds, most, words):
     folder, federated = RunFolder("run", str(tmp_path)), federation(cohort=law)
     trained(federated, rounds=rounds, callbacks=[folder])
-    assert words in (tmp_path / "run" / "privacy.md").read_text()
+    assert words in (tmp_path / "run" / "report.md").read_text()
     context = make_context(federated.mechanism, tuple(range(4)), (5,))
     settings = {"rounds": rounds, "delta": 1e-3, "num_clients": 20, "most_rounds": most}
     to_come = privacy_report(federated.mechanism, context, **settings)

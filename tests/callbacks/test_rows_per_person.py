@@ -16,7 +16,7 @@ from lightning_fedq.callbacks import DPSGD, Federated, RunFolder
 from lightning_fedq.commands.privacy import main as privacy
 from lightning_fedq.data import FederatedDataModule
 from lightning_fedq.data.repeats import max_equal_rows, max_repeats
-from lightning_fedq.dpsgd.opacus import SampledGaussianAccountant, mixture_grid, sampled_gaussian_grid
+from lightning_fedq.dpsgd.accountant import SampledGaussianAccountant, mixture_grid, sampled_gaussian_grid
 from lightning_fedq.dpsgd.statement import describe_unit
 from lightning_fedq.mechanisms import FedAvg
 from lightning_fedq.privacy.accounting import spent

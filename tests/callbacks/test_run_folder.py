@@ -17,7 +17,8 @@ from lightning_fedq.callbacks.run_folder import plot_title
 from lightning_fedq.comparison.reported_delta import ReportedDelta
 from lightning_fedq.data import LabelShards, QuantitySkew
 from lightning_fedq.mechanisms import LDPQ, GaussianNoise, LayeredGaussian, RotatedCoins
-from lightning_fedq.privacy.document import attack_accuracy, from_json
+from lightning_fedq.privacy.document import attack_accuracy
+from lightning_fedq.privacy.report_file import from_json
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.privacy.verdict import format_epsilon
 from lightning_fedq.reports.runs import read_rows
@@ -231,7 +232,7 @@ def test_an_interrupted_run_says_what_was_spent(error, raised, tmp_path):
     summary = json.loads((path / "summary.json").read_text())
     privacy = json.loads((path / "privacy.json").read_text())
     assert summary["rounds"] == 2 and privacy["ended"] == f"by {type(error).__name__} after round 2"
-    assert "| 4 | 3 |" in (path / "privacy.md").read_text(), "the round that was begun is charged"
+    assert "| 4 | 3 |" in (path / "report.md").read_text(), "the round that was begun is charged"
     assert "| ended | by" in (path / "report.md").read_text()
 
 
@@ -274,22 +275,19 @@ def test_the_page_says_who_held_the_keys_and_what_the_run_was_held_to(tmp_path):
         pl.Trainer(max_epochs=2, accelerator="cpu", callbacks=callbacks, **options).fit(model, small_data())
         target_rounds = federated.ledger.rounds
         if name == "one":
-            page = (tmp_path / "one" / "privacy.md").read_text()
+            page = (tmp_path / "one" / "report.md").read_text()
             assert "This was a simulation: one program held all data, exact updates and keys" in page
             assert "Asked for epsilon 8 at delta 0.001, against the server that sees" in page
             assert (
                 "of 9 spent at delta 0.001 against the server that sees every message, by the client" in page
             )
-            assert "rounds charged |" not in (tmp_path / "one" / "report.md").read_text()
+            assert "rounds charged |" not in page
             federated = Federated(federated.engine.mechanism, 4, ledger=federated.ledger, clients_per_step=1)
             budget = PrivacyBudget(99.0, 1e-3, "server")
     assert target_rounds == 4
-    assert "| rounds charged | 4, with earlier" in (tmp_path / "two" / "report.md").read_text()
-    assert "All clients, 2 rounds: " in (tmp_path / "two" / "report.md").read_text()
-    assert (
-        "4 rounds were charged, and the table of this folder has 2"
-        in (tmp_path / "two" / "privacy.md").read_text()
-    )
+    page = (tmp_path / "two" / "report.md").read_text()
+    assert "| rounds charged | 4, with earlier" in page and "All clients, 2 rounds: " in page
+    assert "4 rounds were charged, and the table of this folder has 2" in page
 
 
 def test_a_run_that_could_not_learn_says_so(tmp_path):
@@ -469,9 +467,10 @@ def test_the_privacy_page_stands_alone(tmp_path):
     page = (tmp_path / "mine" / "privacy.md").read_text()
     report = from_json((tmp_path / "mine" / "privacy.json").read_text())
     for words in (
-        "Unit: one client with all its data. Adjacency: replace-one.",
-        f"Delta is {report.delta:g}, next to 1/n = 0.25 for n = 4 clients.",
-        "Released: the model of each round (2)",
+        f"For one client with all its data, epsilon is {format_epsilon(report.about.epsilon)} at delta "
+        f"{report.delta:g} (1/n is 0.25 for n = 4 clients) under replace-one adjacency, against an outsider",
+        "over 2 rounds and the model that each of them releases.",
+        f"At the smaller delta {report.smaller_delta[0]:g}, it is {format_epsilon(report.smaller_delta[1])}.",
         f"right at most {attack_accuracy(report.about.epsilon, report.delta)} of the time at even odds",
         "Accountant: lightning_fedq",
         "Not audited by an outside party.",

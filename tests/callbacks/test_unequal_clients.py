@@ -15,7 +15,7 @@ from lightning_fedq.commands.privacy import report_of_checkpoint
 from lightning_fedq.functional.divergences import randomized_response_epsilon
 from lightning_fedq.mechanisms import CPA, LDPQ
 from lightning_fedq.mechanisms.interface import Adversary
-from lightning_fedq.privacy.document import to_json
+from lightning_fedq.privacy.report_file import to_json
 from lightning_fedq.rounds import RoundPlanner
 from tests.callbacks.test_federated_ledger import FailsAtClient
 from tests.callbacks.test_privacy import trainer
@@ -143,7 +143,7 @@ def test_a_finished_run_reports_its_most_charged_client_and_a_histogram(tmp_path
     for entry in saved["charged"]:
         expected = randomized_response_epsilon(0.01, WIDTH * entry["charges"], 1e-5)
         assert entry["epsilons"]["SERVER"] == pytest.approx(expected)
-    page = (tmp_path / "run" / "privacy.md").read_text()
+    page = (tmp_path / "run" / "report.md").read_text()
     assert "Who was charged how often" in page and "the client that was charged most often" in page
     assert "averages over the draw" not in page
     read = report_of_checkpoint(tmp_path / "last.ckpt", None, 1e-5, secagg=False)

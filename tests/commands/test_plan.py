@@ -12,20 +12,18 @@ from lightning_fedq.commands import plan as command
 from lightning_fedq.commands.configs import find
 from lightning_fedq.commands.plan import candidates, sizes_for
 from lightning_fedq.data.models import MLP, Classifier
-from lightning_fedq.dpsgd.opacus import Account
+from lightning_fedq.dpsgd.accountant import Account
 from lightning_fedq.mechanisms import GaussianNoise
 from lightning_fedq.privacy.planning import Option, Problem, plan, recommended
 from lightning_fedq.privacy.target import PrivacyTarget, planned_charges
 from tests.commands import federations
 from tests.commands.federations import FEDERATIONS, OF_NO_WEIGHT, federation
+from tests.configurations import written
 
 
 def main(words):
     return cli.main(["plan", *words])
 
-
-# Lightning's command line calls what jsonargparse has deprecated
-pytestmark = pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
 
 SMALL = ["--epsilon", "8", "--clients", "60", "--params", "100", "--rounds", "5"]
 
@@ -178,12 +176,6 @@ def test_who_is_not_trusted_is_in_the_table_and_in_what_is_pasted(capsys, monkey
     assert settings["dropout_probability"] == 0.01
 
 
-def test_the_picture(tmp_path, monkeypatch):
-    only(monkeypatch, "DistributedDiscreteGaussian", "GaussianNoise")
-    assert main([*SMALL, "--picture", str(tmp_path / "plan.png")]) == 0
-    assert (tmp_path / "plan.png").stat().st_size > 10_000
-
-
 def test_the_picture_of_a_configuration_that_draws_cohorts(tmp_path, monkeypatch):
     """A quarter of the clients, and the whole cohort of them, was refused after the table."""
     only(monkeypatch, "GaussianNoise")
@@ -195,7 +187,6 @@ def test_the_picture_of_a_configuration_that_draws_cohorts(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--epsilon", "8", "--clients", "60"], "Give --params, --rounds"),
         ([*SMALL, "--adversary", "serverr"], "adversary must be one of"),
         ([*SMALL, "--delta", "0.5"], "delta must be"),
     ],
@@ -257,24 +248,14 @@ def configured(folder, callbacks=(), **settings):
     return str(path)
 
 
-def written(law, size, **more):
-    return {"class_path": f"lightning_fedq.{law}", "init_args": {"size": size, **more}}
-
-
 def pasted(capsys, *arguments):
     assert main(arguments) == 0
     printed = capsys.readouterr().out
     return printed, yaml.safe_load(printed[printed.index("mechanism:\n") :])["mechanism"]["init_args"]
 
 
-MEDIAN = {
-    "class_path": "lightning_fedq.algorithms.byzantine.aggregation.RobustAggregation",
-    "init_args": {"rule": "median"},
-}
-LIARS = {
-    "class_path": "lightning_fedq.callbacks.ByzantineClients",
-    "init_args": {"fraction": 0.2, "attack": "sign_flip"},
-}
+MEDIAN = written("algorithms.byzantine.aggregation.RobustAggregation", rule="median")
+LIARS = written("callbacks.ByzantineClients", fraction=0.2, attack="sign_flip")
 
 
 @pytest.mark.parametrize(
@@ -315,7 +296,7 @@ def test_cohorts_that_take_turns_pay_for_their_turns_alone(tmp_path, capsys, mon
     noise = [plan(problem, settings)[0].mechanism.noise_multiplier for problem in (in_turn, drawn)]
     assert noise[0] < noise[1]
     only(monkeypatch, "GaussianNoise")
-    config = configured(tmp_path, cohort=written("Cyclic", 20))
+    config = configured(tmp_path, cohort=written("Cyclic", size=20))
     printed, found = pasted(capsys, config, "--epsilon", "8", "--adversary", "outsider")
     assert "60 clients, 20 a round by Cyclic(size=20)" in " ".join(printed.split())
     assert "cohorts.Cyclic\n" in printed and "size: 20" in printed  # as it was planned
@@ -335,7 +316,7 @@ def test_clients_whom_a_rule_names_pay_for_all_rounds_in_which_they_are_named(tm
     """Twenty of sixty in every round have no lottery: the plan of twenty clients alone."""
     only(monkeypatch, "GaussianNoise")
     here = f"{federations.__name__}.first_twenty"
-    config = configured(tmp_path, cohort=written("Available", 20, rule=here))
+    config = configured(tmp_path, cohort=written("Available", size=20, rule=here))
     printed, found = pasted(capsys, config, "--epsilon", "8", "--adversary", "outsider")
     alone = Problem(20, 650, 4, PrivacyTarget(8.0, 1e-5, "outsider"))
     everybody = plan(alone, {"GaussianNoise": candidates(650)["GaussianNoise"]})[0].mechanism
@@ -348,7 +329,7 @@ def test_clients_whom_a_rule_names_pay_for_all_rounds_in_which_they_are_named(tm
 
 def test_a_secret_draw_from_those_whom_a_rule_names_is_refused(tmp_path, capsys):
     config = configured(
-        tmp_path, cohort=written("Available", 20, rule=f"{federations.__name__}.first_twenty")
+        tmp_path, cohort=written("Available", size=20, rule=f"{federations.__name__}.first_twenty")
     )
     assert main([config, "--epsilon", "2", "--adversary", "outsider", "--secret"]) == 2
     words = "secret cohorts need S1, a draw from all clients, got Available(first_twenty, 20)"
@@ -391,16 +372,6 @@ def test_cohorts_are_drawn_from_all_clients(tmp_path, capsys, monkeypatch):
         Problem(20, 100, 40, target, law=fedq.FixedSize(30))
 
 
-def test_who_takes_part_is_pasted_as_it_was_planned(tmp_path, capsys, monkeypatch):
-    """Cohorts of the configuration are planned, and stay."""
-    only(monkeypatch, "GaussianNoise")
-    config = configured(tmp_path, cohort=written("DisjointOnce", 15))
-    assert main([config, "--epsilon", "8", "--adversary", "outsider"]) == 0
-    printed = capsys.readouterr().out
-    settings = yaml.safe_load(printed[printed.index("mechanism:\n") :])
-    assert settings["cohort"]["init_args"] == {"size": 15}
-
-
 SECRET = [*SMALL, "--delta", "1e-4", "--adversary", "outsider", "--secret"]
 
 
@@ -441,7 +412,7 @@ def test_a_configuration_is_planned_whose_own_mechanism_masks_refuse(tmp_path, c
     only(monkeypatch, "LDPQ")
     values = yaml.safe_load(find("digits_secagg").read_text())
     federated = next(c for c in values["trainer"]["callbacks"] if c["class_path"].endswith(".Federated"))
-    federated["init_args"]["mechanism"] = {"class_path": "lightning_fedq.mechanisms.FedAvg"}
+    federated["init_args"]["mechanism"] = written("mechanisms.FedAvg")
     mine = tmp_path / "mine.yaml"
     mine.write_text(yaml.safe_dump(values))
     assert main([str(mine), "--epsilon", "8"]) == 0

@@ -26,11 +26,10 @@ from lightning_fedq.secagg import SecAgg
 from lightning_fedq.training.accounts import make_report, planned_run
 from tests.changed import changed
 from tests.commands.federations import FEDERATIONS, federation
+from tests.configurations import written
 from tests.described import page as markdown
 from tests.digits_run import Classifier, Digits, make_trainer
 
-# Lightning's command line calls what jsonargparse has deprecated
-pytestmark = pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
@@ -287,10 +286,7 @@ def test_the_figures_on_samples_count_what_the_journal_knows_and_say_what_they_l
 def test_a_configuration_with_secret_cohorts_has_their_row(capsys):
     changes = {
         "Federated.num_clients": 200,
-        "Federated.cohort": {
-            "class_path": "lightning_fedq.FixedSize",
-            "init_args": {"size": 10, "secret": True},
-        },
+        "Federated.cohort": written("FixedSize", size=10, secret=True),
         "GaussianNoise.noise_multiplier": 2.0,
         "Federated.diagnostics": False,
         "Federated.seed": None,

@@ -4,8 +4,6 @@ import pytest
 
 from lightning_fedq.cli import main
 
-pytestmark = pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
-
 
 @pytest.mark.parametrize(
     ("run", "change", "words"),

@@ -29,10 +29,6 @@ def test_a_row_a_class_and_a_class_path(name, rows):
 class LDPQ(RotatedCoins):
     """One of one's own, by a name that is taken."""
 
-    @classmethod
-    def plan_settings(cls, params):
-        return {"LDPQ": cls(1.0)}
-
 
 def test_two_classes_of_one_name_are_two_rows():
     found = resolved(["LDPQ", "tests.commands.test_resolver.LDPQ"], 100)

@@ -1,7 +1,6 @@
 from pathlib import Path
 from typing import Union, get_args
 
-import pytest
 import yaml
 
 from lightning_fedq.commands.run import _Parsed, int_before_float
@@ -16,8 +15,6 @@ def test_int_before_float():
         assert int_before_float(other) is other
 
 
-# Lightning's command line calls what jsonargparse has deprecated
-@pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
 def test_one_batch_is_not_all_batches():
     flags = ("limit_train_batches", "limit_val_batches", "val_check_interval")
     for value in (1, 1.0, 2, 0.5):

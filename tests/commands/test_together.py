@@ -21,16 +21,11 @@ from lightning_fedq.privacy.losses import GaussianLoss
 from lightning_fedq.privacy.planning import make_plan_context
 from lightning_fedq.secagg import SecAgg
 from lightning_fedq.training.accounts import planned_run
+from tests.configurations import written
 from tests.digits_run import Classifier, make_trainer
 from tests.test_cli import configuration
 
-# Lightning's command line calls what jsonargparse has deprecated
-pytestmark = pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
-
-NOISE = {
-    "class_path": "lightning_fedq.mechanisms.GaussianNoise",
-    "init_args": {"clip_norm": 1.0, "noise_multiplier": 2.0},
-}
+NOISE = written("mechanisms.GaussianNoise", clip_norm=1.0, noise_multiplier=2.0)
 
 
 @pytest.fixture(autouse=True)

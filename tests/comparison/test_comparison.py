@@ -20,7 +20,8 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.cli import main
 from lightning_fedq.comparison import comparison as module, processes
 from lightning_fedq.comparison.baselines import gaussian_by_opacus, laplace_by_opacus
-from lightning_fedq.comparison.comparison import RANGES, Comparison, Task
+from lightning_fedq.comparison.cells import RANGES, Task
+from lightning_fedq.comparison.comparison import Comparison
 from lightning_fedq.comparison.table import describe_calibration
 from lightning_fedq.privacy.planning import KAPPA
 from tests import forked
@@ -137,15 +138,24 @@ def test_a_folder_is_of_one_comparison(runs: list[str], tmp_path: Path) -> None:
         on_small(["GaussianNoise"], adversary="outsider").run(out)
     with pytest.raises(ValueError, match=r"comparison \(rounds 2, not 3\)\. Name another folder"):
         on_small(["GaussianNoise"], rounds=3).run(out)
+    config = Path("small.yaml").read_text()
+    Path("small.yaml").write_text(config.replace("num_clients: 10", "num_clients: 9"))
+    with pytest.raises(ValueError, match=r"comparison \(Federated\.num_clients 10, not 9\)\. Name another"):
+        on_small(["GaussianNoise"]).run(out)
+    Path("small.yaml").write_text(config)
     for spoil in (lambda path: path.write_text("{"), Path.unlink):
         spoil(out / "comparison.yaml")
         with pytest.raises(ValueError, match=r"comparison\.yaml is damaged\. Name another folder"):
             asked.run(out)
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old/cells.csv").touch()
+    with pytest.raises(ValueError, match=r"of an earlier version \(cells\.csv\)\. Name another folder"):
+        asked.run(tmp_path / "old")
 
 
 def test_runs_in_processes_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another metric of them needs no run."""
-    monkeypatch.setattr(module, "_STARTS", 0.0)  # however short they are
+    monkeypatch.setattr(module, "STARTS", 0.0)  # however short they are
     asked = on_small(["GaussianNoise"], seeds=2)
     one, two = asked.run(tmp_path / "one"), asked.run(tmp_path / "two", jobs=2)
 
@@ -160,7 +170,7 @@ def test_runs_in_processes_are_the_same(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_workers_end_with_who_started_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_STARTS", 0.0)
+    monkeypatch.setattr(module, "STARTS", 0.0)
     long = on_small(["GaussianNoise"], seeds=99)
     child = forked.begin(lambda: long.run(tmp_path / "killed", jobs=2))
     try:
@@ -186,7 +196,7 @@ class Dies(pl.Callback):
 def test_a_process_that_is_killed_ends_it_with_a_cure(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_STARTS", 0.0)
+    monkeypatch.setattr(module, "STARTS", 0.0)
     config = yaml.safe_load(small.read_text())
     config["trainer"]["callbacks"].append({"class_path": "tests.comparison.test_comparison.Dies"})
     small.write_text(yaml.safe_dump(config))
@@ -243,11 +253,16 @@ def test_the_command_says_what_it_compared(
     monkeypatch.setenv("COLUMNS", "150")
     asked = ["--mechanisms", "GaussianNoise", "Nonsense", "CPA", "FedAvg"]
     more = ["--on", "small.yaml", "--epsilon", "8", "4", "--seeds", "2", "--jobs", "1", "--delta", "1e-2"]
+    more += ["--picture", "paper/figure.pdf", "--drop-checkpoints"]
     assert main(["compare", *asked, *more]) == 1
     said = " ".join(capsys.readouterr().out.split())
     assert "14 runs" in said and "13 more runs, 1 at a time: about " in said
-    assert "Nonsense is left out: there is no mechanism Nonsense" in said
-    assert "CPA at epsilon 4, 8 is left out: CPA is not homomorphic" in said
+    for line in (
+        "Nonsense is left out: there is no mechanism Nonsense",
+        "CPA at epsilon 4, 8 is left out: CPA is not homomorphic",
+    ):
+        assert said.count(line) == 2 and said.index(line) < said.index("14 runs")
+    assert not list(Path("runs").rglob("*.ckpt"))
     assert "FedAvg, no finite ε" in said and "FedAvg is left out" not in said
     with Path("runs/compare/table.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -264,12 +279,15 @@ def test_the_command_says_what_it_compared(
         assert float(row["epsilon_spent"]) <= float(row["epsilon"])
     assert Path("runs/compare/compare.png").stat().st_size > 5000
     assert Path("runs/compare/compare_dark.png").exists()
+    assert Path("paper/figure.pdf").read_bytes().startswith(b"%PDF") and said.count("paper/figure.pdf") == 1
 
 
 def test_a_setting_without_a_finite_epsilon_is_no_winner(runs: list[str], tmp_path: Path) -> None:
     asked = on_small(["GaussianNoise"], epsilons=(4.0, 8.0), seeds=2)
     by_epsilon, by_up, by_both = asked.picture(asked.run(tmp_path / "out")).axes
     labels = {line.get_label(): line for line in by_epsilon.get_lines()}
+    row = asked.picture(asked.lines(tmp_path / "out"), row=True)
+    assert row.get_figwidth() == 7.0 and len({axes.get_ylabel() for axes in row.axes[1:]} | {""}) == 1
     line = labels["FedAvg: no privacy, no finite ε"]
     assert line.get_linestyle() == "--" and line.get_color() == "0.5"
     for axes in (by_up, by_both):
@@ -281,7 +299,7 @@ def test_a_setting_without_a_finite_epsilon_is_no_winner(runs: list[str], tmp_pa
 
 IDLE = (
     *(["--on", "digits"], ["--data", "here"], ["--logger", "csv"], ["--jobs", "2"], ["--bare"], ["--tune"]),
-    *(["--seeds", "1"], ["--delta", "1e-4"]),
+    *(["--seeds", "1"], ["--delta", "1e-4"], ["--drop-checkpoints"]),
 )
 """What says nothing about runs that have ended."""
 
@@ -301,6 +319,11 @@ IDLE = (
         (["--mechanisms", "CorBin", "--jobs", "0"], "--jobs must be >= 1, got 0"),
         (["--mechanisms", "CorBin", "--rounds", "0"], "--rounds must be >= 1, got 0"),
         (["--mechanisms", "CorBin", "--delta", "1"], "delta must be"),
+        (
+            ["--mechanisms", "CorBin", "--picture", "figure.jpg"],
+            "must end with .pdf, .svg or .png, got figure.jpg",
+        ),
+        (["run", "--picture", "figure.jpg"], "must end with .pdf, .svg or .png, got figure.jpg"),
         (["--mechanisms", "CorBin", "--adversary", "everybody"], "adversary must be one of"),
         (["--mechanisms", "CorBin", "--on", "imagenet"], "There is no task imagenet, only digits"),
         (["--epsilon", "8", "--on", "small.yaml", "--tune"], "has none to search. Omit --tune."),
@@ -314,6 +337,13 @@ def test_wrong_arguments_are_answered_in_a_line(
 ) -> None:
     assert main(["compare", *arguments]) == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.5, 1e-20])
+def test_a_wrong_delta_is_refused_before_data_is_read(delta: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "read_sizes", lambda *_: pytest.fail("the configuration was read"))
+    with pytest.raises(ValueError, match=r"delta must be >"):
+        on_small(["GaussianNoise"], delta=delta)
 
 
 def test_images_need_a_folder(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

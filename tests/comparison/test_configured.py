@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import yaml
 from lightning_fedq.cli import main
 from lightning_fedq.comparison import Comparison, processes
 from lightning_fedq.reports.runs import read_rows
+from tests.configurations import written
 from tests.test_cli import configuration
 
 ASKED = ["--mechanisms", "GaussianNoise", "--epsilon", "8", "--jobs", "1"]
@@ -32,10 +32,7 @@ def changed(path: Path, **federated: Any) -> Path:
     config = yaml.safe_load(path.read_text())
     of = config["trainer"]["callbacks"][0]["init_args"]
     of.update({"secure_aggregation": {"simulation": "masked"}, **federated})
-    of["mechanism"] = {
-        "class_path": "lightning_fedq.mechanisms.GaussianNoise",
-        "init_args": {"clip_norm": 0.5, "noise_multiplier": 1.0},
-    }
+    of["mechanism"] = written("mechanisms.GaussianNoise", clip_norm=0.5, noise_multiplier=1.0)
     path.write_text(yaml.safe_dump(config))
     return path
 
@@ -126,19 +123,3 @@ def test_from_python(small: Path, tmp_path: Path) -> None:
         with (folder / "metrics.csv").open() as file:
             found = [line["compare/score"] for line in csv.DictReader(file)]
         assert next(float(score) for score in found if score) in scores
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--on", "nothing.yaml"], "There is no task nothing.yaml, only digits"),
-        (["--on", "small.yaml", "--tune"], "has none to search. Omit --tune."),
-        (["--on", "small.yaml", "--delta", "0.5"], "delta"),
-        ([*ON, "--monitor", "wer"], "No run has a metric wer. --monitor takes one of "),
-    ],
-)
-def test_wrong_arguments_are_answered_in_a_line(
-    arguments: Sequence[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["compare", *ASKED, *arguments]) == 2
-    assert words in capsys.readouterr().err

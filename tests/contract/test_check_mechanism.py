@@ -14,44 +14,37 @@ from tests.audit import input_plants, plants
 from tests.contract.golden import names_the_change, updated
 
 
-@dataclass(frozen=True)
 class GroupsOfTwo(LDPQ):
     def group_sizes(self, num_clients):
         return (2,) * ((num_clients + 1) // 2)
 
 
-@dataclass(frozen=True)
 class SaysNothingOfOutsiders(LDPQ):
     def claims(self, context):
         return super().claims(context)[:-1]
 
 
-@dataclass(frozen=True)
 class NoAssumptions(LDPQ):
     def claims(self, context):
         return tuple(replace(claim, assumptions=()) for claim in super().claims(context))
 
 
-@dataclass(frozen=True)
 class FloatSymbols(LDPQ):
     def encode(self, update, context, rand):
         message = super().encode(update, context, rand)
         return replace(message, symbols=message.symbols.float())
 
 
-@dataclass(frozen=True)
 class SaysShorter(LDPQ):
     def num_symbols(self, context):
         return context.dim - 1
 
 
-@dataclass(frozen=True)
 class TwiceAsLong(LDPQ):
     def decode(self, symbols, clients, context, rand):
         return super().decode(symbols, clients, context, rand).repeat(2)
 
 
-@dataclass(frozen=True)
 class DoublesWithoutAGrid(LDPQ):
     def decode(self, symbols, clients, context, rand):
         return super().decode(symbols, clients, context, rand).double()
@@ -60,20 +53,17 @@ class DoublesWithoutAGrid(LDPQ):
 CALLS, OWN_KEYS = itertools.count(), SeededKeys(7)
 
 
-@dataclass(frozen=True)
 class DrawsElsewhere(LDPQ):
     def encode(self, update, context, rand):
         other = replace(context, attempt=next(CALLS))
         return super().encode(update, other, ClientRandomness(OWN_KEYS, rand.clients, 0, other.attempt))
 
 
-@dataclass(frozen=True)
 class CoinsFromTheServer(LDPQ):
     def encode(self, update, context, rand):
         return super().encode(update, context, plants.shared_for_private(rand))
 
 
-@dataclass(frozen=True)
 class SameCoinsForAll(LDPQ):
     """Every client's coins are those of client 0."""
 
@@ -84,7 +74,6 @@ class SameCoinsForAll(LDPQ):
         return super().encode(update, context, same)
 
 
-@dataclass(frozen=True)
 class FirstOfTheStack(LDPQ):
     """All rows of a stack are encoded as the first one's update."""
 
@@ -93,26 +82,22 @@ class FirstOfTheStack(LDPQ):
         return super().encode(rows[:1].expand_as(rows).reshape(update.shape), context, rand)
 
 
-@dataclass(frozen=True)
 class MeanInPlaceOfTheSum(LDPQ):
     def decode(self, symbols, clients, context, rand):
         return super().decode(symbols, clients, context, rand) / len(clients)
 
 
-@dataclass(frozen=True)
 class ForgetsABit(LDPQ):
     def encode(self, update, context, rand):
         message = super().encode(update, context, rand)
         return replace(message, num_bits=message.num_bits - 1)
 
 
-@dataclass(frozen=True)
 class ZeroesOnly(LDPQ):
     def symbol_range(self, context, rand):
         return 0, 0
 
 
-@dataclass(frozen=True)
 class TenPercentTooLong(LDPQ):
     def decode(self, symbols, clients, context, rand):
         return 1.1 * super().decode(symbols, clients, context, rand)
@@ -121,44 +106,37 @@ class TenPercentTooLong(LDPQ):
         return None
 
 
-@dataclass(frozen=True)
 class Offset(LDPQ):
     def decode(self, symbols, clients, context, rand):
         return super().decode(symbols, clients, context, rand) + 0.05 * len(clients)
 
 
-@dataclass(frozen=True)
 class HalfTheVariance(LDPQ):
     def noise_variance(self, context, clients):
         return 0.5 * super().noise_variance(context, clients)
 
 
-@dataclass(frozen=True)
 class DoublesAreOthers(LDPQ):
     def encode(self, update, context, rand):
         return super().encode(update + 0.3 * (update.dtype == torch.float64), context, rand)
 
 
-@dataclass(frozen=True)
 class CountsNoClipping(LDPQ):
     def encode(self, update, context, rand):
         return replace(super().encode(update, context, rand), num_clipped=0)
 
 
-@dataclass(frozen=True)
 class NoDifference(LDPQ):
     def worst_pair(self, client, context, public):
         high, _ = super().worst_pair(client, context, public)
         return high, high
 
 
-@dataclass(frozen=True)
 class TinyLever(LDPQ):
     def influence(self, client, context):
         return 0.5
 
 
-@dataclass(frozen=True)
 class StaysHere(LDPQ):
     def __reduce__(self):
         raise TypeError("can't leave this process")
@@ -184,7 +162,6 @@ class HoldsState(LDPQ):
     seen: list[int] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
 class FirstRadiusForAll(LDPQ):
     """Encoder and decoder agree, so that all that lies beyond is clipped and nothing else shows."""
 
@@ -198,19 +175,16 @@ class FirstRadiusForAll(LDPQ):
         return super().decode(symbols, clients, self.first(context), rand)
 
 
-@dataclass(frozen=True)
 class FirstCenterForAll(FirstRadiusForAll):
     def first(self, context):
         return replace(context, center=context.center[:1].expand_as(context.center).clone())
 
 
-@dataclass(frozen=True)
 class SegmentsSwapped(FirstRadiusForAll):
     def first(self, context):
         return replace(context, radius=context.radius.flip(0))
 
 
-@dataclass(frozen=True)
 class Counts(LDPQ):
     """A counter in a frozen mechanism: what the thousandth call does nobody knows."""
 
@@ -219,7 +193,6 @@ class Counts(LDPQ):
         return super().encode(update, context, rand)
 
 
-@dataclass(frozen=True)
 class RoundsWithoutClaims(GaussianNoise):
     """Rounds every message further, and keeps what is said about sums."""
 
@@ -231,7 +204,6 @@ class RoundsWithoutClaims(GaussianNoise):
         return message
 
 
-@dataclass(frozen=True)
 class RoundsWithClaims(RoundsWithoutClaims):
     """The same, with the claim about one message for everybody."""
 
@@ -239,7 +211,6 @@ class RoundsWithClaims(RoundsWithoutClaims):
         return single_message_claims(super().claims(context))
 
 
-@dataclass(frozen=True)
 class NoSlack(GaussianNoise):
     def claims(self, context):
         return tuple(replace(claim, slack=NO_SLACK) for claim in super().claims(context))
@@ -329,7 +300,6 @@ def test_one_rule_alone():
 
 
 def test_an_error_of_the_mechanism_is_told_with_the_rule():
-    @dataclass(frozen=True)
     class Fails(LDPQ):
         def claims(self, context):
             raise RuntimeError("not written yet")

@@ -48,6 +48,8 @@ TESTED = {
         "flower/test_remote_evaluator.py::test_what_cannot_be_is_refused_before_anybody_is_charged"
     ),
     "are compiled, which hides per-sample gradients from hooks. Train them without": _OWN_BACKWARD,
+    "must return one number, got a loss of shape {}. Return the mean over samples": _OWN_BACKWARD,
+    "depends on no parameter that requires a gradient. Return a loss of the parameters": _OWN_BACKWARD,
     "training_step runs a backward pass of its own through {}": _OWN_BACKWARD,
     "got gradients of a pass that was not recorded in training_step. Leave out": _OWN_BACKWARD,
     "Another process answers a message in {}. Give each client its own folder": (

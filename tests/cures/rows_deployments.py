@@ -17,8 +17,7 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Langevin
 from lightning_fedq.callbacks.trainer_lookup import find_engine
 from lightning_fedq.flower import client_app
-from lightning_fedq.flower.local_round import check_schedules
-from lightning_fedq.flower.settings import RefusedError
+from lightning_fedq.flower.settings import RefusedError, check_schedules
 from lightning_fedq.mechanisms import LDPQ
 from lightning_fedq.rounds import RoundServer
 from lightning_fedq.secagg import SecAgg

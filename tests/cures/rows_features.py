@@ -22,7 +22,6 @@ from tests.leakage.test_monitor import Scores
 HEAD = ["backbone.bias"]
 LIMIT = fedq.Deadline(30.0, durations=1.0)
 INPUTS, LABELS = digits()
-BUDGET = fedq.PrivacyBudget(1000.0, 1e-3, "server")
 SERVER = fedq.PrivacyTarget(80.0, delta=1e-3, adversary="server")
 SECRET = fedq.PrivacyTarget(8.0, delta=1e-3, adversary="outsider")
 

@@ -12,12 +12,11 @@ from lightning_fedq.callbacks import PrivacyBudget, RunFolder, WandbRounds
 from lightning_fedq.data import FederatedDataModule
 from lightning_fedq.mechanisms import LDPQ, RotatedAxes
 from lightning_fedq.mechanisms.interface import Adversary
-from tests.callbacks import test_dpsgd_guards as guards
+from tests.callbacks import test_dpsgd_guards as guards, test_dpsgd_own_backward as own_backward
 from tests.cures.rows import dpsgd, fed, fit, module_with, row
 from tests.cures.rows_data import part
 from tests.cures.rows_statistics import survey
 from tests.digits_run import Classifier
-from tests.training.test_client_parallel import Skips
 from tests.training.test_saved_states import Counts
 from tests.training.test_unfreezing import TwoLayers
 
@@ -27,11 +26,15 @@ def private(mechanism=None, **settings):
 
 
 class Unused(Classifier):
-    """A layer that no batch goes through, frozen or not."""
+    """A layer that no batch, or the first ones only, goes through, frozen or not."""
 
-    def __init__(self, frozen: bool) -> None:
+    def __init__(self, frozen: bool, batches: int = 0) -> None:
         super().__init__()
-        self.spare = torch.nn.Linear(3, 3).requires_grad_(not frozen)
+        self.spare, self.batches = torch.nn.Linear(64, 10).requires_grad_(not frozen), batches
+
+    def training_step(self, batch, batch_idx):
+        more = self.spare(batch[0]).sum(1).mean() if batch_idx < self.batches else 0.0
+        return torch.nn.functional.cross_entropy(self.backbone(batch[0]), batch[1]) + more
 
     def configure_optimizers(self):
         return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.1)
@@ -239,16 +242,30 @@ row(
     error=RuntimeError,
 )
 row(
-    "of {} parameters have no gradient of this batch. Return a loss for every batch, and freeze parameters",
-    lambda: fit(dpsgd(), module=Skips()),
+    "training_step must return a loss for every batch, but its code can return None. Return the loss",
+    lambda: fit(dpsgd(), module=own_backward.ReturnsIfFinite()),
     lambda: fit(dpsgd(), module=Classifier()),
-    error=RuntimeError,
 )
 row(
     "of {} parameters have no gradient of this batch. Return a loss for every batch, and freeze parameters",
-    lambda: fit(dpsgd(), module=Unused(False)),
+    lambda: fit(dpsgd(), module=Unused(False, batches=1)),
     lambda: fit(dpsgd(), module=Unused(True)),
     error=RuntimeError,
+)
+row(
+    "{} have no gradient of a batch. Freeze parameters that training_step does not use (requires_grad_",
+    lambda: fit(dpsgd(), module=Unused(False)),
+    lambda: fit(dpsgd(), module=Unused(True)),
+)
+row(
+    "{} get gradients that hooks do not see. Call the layers on the whole batch, without torch.func,",
+    lambda: fit(dpsgd(), module=own_backward.Mapped()),
+    lambda: fit(dpsgd(), module=Classifier()),
+)
+row(
+    "can't give per-sample gradients ({}). Leave out torch.func and in-place changes of layers' outputs",
+    lambda: fit(dpsgd(), module=own_backward.ChangesOutputs()),
+    lambda: fit(dpsgd(), module=Classifier()),
 )
 row(
     "has trained parameters but was in eval mode in a training step. Freeze its parameters with",
@@ -258,7 +275,7 @@ row(
     error=RuntimeError,
 )
 row(
-    "Layers saw {} rows for a batch of {} samples. Give every layer the samples along axis 0 (Linear takes",
+    "saw {} rows for a batch of {} samples. Give every layer the samples along axis 0 (Linear takes",
     lambda: sampled(guards.InRows("time first")),
     lambda: sampled(Rows("as it is")),
     lambda: sampled(guards.InRows("positions of each sample")),

@@ -118,6 +118,6 @@ row(
 )
 row(
     "needs simulated clients, but a real client trains one round at a time. Leave it out",
-    lambda: check_client_callbacks([Langevin(0.1)], fed()),
-    lambda: check_client_callbacks([DPSGD(1.0, 1.0, delta=1e-5)], fed()),
+    lambda: check_client_callbacks([Langevin(0.1)]),
+    lambda: check_client_callbacks([DPSGD(1.0, 1.0, delta=1e-5)]),
 )

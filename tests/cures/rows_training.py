@@ -138,9 +138,10 @@ row(
     lambda: fit(fed(), monitor(), module=Scores()),
 )
 row(
-    "The Trainer has two Federated callbacks. Leave one of them out.",
-    lambda: fit(fed(), SecondFederated(fedq.FedAvg(), 4)),
+    "The Trainer has {} Federated callbacks, with {}. Leave all but one out, because a run has",
+    lambda: fit(fed(), fed()),
     lambda: fit(fed()),
+    lambda: fit(fed(), SecondFederated(fedq.FedAvg(), 4)),
 )
 row(
     "bounds gradients that {} would change. Leave one out",

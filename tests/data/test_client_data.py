@@ -2,7 +2,6 @@
 
 from typing import ClassVar
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
@@ -85,25 +84,6 @@ def test_a_client_s_world_does_not_grow_with_the_number_of_clients():
     sizes = [len(Snapshot([module])._bytes) for module in (few, many)]
     assert sizes[1] - sizes[0] < 200
     assert Snapshot([many]).load()[1][0].sources is many.sources
-
-
-def test_what_is_opened_is_what_was_said():
-    with pytest.raises(ValueError, match=r"size must be >= 1, got 0. Leave clients without samples out"):
-        ClientData(lambda: Shard(0), 0)
-    with pytest.raises(
-        ValueError, match=r"of 8 samples, but ClientData\(size=9\) was given. Give the true size"
-    ):
-        ClientData(lambda: Shard(0), 9)[0]
-
-    class Draws(Shard):
-        def __init__(self):
-            super().__init__(0)
-            self.generator = np.random.default_rng(0)
-
-    with pytest.raises(
-        ValueError, match=r"with a Generator, which restarts.*Draw from torch's default generator"
-    ):
-        ClientData(Draws, 8)[0]
 
 
 def test_a_federation_names_the_size_that_is_wrong():

@@ -10,6 +10,7 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.data.batches import LocalWork, Stack, batch_sizes, pass_sizes
 from lightning_fedq.data.loader import ClientBatches, ClientLoader, partition_dataset
 from lightning_fedq.data.partition import Dirichlet
+from tests.digits_run import make_trainer
 
 VALUES = torch.arange(24)
 TENSORS = TensorDataset(VALUES.float(), VALUES)
@@ -211,7 +212,6 @@ def test_a_limit_is_that_of_lightning_for_a_loader():
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     for samples in (4, 30, 49):
         for limit in (1, 1.0, 3, 0.25, 0.5, 0.999, 100):
             for drop_last in (False, True):
@@ -220,13 +220,7 @@ def test_a_limit_is_that_of_lightning_for_a_loader():
                 if not own:
                     continue
                 counts = Counts()
-                pl.Trainer(
-                    max_epochs=1,
-                    accelerator="cpu",
-                    enable_model_summary=False,
-                    limit_train_batches=limit,
-                    **quiet,
-                ).fit(counts, loader)
+                make_trainer(max_epochs=1, limit_train_batches=limit).fit(counts, loader)
                 assert tuple(counts.seen) == own, (samples, limit, drop_last)
 
 

@@ -130,16 +130,6 @@ def test_of_several_loaders_it_is_refused():
 # ---- how much ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("alpha", [0.1, 1.0, 100.0])
-def test_everybody_has_something_and_all_is_dealt_out(alpha):
-    for seed in range(20):
-        parts = QuantitySkew(alpha, min_partition_size=3).split(
-            None, 500, 20, torch.Generator().manual_seed(seed)
-        )
-        assert len(parts) == 20 and min(map(len, parts)) >= 3
-        assert torch.equal(torch.cat(parts).sort().values, torch.arange(500))
-
-
 def test_shares_have_the_dirichlet_variance():
     """Of one client: mean 1/n, variance (1/n)(1 - 1/n) / (n alpha + 1), 400 draws.
 

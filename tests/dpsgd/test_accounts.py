@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from lightning_fedq.data.batches import LocalWork
+from lightning_fedq.dpsgd.accountant import SampledGaussianAccountant
 from lightning_fedq.dpsgd.accounts import SampleAccounts
-from lightning_fedq.dpsgd.opacus import SampledGaussianAccountant
 from lightning_fedq.dpsgd.poisson import PoissonBatches
 from lightning_fedq.dpsgd.statement import SampleStatement
 from lightning_fedq.privacy.document import sample_table

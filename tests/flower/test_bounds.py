@@ -8,9 +8,10 @@ import torch
 
 from lightning_fedq.flower.client_app import client_app
 from lightning_fedq.flower.federated_server import Deployment
-from lightning_fedq.flower.local_round import LocalRound, RoundInputs
+from lightning_fedq.flower.local_round import LocalRound
 from lightning_fedq.flower.remote_client import ClientConfig, RemoteClient
 from lightning_fedq.flower.roster import Roster
+from lightning_fedq.flower.round_inputs import RoundInputs
 from lightning_fedq.flower.settings import MOST_ROUNDS, RefusedError, server_rounds
 from lightning_fedq.flower.store import Store
 from lightning_fedq.mechanisms import CorBin, FedAvg

@@ -9,7 +9,7 @@ import torch
 
 from lightning_fedq import Cyclic
 from lightning_fedq._lightning import pl
-from lightning_fedq.flower.federated_server import Cohort
+from lightning_fedq.flower.cohort import Cohort
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms import HandedOnGaussian
 from lightning_fedq.mechanisms.interface import HandOver

@@ -78,7 +78,7 @@ def test_shares_that_do_not_open(cheated, active, tmp_path, monkeypatch):
             self._pair_keys = keys
             return made
 
-    monkeypatch.setattr("lightning_fedq.flower.remote_client.Client", Cheats)
+    monkeypatch.setattr("lightning_fedq.flower.masked_rounds.Client", Cheats)
     played = secured(tmp_path, active)
     enough = 10 - cheated >= (7 if active else 6)
     first = played.round()

@@ -79,7 +79,7 @@ def test_a_hook_that_lacks_or_fails_is_met_at_registration(attributes, tmp_path)
 
 def test_a_mean_of_another_size_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "lightning_fedq.flower.local_round.pass_statistic_to_module", lambda module, mean: None
+        "lightning_fedq.flower.round_inputs.pass_statistic_to_module", lambda module, mean: None
     )
     server = run(tmp_path, [surveys] * CLIENTS, lambda: make(FedAvg()))
     assert not server.records[-1].aborted

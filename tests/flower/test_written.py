@@ -7,8 +7,8 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from lightning_fedq.flower.local_round import RoundInputs
 from lightning_fedq.flower.records import from_record, to_record
+from lightning_fedq.flower.round_inputs import RoundInputs
 from lightning_fedq.flower.settings import RefusedError
 from lightning_fedq.flower.store import Store
 from lightning_fedq.mechanisms import LDPQ

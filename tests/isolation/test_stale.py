@@ -10,7 +10,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.optim.swa_utils import AveragedModel
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.training import dry_round
+from lightning_fedq.training import rehearsal
 from tests.isolation.published import CASES, Case
 from tests.isolation.test_published import federate, states, tensors
 
@@ -242,13 +242,13 @@ class TwoBatches(AtTheEnd):
     ids=["failed", "raised"],
 )
 def test_an_average_that_could_not_be_tried_is_named(kind, why, monkeypatch, tmp_path):
-    ordinary = dry_round.first_steps
+    ordinary = rehearsal.first_steps
 
     def rehearse(*args):  # in its fork
         globals()["in_rehearsal"] = True
         return ordinary(*args)
 
-    monkeypatch.setattr("lightning_fedq.training.round.first_steps", rehearse)
+    monkeypatch.setattr("lightning_fedq.training.client_side.first_steps", rehearse)
     monkeypatch.chdir(tmp_path)
     _, fed = federate(row(kind), 1)
     assert re.search(f"{kind.__name__}.on_train_end{why}" if kind is Saving else why, fed.fit.averages)

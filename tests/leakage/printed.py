@@ -52,21 +52,3 @@ def diagonal_tv(ratios, normals):
     log_ratio = -0.5 * torch.log1p(ratios).sum() + 0.5 * squares @ (ratios / (1.0 + ratios))
     parts = (-torch.expm1(log_ratio)).clamp(min=0.0)
     return parts.mean().item(), (parts.std() / math.sqrt(len(parts))).item()
-
-
-def attempts_needed(num_candidates, rate, relative_error, level):
-    """Lemma Q.1: attempts after which every hit rate is known to a relative error, with chance 1 - level."""
-    return math.ceil(3.0 * math.log(2.0 * num_candidates / level) / (relative_error**2 * rate))
-
-
-def divergence_error(relative_error):
-    """Lemma Q.2, repaired: how far the JS divergence can be off if every hit rate is off by this much."""
-    e = relative_error
-    if not 0.0 < e < 1.0:
-        raise ValueError(f"relative_error must be in (0, 1), got {e}")
-    return 0.5 * ((1.0 + e) * math.log((1.0 + e) / (1.0 - e)) + e - math.log1p(-e))
-
-
-def necessary_tv(c1, budget, c2):
-    """Distance below which the leakage can't have fallen from C1 to the budget; necessary, not sufficient."""
-    return min(1.0, max(0.0, c1 - budget) / c2)

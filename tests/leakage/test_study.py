@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import time
 
 import pytest
 import torch
@@ -10,8 +9,7 @@ import torch
 from lightning_fedq.leakage import observe, study as study_module
 from lightning_fedq.mechanisms import LDPQ, CorBin, FedAvg, NearOptimalUtility
 from lightning_fedq.mechanisms.interface import Adversary
-from tests.leakage.clock import cpu_clock
-from tests.leakage.settings import Endless, generator, mlp, study
+from tests.leakage.settings import generator, mlp, study
 
 VIEW = Adversary.EAVESDROPPER
 
@@ -92,15 +90,6 @@ def test_the_updates_of_several_steps_are_those_of_sgd():
     after = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
     chosen = torch.arange(8).reshape(2, 4)
     torch.testing.assert_close(setting._updates(chosen)[1], after - before)
-
-
-def test_a_search_that_does_not_end_in_time_is_given_up(monkeypatch):
-    cpu_clock(monkeypatch)
-    setting = study(attack=Endless())
-    start = time.perf_counter()
-    with pytest.raises(ValueError, match=r"one attempt takes longer than 0\.2 s. Allow more time, or"):
-        setting.run(FedAvg(), VIEW, 3, generator(), seconds=0.2)
-    assert time.perf_counter() - start < 1.0
 
 
 def test_time_is_bounded():

@@ -222,12 +222,30 @@ def largest_mu(engine, rounds, client):
     return math.sqrt(worst), len(there)
 
 
-def test_released_models_tell_what_is_claimed_and_no_more():
-    mechanism = BandedGaussian(1.0, 1.0, 3)
-    engine = engine_of(mechanism, RoundPlanner(6, 0, Cyclic(2)), 30_000)
+class SensitivityOfOneRow(BandedGaussian):
+    """What a participation moves in its own row counts, and not in those that follow."""
+
+    @property
+    def _length(self):
+        return float(coefficients(self.band)[0])
+
+
+def measured_and_claimed(mechanism):
+    """The largest mu of a client in eight rounds of cohorts that take turns, and the mu of the claim."""
+    engine = engine_of(mechanism, RoundPlanner(2 * mechanism.band, 0, Cyclic(2)), 30_000)
+    claims = mechanism.claims(engine.context(engine.next_plan()))
+    outsider = next(claim for claim in claims if claim.adversary is Adversary.OUTSIDER)
     mu, turns = largest_mu(engine, 8, engine.planner.cohort(0)[0])
-    assert turns == 3 and int(engine.ledger.max_charges) == 3
-    assert mu == pytest.approx(math.sqrt(3), rel=0.02)
+    assert turns == math.ceil(8 / mechanism.band) == int(engine.ledger.max_charges)
+    return mu, math.sqrt(turns) / outsider.loss.noise_multiplier
+
+
+@pytest.mark.parametrize("band", [1, 2, 3, 4])
+def test_released_models_tell_what_is_claimed_and_no_more(band):
+    mu, claimed = measured_and_claimed(BandedGaussian(1.0, 1.0, band))
+    assert mu == pytest.approx(claimed, rel=0.02)
+    mu, claimed = measured_and_claimed(SensitivityOfOneRow(1.0, 1.0, band))
+    assert (mu > 1.05 * claimed) == (band > 1)
 
 
 def test_a_band_longer_than_the_separation_is_caught(monkeypatch):
@@ -292,7 +310,7 @@ def test_a_target_sets_the_noise_for_the_turns_of_a_client(tmp_path):
     independent = federation(mechanism=BandedGaussian(1.0, 1.0, 1))
     trained(independent, rounds=12)
     assert federated.mechanism.noise_multiplier == pytest.approx(independent.mechanism.noise_multiplier)
-    page = (tmp_path / "banded" / "privacy.md").read_text()
+    page = (tmp_path / "banded" / "report.md").read_text()
     assert "the server is trusted: it adds the noise, and knows it" in page
     assert "rounds are at least 5 apart" in page
 

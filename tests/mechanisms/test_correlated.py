@@ -5,7 +5,6 @@ import torch
 
 from lightning_fedq.functional.one_bit.multi_level import level_step
 from lightning_fedq.mechanisms import CorrelatedQuantization
-from lightning_fedq.mechanisms.interface import NonPrivate
 from tests.functional.one_bit.closed_forms import group_variance
 from tests.one_round import decode, encode, make_context
 
@@ -54,14 +53,3 @@ def test_bits_on_the_wire(levels, bits):
     mechanism = CorrelatedQuantization(levels)
     context = make_context(mechanism, (0, 1), (10,))
     assert encode(mechanism, torch.ones(2, 10), context).num_bits == 20 * bits
-
-
-def test_it_promises_nothing():
-    claims = CorrelatedQuantization().claims(make_context(CorrelatedQuantization(), (0, 1)))
-    assert all(isinstance(claim.loss, NonPrivate) for claim in claims)
-
-
-@pytest.mark.parametrize("levels", [1, 257])
-def test_levels_fit_a_byte(levels):
-    with pytest.raises(ValueError, match="levels must be in \\[2, 256\\]"):
-        CorrelatedQuantization(levels)

@@ -9,7 +9,7 @@ import torch
 from lightning_fedq.functional.blocks.lattice import lattice
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, SeededKeys
 from lightning_fedq.mechanisms.cpa import CPA
-from lightning_fedq.mechanisms.interface import Adversary, NonPrivate, PmfPairs, RoundContext, Unit
+from lightning_fedq.mechanisms.interface import Adversary, NonPrivate, PmfPairs, Unit
 from reproductions.cpa.theorems import anonymity
 from tests.described import privacy_report
 from tests.functional.blocks import oracle
@@ -34,8 +34,7 @@ EVERY = [
 
 
 def context(clients, dim, radius=1.0, round=0, center=0.0):
-    wide = torch.tensor([center]), torch.tensor([radius])
-    return RoundContext(round, tuple((c,) for c in range(clients)), (dim,), *(t.double() for t in wide))
+    return make_context(CPA(1.0, epsilon_scope="bit"), range(clients), (dim,), radius, center, round)
 
 
 def decoded(mechanism, updates, ctx, seed=0):

@@ -1,7 +1,6 @@
 """CSGM's claims against the laws of what it sends, by integration and by simulation."""
 
 import math
-import re
 from functools import lru_cache
 
 import numpy as np
@@ -126,11 +125,3 @@ def test_the_audit_raises_no_alarm_where_everybody_is_selected(settings):
     findings = audit(CSGM(1.0, 1.0, **settings), 100_000)
     assert findings
     assert not [finding.view for finding in findings if finding.alarm]
-
-
-def test_one_bit_has_no_zero():
-    with pytest.raises(ValueError, match=re.escape("bits must be in [2, 16]")):
-        CSGM(1.0, 1.0, 0.5, 1)
-    assert CSGM(1.0, 1.0, 0.5, 1, rounding="even").bits == 1
-    with pytest.raises(ValueError, match="rounding of CSGM must be one of odd, even, got 'three'"):
-        CSGM(1.0, 1.0, rounding="three")

@@ -455,20 +455,6 @@ def test_ten_turns_cost_what_is_said():
             assert unit == pytest.approx(1.0006 * rows[epsilon] * 1.0, rel=3e-3)
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"num_cohorts": 1}, r"num_cohorts must be >= 2, got 1\. Use DistributedDiscreteGaussian"),
-        ({"local_sigma": 0.1}, "local_sigma must be at least 20 times granularity, got 10. Use a smaller"),
-        ({"granularity": 1e-6}, "Use a larger granularity"),
-        ({"clip_norm": 0.0}, "clip_norm"),
-    ],
-)
-def test_senseless_settings_are_refused(settings, words):
-    with pytest.raises(ValueError, match=words):
-        small(**settings)
-
-
 def test_hand_over_with_random_cohorts_is_refused_with_the_cure():
     with pytest.raises(ValueError, match=r"Use Cyclic\(5\) or fewer, or Di"):
         Federated(small(4), 20, cohort=4)

@@ -32,6 +32,8 @@ def test_what_a_context_knows():
         ({"radius": torch.tensor([1.0, torch.nan])}, "must be finite"),
         ({"center": torch.tensor([1.0, torch.inf])}, "must be finite"),
         ({"radius": torch.tensor([1.0, 0.0])}, "radius must be at least 1e-300 in every segment, got 0.0"),
+        ({"radius": 9.9e-301 * ONES}, "radius must be at least 1e-300 in every segment, got 9.9e-301"),
+        ({"radius": 5e-324 * ONES}, "radius must be at least 1e-300 in every segment"),
     ],
 )
 def test_a_senseless_context_is_refused(changes, words):

@@ -1,5 +1,4 @@
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -96,7 +95,6 @@ def test_levels_that_the_noise_does_not_resolve_are_promised_to_nobody(epsilon):
 def test_the_enumeration_sees_an_excess_at_a_large_epsilon():
     """Its slack is relative: (1 + e^epsilon) 2^-40 would hide the missing tails of today's floats."""
 
-    @dataclass(frozen=True)
     class Boast(JoPEQ):
         def claims(self, context):
             loss = LaplaceLoss(self.noise_scale / 2.0)

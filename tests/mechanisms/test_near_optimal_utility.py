@@ -15,11 +15,6 @@ def make(**changes):
     return NearOptimalUtility(**{**settings, **changes})
 
 
-def test_refusals():
-    with pytest.raises(ValueError, match=r"leakage_budget must be in \(0, 0\.8326\), the range of sqrt"):
-        make(leakage_budget=0.9)
-
-
 def test_it_claims_no_differential_privacy_against_anybody():
     mechanism = make()
     for claim in mechanism.claims(make_context(mechanism, (1, 2))):

@@ -7,7 +7,7 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.flower.settings import is_per_client
 from lightning_fedq.mechanisms import FedAvg
 from lightning_fedq.mechanisms.interface import Mechanism
-from lightning_fedq.mechanisms.interface.old_names import CALLBACK_NAMES, MECHANISM_NAMES
+from lightning_fedq.mechanisms.interface.old_names import CALLBACK_NAMES, MECHANISM_NAMES, REMOVED_NAMES
 from tests.digits_run import Classifier, Digits, make_trainer
 
 
@@ -16,6 +16,13 @@ def test_mechanisms(old, new):
     with pytest.raises(TypeError, match=f"^Mine defines {old}. Rename it to {new}.$"):
         type("Mine", (FedAvg,), {old: True})
     assert hasattr(Mechanism, new)
+
+
+@pytest.mark.parametrize("name", REMOVED_NAMES)
+def test_mechanisms_with_names_that_are_gone(name):
+    with pytest.raises(TypeError, match=f"^Mine defines {name}, which nobody reads. "):
+        type("Mine", (FedAvg,), {name: lambda self, dim: ()})
+    assert not hasattr(Mechanism, name)
 
 
 @pytest.mark.parametrize(("old", "new"), CALLBACK_NAMES.items())

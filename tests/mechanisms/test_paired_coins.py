@@ -9,14 +9,21 @@ from lightning_fedq.functional.one_bit.coupled_coins import pair_mse
 from lightning_fedq.functional.one_bit.threshold_coin import one_bit_thresholds
 from lightning_fedq.keys.randomness import ClientRandomness, SeededKeys
 from lightning_fedq.mechanisms import LDPQ, PairedCoins
+from lightning_fedq.mechanisms.bases.one_bit import COINS
 from lightning_fedq.mechanisms.interface import Adversary
-from lightning_fedq.mechanisms.paired_coins import _secret
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.losses.pairs import CoinSum, HiddenPair
 from tests.functional.one_bit.oracle import coupled_thresholds
 from tests.one_round import decode, encode, make_context
 
 INPUTS = (-1.0, -0.5, 0.0, 0.5, 1.0)
+
+
+def _secret(group, rank, dim, rand):
+    """One secret bit per coordinate, complemented for the pair's second member."""
+    packed = np.empty(-(-dim // 8), np.uint8)
+    rand.peer(group, COINS).fill(packed)
+    return np.unpackbits(packed, count=dim).astype(bool) ^ bool(rank)
 
 
 def bits_of(mechanism, values, num_draws, clients=None):
@@ -164,12 +171,6 @@ def test_a_survivor_without_its_partner_decodes_unbiased():
     bits, context = bits_of(mechanism, (0.4, -0.7, 0.1), num_draws)
     estimate = decode(mechanism, bits[[0, 2]], (0, 2), context).double()
     assert abs(estimate.mean().item() - 0.5) <= 5 * estimate.std().item() / math.sqrt(num_draws)
-
-
-@pytest.mark.parametrize("epsilon", [math.inf, 0.0, -1.0, 2.0**-29])
-def test_an_epsilon_that_cannot_be_tossed_is_refused(epsilon):
-    with pytest.raises(ValueError, match="epsilon"):
-        PairedCoins(epsilon_per_coordinate=epsilon)
 
 
 def test_dropouts_leave_only_the_coins_that_answer():

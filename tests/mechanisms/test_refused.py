@@ -98,6 +98,26 @@ LDPQ(0.0) | epsilon must be > 0, got 0.0
 LDPQ(math.nan) | epsilon must be > 0, got nan
 CorBin(1.0, 33) | shared_bits must be in [0, 32] or None, got 33
 AugCorBin(1.0, 5, 1.5) | unpaired_fraction must be in [0, 1], got 1.5
+HandedOnGaussian(1.0, 1.0, 0.01, num_cohorts=1) | must be >= 2, got 1. Use DistributedDiscreteGaussian
+HandedOnGaussian(1.0, 0.1, 0.01, num_cohorts=3) | must be at least 20 times granularity, got 10. Use a smaller
+HandedOnGaussian(1.0, 1.0, 1e-6, num_cohorts=3) | Use a larger granularity
+HandedOnGaussian(0.0, 1.0, 0.01, num_cohorts=3) | clip_norm
+NearOptimalUtility(2.0, 0.9, 0.1, 0.25) | leakage_budget must be in (0, 0.8326), the range of sqrt
+CorrelatedQuantization(1) | levels must be in [2, 256]
+CorrelatedQuantization(257) | levels must be in [2, 256]
+PairedCoins(math.inf) | epsilon must be finite
+PairedCoins(0.0) | epsilon
+PairedCoins(-1.0) | epsilon
+PairedCoins(2.0**-29) | epsilon
+MVU(13.5) | epsilon must be at most 13, got 13.5
+MVU(700.0) | epsilon must be at most 13, got 700.0
+GaussianNoise(1e-200, 1.0) | must be in [1e-100, 1e+100]
+LaplaceNoise(1e-320, 1.0) | must be in [1e-100, 1e+100]
+DistributedDiscreteGaussian(1.0, 1.0, 1e-200) | must be in [1e-100, 1e+100]
+JoPEQ(1e-200) | must be in [1e-100, 1e+100]
+SignRR(1.0, 'sum') | aggregation of SignRR must be one of mean, plain_mean, majority, got 'sum'
+CSGM(1.0, 1.0, 0.5, 1) | bits must be in [2, 16]
+CSGM(1.0, 1.0, rounding='three') | rounding of CSGM must be one of odd, even, got 'three'
 """
 """What is made, and a part of what is said."""
 

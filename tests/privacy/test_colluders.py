@@ -8,10 +8,12 @@ import pytest
 import lightning_fedq as fedq
 from lightning_fedq.mechanisms.interface import ANY_NUMBER, Adversary, NonPrivate, PrivacyClaim, same_for_all
 from lightning_fedq.privacy.account import Account
-from lightning_fedq.privacy.document import WHOLE, document, from_json, report_rows, to_json
+from lightning_fedq.privacy.document import WHOLE, document
 from lightning_fedq.privacy.losses import LaplaceLoss
 from lightning_fedq.privacy.planning import Problem, make_plan_context
 from lightning_fedq.privacy.report import privacy_report
+from lightning_fedq.privacy.report_file import from_json, to_json
+from lightning_fedq.privacy.report_rows import report_rows
 from tests.contract.test_mechanisms import ROWS
 
 CLIENTS = 479

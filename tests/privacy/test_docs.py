@@ -16,9 +16,10 @@ from lightning_fedq.mechanisms.interface import Adversary, RoundContext
 from lightning_fedq.privacy import report, secret_row
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.assumptions import KINDS, Assumption, kinds_of
-from lightning_fedq.privacy.document import document, from_json, to_json
+from lightning_fedq.privacy.document import document
 from lightning_fedq.privacy.planning import Problem
 from lightning_fedq.privacy.report import privacy_report
+from lightning_fedq.privacy.report_file import from_json, to_json
 from lightning_fedq.privacy.run import ASSUMED
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.secagg import SecAgg

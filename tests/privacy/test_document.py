@@ -10,28 +10,18 @@ from rich.console import Console
 
 from lightning_fedq.mechanisms import LDPQ, SIGM, FedAvg, RotatedCoins
 from lightning_fedq.mechanisms.interface import Adversary
-from lightning_fedq.privacy.document import (
-    AT_THE_END,
+from lightning_fedq.privacy.document import AT_THE_END, MARK, PAGE, WHOLE, Table, caveat, document, headline
+from lightning_fedq.privacy.report import Bits, TargetOutcome
+from lightning_fedq.privacy.report_file import SCHEMA, from_json, to_json
+from lightning_fedq.privacy.report_rows import (
     FAILING,
-    MARK,
     ORDER,
-    REPORT,
-    SCHEMA,
-    WHOLE,
-    Table,
-    bits,
-    caveat,
     common_adversary,
-    document,
-    from_json,
-    headline,
     report_rows,
     summarise_privacy,
-    to_json,
 )
-from lightning_fedq.privacy.report import Bits, TargetOutcome
 from lightning_fedq.reports.layouts import html, markdown, terminal
-from lightning_fedq.reports.runs import print_summary
+from lightning_fedq.reports.runs import describe_bits, print_summary
 from tests.described import page
 from tests.privacy.test_report import report
 
@@ -110,7 +100,7 @@ def test_the_tense_is_that_of_the_state(state, words, never):
     made = replace(whole(state=state, masks="asked" if state == "planned" else "ran"), asked=ASKED, bits=BITS)
     text = page(made)
     assert all(word in text for word in words), text
-    short = markdown(*document(made, REPORT))
+    short = markdown(*document(made, PAGE))
     assert not [word for word in never if re.search(word, short)], short
 
 
@@ -120,7 +110,7 @@ def test_before_a_run_nothing_was_protected_whatever_its_masks(state, masks):
     masks = "asked" if (state, masks) == ("planned", "ran") else masks
     made = whole(masks != "none", state=state, masks=masks)
     asked = replace(ASKED, met=made.masked)
-    text = markdown(*document(replace(made, asked=asked), REPORT))
+    text = markdown(*document(replace(made, asked=asked), PAGE))
     assert ("What was protected" in text) == (state == "ended")
     if state == "planned":
         assert not re.search(r"\b(was|ran|spent|held|saw)\b|: met", text), text
@@ -148,7 +138,7 @@ def test_all_outputs_hold_the_same_table(secure_keys):
 
 
 @pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("depth", [AT_THE_END, REPORT])
+@pytest.mark.parametrize("depth", [AT_THE_END, PAGE])
 def test_a_short_output_is_the_beginning_of_the_whole_word_for_word(state, depth):
     made = replace(whole(state=state), asked=ASKED, bits=BITS)
     assert page(made).startswith(markdown(*document(made, depth)))
@@ -171,7 +161,7 @@ def test_the_end_of_a_fit_has_25_lines_of_80_columns(masks, secure_keys, capsys,
     for words in (
         headline(made),
         caveat(made),
-        bits(made),
+        describe_bits(made),
         f"{tmp_path}/: report.md, privacy.md, model.ckpt",
     ):
         assert words in text
@@ -228,25 +218,21 @@ def test_a_file_of_a_stranger_is_refused_in_a_line(text, words):
 
 
 def test_bits_stand_with_their_direction_their_masks_and_what_they_save_both_ways():
-    text = page(replace(whole(), bits=BITS))
+    text = describe_bits(replace(whole(), bits=BITS))
     assert "up 4.63 masked (0.504 unmasked) + 1.56 keys and shares = 6.19; down 35.6; both ways 41.8" in text
     assert "35% less than 32 each way. All clients, 10 rounds: 6 MB up, 34.6 MB down." in text
-    text = bits(replace(whole(False), bits=replace(BITS, keys=0.0, update=40.0)))
+    text = describe_bits(replace(whole(False), bits=replace(BITS, keys=0.0, update=40.0)))
     assert "up 40 unmasked; down 35.6; both ways 75.6, 18% more than 32 each way" in text
     plan = Bits(False, 4.04, 0.5, down=32.0)
-    text = bits(
-        whole(state="planned", masks="asked", bits=None)
-        if False
-        else replace(whole(masks="asked"), bits=plan)
-    )
+    text = describe_bits(replace(whole(masks="asked"), bits=plan))
     assert "up about 4.04 masked (0.5 unmasked), keys and shares on top; down about 32" in text
     assert text.endswith("less than 32 each way, before keys and shares.")
-    assert "not known" in bits(replace(whole(), bits=replace(BITS, update=None)))
-    assert bits(whole()) == ""
+    assert "not known" in describe_bits(replace(whole(), bits=replace(BITS, update=None)))
+    assert describe_bits(whole()) == ""
 
 
 def test_what_has_to_hold_stands_in_the_fields_words_with_who_sees_to_it():
-    text = markdown(*document(whole(), REPORT))
+    text = markdown(*document(whole(), PAGE))
     assert "| other clients run their coins | nobody can check; you say how many lie | every row |" in text
     assert (
         "| bounded collusion: the server does not collude with other clients | nobody can check; you" in text

@@ -17,7 +17,6 @@ from lightning_fedq.privacy.losses import (
     HiddenPair,
     LaplaceLoss,
     Loss,
-    NonPrivate,
     PmfPairs,
     RenyiLoss,
     SampledGaussianLoss,
@@ -131,11 +130,6 @@ def test_a_pair_without_finite_loss_is_only_mass():
     grid = loss_grid(PmfPairs((((0.7, 0.3, 0.0), (0.7, 0.0, 0.3)),)), 1e-9)
     assert grid.infinite == pytest.approx(0.3)
     assert grid.delta(0.0) == pytest.approx(0.3)
-
-
-def test_nothing_to_account_for():
-    with pytest.raises(ValueError, match="no guarantee to account for: sent in the clear"):
-        NonPrivate("sent in the clear").curve(np.array([0.0]))
 
 
 # ---- open to other kinds -----------------------------------------------------------------------------------

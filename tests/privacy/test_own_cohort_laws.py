@@ -15,8 +15,9 @@ from lightning_fedq.commands.privacy import report_of_checkpoint
 from lightning_fedq.functional.divergences import randomized_response_epsilon
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.account import Account
-from lightning_fedq.privacy.cohorts import CohortLaw, RecordedLaw, describe_law, read_law
+from lightning_fedq.privacy.cohorts import CohortLaw
 from lightning_fedq.privacy.planning import Problem
+from lightning_fedq.privacy.recorded_laws import RecordedLaw, describe_law, read_law
 from lightning_fedq.privacy.target import planned_charges
 from lightning_fedq.rounds import RoundPlanner
 from tests.digits_run import Classifier, Digits, make_trainer

@@ -5,21 +5,17 @@ import math
 import time
 
 import pytest
-import torch
 
 from lightning_fedq.mechanisms import LDPQ, AugCorBin, CorBin, DistributedDiscreteGaussian, FedAvg
-from lightning_fedq.mechanisms.interface import Adversary, GaussianLoss, PrivacyClaim, RoundContext
-from lightning_fedq.privacy.document import to_json
+from lightning_fedq.mechanisms.interface import Adversary, GaussianLoss, PrivacyClaim
+from lightning_fedq.privacy.report_file import to_json
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS
 from tests.described import page as markdown, privacy_report
+from tests.one_round import make_context
 
 
 def context(mechanism, clients, dim=10):
-    groups, start = [], 0
-    for size in mechanism.group_sizes(clients):
-        groups.append(tuple(range(start, start + size)))
-        start += size
-    return RoundContext(0, tuple(groups), (dim,), torch.zeros(1).double(), torch.ones(1).double())
+    return make_context(mechanism, range(clients), (dim,))
 
 
 def report(mechanism, clients=50, dim=10, **settings):

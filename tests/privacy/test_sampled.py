@@ -309,7 +309,7 @@ PUBLISHED = [
 
 @pytest.mark.parametrize(("std", "clients", "drawn", "rounds", "delta", "epsilon", "theirs"), PUBLISHED)
 def test_noise_of_published_settings(std, clients, drawn, rounds, delta, epsilon, theirs):
-    """The table of docs/guides/secret_cohorts.md: enough, and a thousandth less is not."""
+    """The table of benchmarks/results/secret_cohorts.md: enough, and a thousandth less is not."""
     assert secret(GaussianLoss(std / 2), delta, drawn, clients, rounds) <= epsilon * 1.0005
     assert secret(GaussianLoss(std / 2 * 0.999), delta, drawn, clients, rounds) > epsilon
     poisson = pld.from_gaussian_mechanism(

@@ -107,11 +107,6 @@ def test_a_fixed_discrete_noise_keeps_the_victims_own():
     assert loss.rho == alone.rho
 
 
-def test_no_secure_aggregation_no_claim():
-    claim = Setting(context(LDPQ(1.0), 4), 1, 1e-5).claims(LDPQ(1.0))[Adversary.SECAGG_SERVER]
-    assert isinstance(claim.loss, NonPrivate)
-
-
 # ---- the sampler's share of delta ------------------------------------------------------------------------
 
 

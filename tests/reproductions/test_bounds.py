@@ -19,7 +19,7 @@ from reproductions.optimal.bounds import (
     utility_bounds,
     utility_factor,
 )
-from tests.leakage.printed import necessary_tv, paper_ratio
+from tests.leakage.printed import paper_ratio
 
 
 def test_factors_and_gaps():
@@ -33,7 +33,6 @@ def test_bounds_vectors():
     assert (low.value, high.value, printed.value) == pytest.approx((0.22, 0.38, 0.52))
     assert low.sound
     assert high.sound
-    assert necessary_tv(0.3, 0.25, 0.8) == pytest.approx(0.0625)
     corrected, paper = trade_off_bound(0.3, 0.8, 0.1), paper_trade_off_bound(0.3, 0.8, 9.0, 0.1, 0.4)
     assert (corrected.value, paper.value) == pytest.approx((0.46, 0.564444), abs=1e-6)
     assert (corrected.sound, paper.sound, paper.applies) == (True, False, True)

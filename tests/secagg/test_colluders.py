@@ -261,7 +261,6 @@ def test_what_was_stated_of_a_share_is_now_stated_of_the_run(
     assert (then <= -43.3) == (clients == cohort)
 
 
-@pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
 @pytest.mark.parametrize(
     ("name", "said"),
     [

@@ -126,16 +126,3 @@ def test_arrival_order_does_not_matter():
         results.append(played.server.total)
     assert np.array_equal(*results)
     assert np.array_equal(results[0], total(inputs, range(6)))
-
-
-def test_exactly_the_threshold_and_one_less():
-    terms = make_terms()
-    inputs = make_inputs(terms)
-    assert terms.threshold == 4
-    two = {0: Stage.MASK, 5: Stage.UNMASK}
-    played = Round(terms).run(inputs, two)
-    assert np.array_equal(played.server.total, total(inputs, range(1, 6)))
-    with pytest.raises(ThresholdError, match=r"\[unmask\] 4 clients are needed, 3 are left"):
-        Round(terms).run(inputs, {**two, 3: Stage.UNMASK})
-    with pytest.raises(ThresholdError, match="1 are left"):
-        Round(terms).run(inputs, {client: Stage.MASK for client in range(5)})

@@ -22,8 +22,7 @@ from lightning_fedq.secagg import (
     ThresholdError,
     messages as wire,
 )
-from lightning_fedq.secagg.client import ring_order
-from lightning_fedq.secagg.graph import neighbours
+from lightning_fedq.secagg.graph import neighbours, ring_order
 from lightning_fedq.secagg.layout import sum_layout
 from lightning_fedq.secagg.messages import Kind, PublicKeys
 from tests.secagg.play import Round, make_inputs, make_terms, seeded_entropy, total

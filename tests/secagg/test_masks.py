@@ -22,10 +22,9 @@ from lightning_fedq.secagg import (
     server as servers_side,
     shamir,
 )
-from lightning_fedq.secagg.client import self_mask_key
 from lightning_fedq.secagg.graph import is_free
 from lightning_fedq.secagg.layout import sum_layout
-from lightning_fedq.secagg.messages import Kind
+from lightning_fedq.secagg.messages import Kind, self_mask_key
 from lightning_fedq.secagg.shamir import PRIME, element_bytes, interpolate, interpolate_values
 from tests.secagg.play import Round, make_inputs, make_terms, total
 

@@ -10,16 +10,13 @@ import torch
 
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.mechanisms import LDPQ, AdaptiveClip, LayeredGaussian
-from lightning_fedq.mechanisms.interface import RoundContext
 from lightning_fedq.secagg import SecAgg
 from lightning_fedq.secagg.layout import sum_layout
+from tests.one_round import make_context
 
 
-def context(num_clients=6, dim=4):
-    groups = tuple((client,) for client in range(num_clients))
-    return RoundContext(
-        0, groups, (dim,), torch.zeros(1, dtype=torch.double), torch.ones(1, dtype=torch.double)
-    )
+def context(num_clients=6):
+    return make_context(LDPQ(1.0), range(num_clients), (4,))
 
 
 RAND = PublicRandomness(SeededKeys(0), 0)

@@ -1,6 +1,7 @@
 """A federation over some ranks, as a program: DEVICES ROUNDS FOLDER and words.
 
-Words are "resume", "private", "target", "die0", "die1", "elsewhere", "median", and "hooks" on batches.
+Words are "resume", "private", "target", "die0", "die1", "elsewhere", "median", "hooks" on batches, and
+"fails" in validation.
 """
 
 import hashlib
@@ -37,6 +38,13 @@ class Hooked(DigitsDataModule):
         inputs, labels = batch
         assert labels.dim() == 1, "one client's"
         return [inputs.flip(-1) if float(torch.rand(())) < 0.5 else inputs, labels]
+
+
+class Failing(Classifier):
+    """Its validation needs what clients would leave."""
+
+    def on_validation_epoch_end(self):
+        raise KeyError("outputs of training")
 
 
 def accelerator():
@@ -79,7 +87,8 @@ def main():
         enable_model_summary=False,
         num_sanity_val_steps=0,
     )
-    model = Classifier(MLP(in_features=64, hidden=[16]), lr=0.1, momentum=0.9)
+    kind = Failing if "fails" in sys.argv else Classifier
+    model = kind(MLP(in_features=64, hidden=[16]), lr=0.1, momentum=0.9)
     data = Hooked if "hooks" in sys.argv else DigitsDataModule
     last = "last" if "resume" in sys.argv else None
     trainer.fit(model, datamodule=data(num_train=600, batch_size=32), ckpt_path=last)

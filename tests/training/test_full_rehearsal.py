@@ -2,8 +2,11 @@
 
 import copy
 import os
+import re
 import time
+import warnings
 import weakref
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -122,6 +125,77 @@ def test_a_checkpoint_that_fails_is_refused_where_one_will_be_written(module, ca
     federated, trainer, made = fit(module(), *[one() for one in callbacks], seed=1)
     trainer.fit(made, datamodule=Digits(80))
     assert len(federated.records) == 2
+
+
+class Crossing(pl.Callback):
+    """One object for all clients."""
+
+    is_shared_by_clients = True
+
+    def on_train_batch_end(self, *args):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("why", "callbacks"), [("PyTorch can't train in the fork", ()), ("Crossing crosses clients", (Crossing,))]
+)
+def test_an_end_that_is_not_rehearsed_is_named_before_the_first_round(why, callbacks, monkeypatch, tmp_path):
+    """Without forks, or beside a callback that clients share, a failing validation comes after a charge."""
+    monkeypatch.chdir(tmp_path)
+    if not callbacks:
+        monkeypatch.setattr("lightning_fedq.training.fit.find_fork_obstacle", lambda trainer: why)
+    told = []
+    monkeypatch.setattr("lightning_fedq.training.rehearsal.rank_zero_info", told.append)
+    federated, trainer, module = fit(
+        OfOther(), *[one() for one in callbacks], seed=1, trainer={"enable_checkpointing": True}
+    )
+    with pytest.raises(NotImplementedError, match=r"^no metric yet"):
+        trainer.fit(module, datamodule=Digits(80))
+    assert federated.ledger.rounds == 1
+    [words] = [one for one in told if "Not rehearsed" in one]
+    assert words.startswith(f"Not rehearsed before round 1: validation and checkpoints ({why}")
+
+
+def test_a_validation_that_comes_later_is_rehearsed_too():
+    refused(
+        NotImplementedError, "Validation fails", OfOther(), seed=1, trainer={"check_val_every_n_epoch": 2}
+    )
+    federated, trainer, module = fit(OfOther(), seed=1, trainer={"check_val_every_n_epoch": 3})
+    trainer.fit(module, datamodule=Digits(80))
+    assert len(federated.records) == 2, "no validation in two rounds"
+
+
+class Plateau(Classifier):
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "val_ac"}}
+
+
+def stops(monitor):
+    return pl.callbacks.EarlyStopping(monitor, mode="max", strict=False)
+
+
+@pytest.mark.parametrize("private", ["federated", "inside", "alone"])
+@pytest.mark.parametrize(
+    ("module", "callbacks", "watches"),
+    [
+        (Classifier, ["val_ac"], "EarlyStopping watches 'val_ac', but .* has logged .*val_acc"),
+        (Plateau, [], "ReduceLROnPlateau watches 'val_ac'"),
+        (Classifier, ["val_acc", "train_loss"], None),
+    ],
+)
+def test_a_metric_that_is_never_logged_is_named_before_the_first_charge(module, callbacks, watches, private):
+    made, own = module(), [*map(stops, callbacks)]
+    dpsgd = [fedq.DPSGD(1.0, 1.0, delta=1e-4, seed=1)] if private != "federated" else []
+    fed = [Federated(FedAvg(), 4, seed=1, clients_per_step=1)] if private != "alone" else []
+    trainer = make_trainer(*fed, *dpsgd, *own, max_epochs=1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with suppress(Exception):  # Lightning ends a fit whose schedule finds no metric
+            trainer.fit(made, datamodule=Digits(80))
+    found = [str(one.message) for one in caught if "watches" in str(one.message)]
+    assert [bool(re.match(watches, one)) for one in found] == [True] if watches else not found
 
 
 class Teacher(Classifier):

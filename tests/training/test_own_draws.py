@@ -17,6 +17,7 @@ from lightning_fedq.mechanisms.interface import Adversary, Neighbours
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.losses import GaussianLoss, GaussianSumLoss, PoissonGaussianLoss
 from lightning_fedq.privacy.planning import make_plan_context
+from lightning_fedq.privacy.report_file import from_json
 from lightning_fedq.privacy.sampled import secret_epsilon
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from lightning_fedq.rounds.running_sum import RunningSum
@@ -344,6 +345,9 @@ def write_all(sizes, path, capsys, monkeypatch):
         "summary": public(json.loads((folder.path / "summary.json").read_text())),
         # the released model's hash is as public as the model
         "privacy": re.sub(r"model sha256 \| \w+", "", (folder.path / "privacy.md").read_text()),
+        "details": re.sub(
+            r"model sha256 \| \w+", "", markdown(from_json((folder.path / "privacy.json").read_text()))
+        ),
         "files": sorted(str(file.relative_to(path)) for file in path.rglob("*") if file.suffix != ".html"),
         "checkpoint": {key: plain(value) for key, value in checkpoint.items() if key != "state_dict"},
         "steps": trainer.global_step,

@@ -20,10 +20,11 @@ from lightning_fedq.commands.privacy import report_of_checkpoint
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.client_spending import Population
-from lightning_fedq.privacy.document import from_json, headline
+from lightning_fedq.privacy.document import headline
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.planning import make_plan_context
+from lightning_fedq.privacy.report_file import from_json
 from lightning_fedq.privacy.target import affordable
 from lightning_fedq.privacy.verdict import format_epsilon
 from lightning_fedq.training.accounts import make_report

@@ -90,6 +90,16 @@ def test_two_ranks_on_a_device_that_is_not_the_cpu_find_what_one_process_finds_o
     assert [result(tmp_path / "two", rank) for rank in (0, 1)] == [expected, expected]
 
 
+def test_two_ranks_rehearse_the_end_of_a_round_before_its_charge(tmp_path):
+    """Each in forks of its own, which do not wait for the other rank."""
+    code, said = run(2, 1, tmp_path, "private", "fails")
+    assert code, said[-2000:]
+    assert re.search(r"Validation fails after a round \(KeyError: 'outputs of training'\)", said), said[
+        -2000:
+    ]
+    assert "RankLost" not in said and not list(tmp_path.iterdir()), "nothing is written"
+
+
 # ---- feature by feature ---------------------------------------------------------------------------------
 
 Table = Callable[[int, tuple[str, ...]], list[dict[str, Any]]]

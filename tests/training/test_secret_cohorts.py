@@ -227,7 +227,7 @@ def test_a_run_folder_tells_rounds_and_no_charges(tmp_path, capsys):
     fitted(federated, folder, rounds=4)
     path = folder.path
     assert "charged" not in (path / "metrics.csv").read_text()
-    page = (path / "privacy.md").read_text()
+    page = (path / "privacy.md").read_text() + (path / "report.md").read_text()
     assert "Who was charged how often" not in page and "outsider, cohorts secret" in page
     stated = json.loads((path / "privacy.json").read_text())
     assert stated["charged"] == [] and stated["secret"]["cohorts"] == "secret"

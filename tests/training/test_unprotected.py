@@ -13,6 +13,7 @@ from lightning_fedq.commands.privacy import report_of_checkpoint
 from lightning_fedq.data.sampling import in_short
 from lightning_fedq.leakage import LeakageMonitor
 from lightning_fedq.mechanisms import LDPQ, FedAvg, LayeredGaussian, RotatedCoins
+from lightning_fedq.privacy.document import NOT_COVERED
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.secagg import SecAgg
 from lightning_fedq.training.accounts import NoiseWarning
@@ -20,15 +21,16 @@ from tests.described import page as markdown
 from tests.digits_run import Classifier, Digits, make_trainer
 from tests.training.test_client_metrics import Logs, SendsNothingUseful, run
 
-TITLE = "## What also leaves, without noise"
+TITLE = "## What is not covered"
 
 
 def section(folder):
     page = (folder / "run" / "privacy.md").read_text()
     lines = page.split(TITLE)[1].split("\n## ")[0].splitlines()
     listed = [line.removeprefix("- ") for line in lines if line]
-    assert json.loads((folder / "run" / "privacy.json").read_text())["leaves"] == listed
-    return listed
+    leaves = json.loads((folder / "run" / "privacy.json").read_text())["leaves"]
+    assert [*leaves, *NOT_COVERED] == listed
+    return leaves
 
 
 def test_a_private_run_says_what_stayed_and_what_only_a_simulation_knows(tmp_path):

@@ -1,5 +1,3 @@
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -9,8 +7,6 @@ from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, S
 from lightning_fedq.mechanisms import SIGM
 from lightning_fedq.mechanisms.interface import RoundContext
 from lightning_fedq.wire.entropy_coding import Elias, Subset, from_positive, map_to_positive
-from reproductions.exact.formulas import conditional_entropy
-from tests.wire.conditional_huffman import ConditionalHuffman, canonical_words, huffman_lengths
 
 
 def layers(count, kind, sigma=1.0):
@@ -60,46 +56,6 @@ def test_elias_refuses_what_is_not_whole(delta):
             code.unpack(wrong, 40)
     with pytest.raises(ValueError, match="Symbols must be within"):
         code.pack(torch.tensor([2**62]))
-
-
-def test_huffman_is_optimal_and_complete():
-    assert sorted(huffman_lengths([0.4, 0.3, 0.2, 0.1])) == [1, 2, 3, 3]
-    assert huffman_lengths([1.0]) == [1]
-    lengths = huffman_lengths(np.random.default_rng(1).dirichlet(np.ones(37)).tolist())
-    assert sum(2.0**-length for length in lengths) == 1.0
-    words = canonical_words(lengths)
-    assert not any(a != b and b.startswith(a) for a in words for b in words)
-    with pytest.raises(ValueError, match="probabilities > 0"):
-        huffman_lengths([0.5, 0.0])
-
-
-def cell_laws(dither, step, half):
-    smallest, laws = [], []
-    for u, w in zip(dither.tolist(), step.tolist(), strict=True):
-        low, high = math.floor(-half / w + u + 0.5), math.floor(half / w + u + 0.5)
-        edges = np.clip((np.arange(low, high + 2) - 0.5 - u) * w, -half, half)
-        cells = np.diff(edges) / (2 * half)
-        smallest.append(low)
-        laws.append(tuple(np.maximum(cells, 1e-15).tolist()))
-    return tuple(smallest), tuple(laws)
-
-
-def test_huffman_per_layer_costs_what_the_table_says():
-    # specification 3.5: 4.772 for t = 64, shifted; standard error about 0.02
-    dither, step = layers(4000, "shifted")
-    symbols = quantize(np.random.default_rng(2).uniform(-32, 32, 4000), dither, step)
-    code = ConditionalHuffman(*cell_laws(dither, step, 32.0))
-    stream = code.pack(symbols)
-    assert torch.equal(code.unpack(stream, 4000), symbols)
-    bits = code.num_bits(symbols) / 4000
-    assert bits == pytest.approx(4.772, abs=0.06)
-    assert bits >= conditional_entropy(64.0, 1.0, "gaussian", "shifted") - 0.06
-    with pytest.raises(ValueError, match="truncated"):
-        code.unpack(stream[: len(stream) // 2], 4000)
-    with pytest.raises(ValueError, match="wrong count or model"):
-        code.unpack(stream + b"\x00\x00", 4000)
-    with pytest.raises(ValueError, match="impossible in its law"):
-        code.num_bits(symbols + 1000)
 
 
 def test_a_client_that_selects_nothing_sends_nothing():

@@ -6,25 +6,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated
 
-import torch
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
 from lightning_fedq.audit import audit, bench
+from lightning_fedq.audit.cases import AuditCase, audit_cases, claimed_losses
 from lightning_fedq.audit.knowledge import SEGMENTS, audit_knowledge
 from lightning_fedq.audit.simulated import FEWEST_ROUNDS
 from lightning_fedq.audit.views import Finding
 from lightning_fedq.commands.mechanism_row import example
 from lightning_fedq.commands.resolver import find_name, resolved
-from lightning_fedq.mechanisms.interface import (
-    Adversary,
-    AuditCase,
-    Loss,
-    Mechanism,
-    NonPrivate,
-    RoundContext,
-)
+from lightning_fedq.mechanisms.interface import Adversary, Mechanism, NonPrivate
 from lightning_fedq.mechanisms.registry import mechanism_class
 from lightning_fedq.privacy.verdict import format_epsilon
 
@@ -59,16 +52,6 @@ def audit_case(
     return audit(case, draws, alpha=alpha, seed=seed, times=times)
 
 
-def claimed_losses(mechanism: Mechanism) -> dict[Adversary, Loss]:
-    """Return the claimed losses by adversary, for 3 or 4 clients and `_DIM` coordinates."""
-    sizes = mechanism.group_sizes(3 if mechanism.fixed_cohort else 4)
-    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
-    groups = tuple(tuple(range(end - size, end)) for size, end in zip(sizes, ends, strict=True))
-    one = torch.ones(1, dtype=torch.float64)
-    claims = mechanism.claims(RoundContext(0, groups, (_DIM,), 0 * one, one))
-    return {claim.adversary: claim.loss for claim in claims}
-
-
 def cases(kind: type[Mechanism], times: int = 1) -> tuple[AuditCase, ...]:
     """Return the audit cases of a mechanism, without cases that claim nothing.
 
@@ -76,11 +59,11 @@ def cases(kind: type[Mechanism], times: int = 1) -> tuple[AuditCase, ...]:
         kind: Class of the mechanism.
         times: Number of repetitions of both layers in a round.
     """
-    every = example(kind).audit_cases(times * _DIM)
+    every = audit_cases(example(kind), times * _DIM)
     return tuple(
         case
         for case in every
-        if not all(isinstance(loss, NonPrivate) for loss in claimed_losses(case.mechanism).values())
+        if not all(isinstance(loss, NonPrivate) for loss in claimed_losses(case.mechanism, _DIM).values())
     )
 
 
@@ -93,7 +76,7 @@ def rows(name: str, draws: int, alpha: float) -> Iterator[tuple[str, ...]]:
     times = count_repetitions(draws)
     found = cases(kind, times)
     if not found:
-        loss = claimed_losses(example(kind))[Adversary.OUTSIDER]
+        loss = claimed_losses(example(kind), _DIM)[Adversary.OUTSIDER]
         assert isinstance(loss, NonPrivate)
         yield name, "", "no guarantee", "", "", "", f"nothing to refute: {loss.reason}", ""
     for case in found:
@@ -120,7 +103,7 @@ def knowledge(names: Sequence[str], alpha: float) -> list[Finding]:
     chosen = [
         case
         for name in names
-        for case in example(mechanism_class(name)).audit_cases(sum(SEGMENTS))
+        for case in audit_cases(example(mechanism_class(name)), sum(SEGMENTS))
         if not case.concentrated and not case.dropout_probability and case.min_survivors is None
     ]
     return [

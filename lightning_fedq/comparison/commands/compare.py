@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,10 +14,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from lightning_fedq.commands.configs import find
 from lightning_fedq.commands.options import change_setting, check_rounds
 from lightning_fedq.comparison.table import compare, print_cells
+from lightning_fedq.reports.plot_style import picture_format
 from lightning_fedq.reports.runs import fresh_folder, save_figure, write_rows
 
 if TYPE_CHECKING:
-    from lightning_fedq.comparison.comparison import Cell, Comparison
+    from lightning_fedq.comparison.cells import Cell
+    from lightning_fedq.comparison.comparison import Comparison
 
 OUT = Path("runs/compare")
 _DELTA = 1e-5
@@ -31,15 +34,17 @@ class _RunProgress:
         self.bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._task: Any = None
 
-    def start(self, runs: int, searches: int) -> None:
-        """Print the number of runs, and start the bar."""
+    def start(self, asked: Comparison, runs: int, searches: int) -> None:
+        """Print the mechanisms that are left out and the number of runs, and start the bar."""
+        for line in _left_out(asked):
+            self.print_line(line)
         search = f", {searches} of them to find ranges and learning rates" if searches else ""
         self.print_line(f"{runs} runs{search}" if runs else "all runs have finished")
         self._task = self.bar.add_task("runs", total=runs)
 
     def print_line(self, words: str) -> None:
         """Print a line above the bar."""
-        self._console.print(words, highlight=False)
+        self._console.print(words, highlight=False, markup=False)
 
     def advance(self, cell: Cell) -> None:
         """Advance the bar by one finished run."""
@@ -47,8 +52,15 @@ class _RunProgress:
         self.bar.update(self._task, advance=1, description=description)
 
 
-def _compared(asked: Comparison, out: Path, jobs: int, logger: Any) -> int:
-    """Run mechanisms at equal epsilon, and write table and picture. Return 1 if a row lacks runs."""
+def _left_out(asked: Comparison) -> list[str]:
+    """Return a line for each mechanism that has no run, with the reason."""
+    return [f"{name} is left out: {why}" for name, why in asked.without().items()]
+
+
+def _compared(
+    asked: Comparison, out: Path, jobs: int, logger: Any, picture: Path | None, drop_checkpoints: bool
+) -> int:
+    """Run mechanisms at equal epsilon, and write table and pictures. Return 1 if a row lacks runs."""
     console = Console(soft_wrap=True)
     progress = _RunProgress(console)
     with progress.bar:
@@ -56,9 +68,10 @@ def _compared(asked: Comparison, out: Path, jobs: int, logger: Any) -> int:
             out,
             jobs=jobs,
             logger=logger,
-            begins=progress.start,
+            begins=partial(progress.start, asked),
             told=progress.print_line,
             ran=progress.advance,
+            drop_checkpoints=drop_checkpoints,
         )
     heads, table = asked.table(lines)
     sizes, monitor = asked.sizes, next(line["monitor"] for line in lines if "monitor" in line)
@@ -79,10 +92,13 @@ def _compared(asked: Comparison, out: Path, jobs: int, logger: Any) -> int:
     )
     write_rows(out / "table.csv", lines)
     save_figure(asked.picture(lines), out / "compare.png", twin=True)
-    missing = asked.without()
-    for name, why in missing.items():
-        console.print(f"{name} is left out: {why}", highlight=False, markup=False)
+    if picture is not None:
+        save_figure(asked.picture(lines, row=True), picture)
+    missing = _left_out(asked)
+    for line in missing:
+        console.print(line, highlight=False, markup=False)
     files = [out / name for name in ("table.csv", "compare.png", *([logger] if logger else ()))]
+    files += [picture] if picture else []
     console.print(*files, sep="\n", highlight=False)
     if words := asked.cost(out):
         console.print(words, highlight=False)
@@ -107,6 +123,8 @@ def main(
     mode: Literal["max", "min"] | None = None,
     rounds: int | None = None,
     out: Path | None = None,
+    picture: Annotated[Path | None, "FILE"] = None,
+    drop_checkpoints: bool = False,
 ) -> int:
     """Compare mechanisms at equal epsilon over several epsilons and seeds, with FedAvg and with
     Gaussian and Laplace noise that Opacus calibrates. The score is shown against epsilon and bits.
@@ -115,13 +133,15 @@ def main(
     Args:
         runs: Folder of a run, or configuration (a file or a name), in place of --mechanisms.
         mechanisms: Mechanisms by row, class or class path (default: all, if --epsilon is given).
-        epsilon: Target epsilons of a client over the run (default: 1 2 8).
+        epsilon: Privacy bound: any set of outcomes is at most e^epsilon times as likely for one of two inputs
+            as for the other, plus delta. These are the targets of a client over the run (default: 1 2 8).
         seeds: Number of runs per mechanism and epsilon.
         on: Task or configuration to train (default: digits). An unknown name lists the tasks.
         adversary: Adversary of the targets and of the shown epsilons: eavesdropper, server,
             server_and_partner, client, secagg_server or outsider (default: secagg_server, or the adversary
             of each run's target).
-        delta: Delta of the targets.
+        delta: Additive slack in the bound of epsilon, below one divided by the number of protected units. It
+            is that of the targets.
         bare: Omit the two baselines of Opacus.
         tune: Search for range and learning rate of a task even if they are known.
         logger: Logger that records every run. wandb is offline unless WANDB_MODE is set.
@@ -133,17 +153,21 @@ def main(
         rounds: Number of rounds to train (default: that of the task or configuration).
         out: Folder of table and picture. With --mechanisms, a comparison there continues (default:
             runs/compare).
+        picture: File (.pdf, .svg or .png) of a picture for a paper, with all panels in one row.
+        drop_checkpoints: Delete the checkpoints of each run when it has ended, for large models.
 
     Examples:
         fedq compare --mechanisms RotatedCoins GaussianNoise --epsilon 1 8 --seeds 3 --logger wandb
         fedq compare --mechanisms "RotatedCoins, share 1/8" --on mine.yaml --out runs/mine
-        fedq compare runs/first runs/second
+        fedq compare runs/first runs/second --picture figure.pdf
     """
     # both import torch, which takes seconds
     from lightning_fedq.comparison.comparison import EPSILONS, Comparison
     from lightning_fedq.privacy.target import adversary_named
 
     check_rounds(rounds)
+    if picture is not None:
+        picture_format(picture)
     who = None if adversary is None else adversary_named(adversary)
     if bool(runs) == bool(mechanisms or epsilon):
         raise ValueError(
@@ -167,9 +191,9 @@ def main(
             mode=mode,
             tune=tune,
         )
-        return _compared(asked, out or OUT, jobs or _cores(), logger)
+        return _compared(asked, out or OUT, jobs or _cores(), logger, picture, drop_checkpoints)
     idle = {"--on": on, "--data": data, "--logger": logger, "--jobs": jobs, "--bare": bare, "--tune": tune}
-    idle |= {"--seeds": seeds != 3, "--delta": delta != _DELTA}
+    idle |= {"--drop-checkpoints": drop_checkpoints, "--seeds": seeds != 3, "--delta": delta != _DELTA}
     idle["--rounds"] = rounds is not None and all(Path(run).is_dir() for run in runs)
     if unused := [name for name, value in idle.items() if value]:
         raise ValueError(
@@ -182,7 +206,7 @@ def main(
         path = Path(run)
         name = path.stem if path.stem not in folders else f"{path.stem}-{len(folders) + 1}"
         folders[name] = path if path.is_dir() else _run(run, name, rounds, folder)
-    compare(folders, monitor, folder, mode, who)
+    compare(folders, monitor, folder, mode, who, picture)
     return 0
 
 

@@ -29,6 +29,7 @@ from lightning_fedq.functional.blocks.lattice_codebook import (
 )
 from lightning_fedq.functional.blocks.lattice_loops import quantize_lattice
 from lightning_fedq.functional.blocks.scalar_loops import Floats, Indices, Keys, quantize_scalar
+from lightning_fedq.functional.checks import check_at_least
 
 _MOST_LEVELS = 1 << 40
 """Largest number of levels of all stages together. Float64 places so many exactly, with bits to spare."""
@@ -112,8 +113,7 @@ def block_design(
             levels or points.
     """
     cell = lattice(name)
-    if stages < 1:
-        raise ValueError(f"stages must be >= 1, got {stages}")
+    check_at_least(1, stages=stages)
     if name == "Z" and codebook_radius is not None:
         raise ValueError(f"Z takes levels, not codebook_radius, got {codebook_radius}")
     if name != "Z" and levels is not None:

@@ -166,14 +166,15 @@ def safe_radius(name: LatticeName, radius: float, cells: float) -> float:
     """
     cell = lattice(name)
     reach = cells * cell.covering_radius
+    # V is {x: p x <= |p|^2 / 2} over the shortest lattice vectors p, without the zero vector
     normals = np.ascontiguousarray(finite_codebook(name, cell.shortest).points[1:])
     bounds = cells * np.square(normals).sum(1) / 2
-    best, outer = math.inf, radius
-    while outer < best + reach:
+    nearest, outer = math.inf, radius
+    while outer < nearest + reach:  # points of a farther shell are farther from the cells
         inner, outer = outer, math.sqrt(outer**2 + 2.0)
         points = _points_within(name, outer)
-        points = points[np.sqrt(np.square(points).sum(1)) > inner * (1 + 1e-9)]
-        for point in points:
+        shell = points[np.sqrt(np.square(points).sum(1)) > inner * (1 + 1e-9)]
+        for point in shell:
             squared = _squared_distance_to_cell(point, normals, bounds, 400)
-            best = min(best, math.sqrt(max(squared, 0.0)))
-    return best if best > 1e-6 else 0.0
+            nearest = min(nearest, math.sqrt(max(squared, 0.0)))
+    return nearest if nearest > 1e-6 else 0.0

@@ -174,17 +174,18 @@ class Decomposition:
         property takes the r on the table's grid at which the most coordinates are decided, and returns
         (floor(2^53 c), the bound on the product in units of 2^-106).
         """
-        rows = self.coin.coefficients
-        if not len(rows):
+        cells = self.coin.coefficients
+        if not len(cells):
             return 0, math.inf
-        least = np.minimum.accumulate(rows[:, 0] - np.abs(rows[:, 1:]).sum(1)) - 1e-12
-        radius = self.coin.width * np.arange(len(rows))  # `least` covers one cell beyond this radius
+        lowest_of_cell = cells[:, 0] - np.abs(cells[:, 1:]).sum(1)
+        lowest = np.maximum(np.minimum.accumulate(lowest_of_cell) - 1e-12, 0.0)
+        radius = self.coin.width * np.arange(len(cells))  # `lowest` covers one cell beyond this radius
         depth = 0.5 * radius**2 if self.target == "gaussian" else math.sqrt(2.0) * radius
         # P(Gamma(2, 1) <= depth), the law of -ln of the product of two tails
-        chance = np.maximum(least, 0.0) * (1.0 - np.exp(-depth) * (1.0 + depth))
-        best = int(chance.argmax())
+        is_within = 1.0 - np.exp(-depth) * (1.0 + depth)
+        best = int((lowest * is_within).argmax())
         product = math.exp(-depth[best]) * (1.0 + 1e-9) * 2.0**106
-        return math.floor(max(float(least[best]), 0.0) * 2.0**53), product
+        return math.floor(float(lowest[best]) * 2.0**53), product
 
     def cap_shift(self, least_bits: int = LEAST_SCALE_BITS) -> float:
         """Return a bound, in stds, on the distance by which the cap on A moves an output."""
@@ -274,19 +275,41 @@ def draw_special(
 
     chunks = in_chunks(count, lambda size: words(WORDS_PER_COORDINATE * size), find)
     places, radius = (np.concatenate(parts) for parts in zip(*chunks, strict=True))
-    unit = radius / half_support(plan.n)
-    a, b = np.ones(len(places)), np.zeros(len(places))
+    unit = radius / half_support(plan.n)  # layers of this radius are unions of pieces of uniforms
+    size, middle = np.ones(len(places)), np.zeros(len(places))
     if plan.cut is not None:
-        ascending = plan.cut_thresholds[::-1]
-        below = np.searchsorted(ascending, words(len(places)), side="right")
-        cuts = len(ascending) - below
-        active = np.flatnonzero(cuts > 0)
-        for level in range(1, _MOST_CUTS + 1):
-            if not len(active):
-                break
-            drawn = words(len(active))
-            at = plan.cut.sample(
-                (drawn >> np.uint64(11)).astype(np.float64) * 2.0 ** (-53) + 2.0 ** (-54)
-            ) / (2.0 * half_support(plan.n))
-            active = active[: cut_once(at, drawn, unit, cuts, level, 2.0**-least_bits, active, a, b)]
-    return Special(places, np.maximum(a * unit, 2.0**-least_bits), 2.0 * b * radius)
+        _draw_pieces(plan, plan.cut, unit, words, 2.0**-least_bits, size, middle)
+    return Special(places, np.maximum(size * unit, 2.0**-least_bits), 2.0 * middle * radius)
+
+
+def _draw_pieces(
+    plan: Decomposition,
+    cut: InverseTable,
+    unit: Array,
+    words: Callable[[int], NDArray[np.uint64]],
+    least_scale: float,
+    size: Array,
+    middle: Array,
+) -> None:
+    """Cut uniforms again and again, each a random number of times, and keep one piece of each.
+
+    Args:
+        plan: Tables of n and the target.
+        cut: Law of the place of a cut.
+        unit: Radius of each layer, over the half-width of the law's support.
+        words: Source of uniform 64-bit words, as `Stream.words64`.
+        least_scale: Smallest A. A piece that would be smaller is not cut again.
+        size: Size of each piece, 1 before the first cut, overwritten.
+        middle: Middle of each piece, 0 before the first cut, overwritten.
+    """
+    ascending = plan.cut_thresholds[::-1]
+    num_cuts = len(ascending) - np.searchsorted(ascending, words(len(unit)), side="right")
+    active = np.flatnonzero(num_cuts > 0)
+    for level in range(1, _MOST_CUTS + 1):
+        if not len(active):
+            break
+        drawn = words(len(active))
+        uniforms = (drawn >> np.uint64(11)).astype(np.float64) * 2.0 ** (-53) + 2.0 ** (-54)
+        places = cut.sample(uniforms) / (2.0 * half_support(plan.n))
+        still = cut_once(places, drawn, unit, num_cuts, level, least_scale, active, size, middle)
+        active = active[:still]

@@ -34,6 +34,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_fedq.functional.checks import check_at_least
+
 Array = NDArray[np.float64]
 
 PDF_ERROR = 2.0**-45
@@ -72,8 +74,7 @@ def half_support(n: int) -> float:
         >>> half_support(3)
         3.0
     """
-    if n < 1:
-        raise ValueError(f"n must be >= 1, got {n}")
+    check_at_least(1, n=n)
     return math.sqrt(3.0 * n)
 
 
@@ -176,13 +177,23 @@ def _tilt(theta: float, n: int) -> _Tilt:
         return _Tilt(0.0, 0.0, 1.0, 0.0, 1.0)
     with decimal.localcontext(decimal.Context(prec=60)):
         t, kappa = decimal.Decimal(theta), (decimal.Decimal(n) / 12).sqrt()
-        grown, shrunk = (t / 2).exp(), (-t / 2).exp()
-        mean = n * ((grown + shrunk) / (grown - shrunk) / 2 - 1 / t) / kappa
-        variance = n * (1 / t**2 - 1 / (grown - shrunk) ** 2) / kappa**2
-        rounded = decimal.Decimal(float(mean))
-        scale = (n * ((grown - shrunk) / t).ln() - t * kappa * rounded).exp()
-        rest, width, rate = mean - rounded, variance.sqrt(), t * kappa
-    return _Tilt(float(rounded), float(rest), float(width), float(rate), float(scale))
+        up, down = (t / 2).exp(), (-t / 2).exp()
+        moment = (up - down) / t  # M of one uniform on (-1/2, 1/2)
+        mean = n * ((up + down) / (up - down) / 2 - 1 / t) / kappa
+        variance = n * (1 / t**2 - 1 / (up - down) ** 2) / kappa**2
+        rate, rounded_mean = t * kappa, decimal.Decimal(float(mean))
+        scale = (n * moment.ln() - rate * rounded_mean).exp()
+        constants = rounded_mean, mean - rounded_mean, variance.sqrt(), rate, scale
+    return _Tilt(*map(float, constants))
+
+
+def _sine_less_angle(angles: Array) -> Array:
+    """Return sin a - a, by its Taylor series where the difference would cancel."""
+    square = angles**2
+    series = np.ones_like(square)
+    for k in range(19, 3, -2):
+        series = 1.0 - square / (k * (k - 1.0)) * series
+    return np.where(square < 1.0, -angles * square / 6.0 * series, np.sin(angles) - angles)
 
 
 def _log_characteristic(theta: float, t: Array) -> NDArray[np.complex128]:
@@ -193,15 +204,10 @@ def _log_characteristic(theta: float, t: Array) -> NDArray[np.complex128]:
     # panels of a low-order rule, because the nodes of one high-order rule err by more than a rounding
     nodes, weights = np.polynomial.legendre.leggauss(12)
     v = ((np.arange(_PANELS)[:, None] + 0.5 * (nodes + 1.0)) / _PANELS - 0.5).ravel()
-    weights = np.tile(weights, _PANELS) * np.exp(theta * (v - 0.5))
-    weights /= weights.sum()
-    angles = t[:, None] * (v - weights @ v)
-    square = angles**2
-    series = np.ones_like(square)
-    for k in range(19, 3, -2):
-        series = 1.0 - square / (k * (k - 1.0)) * series
-    odd = np.where(square < 1.0, -angles * square / 6.0 * series, np.sin(angles) - angles)
-    real, imaginary = -2.0 * np.sin(0.5 * angles) ** 2 @ weights, odd @ weights
+    density = np.tile(weights, _PANELS) * np.exp(theta * (v - 0.5))
+    density /= density.sum()
+    angles = t[:, None] * (v - density @ v)
+    real, imaginary = -2.0 * np.sin(0.5 * angles) ** 2 @ density, _sine_less_angle(angles) @ density
     # The modulus may be 0, as for n = 48 at t = 2 pi. With 1e-8 instead, its n-th power is still 0.
     log_modulus = 0.5 * np.log1p(np.maximum(real * (2.0 + real) + imaginary**2, 2.0**-53 - 1.0))
     values: NDArray[np.complex128] = log_modulus + 1j * np.arctan2(imaginary, 1.0 + real)

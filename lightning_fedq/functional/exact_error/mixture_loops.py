@@ -20,6 +20,25 @@ Words = NDArray[np.uint64]
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _list_undecided(words: Words, sure: int, product: float, places: Places) -> int:
+    """List the coordinates that the first pass does not put into the core, and return their number."""
+    shift, undecided = np.uint64(11), 0
+    is_open = np.empty(BLOCK, np.bool_)
+    for start in range(0, words.size // 4, BLOCK):
+        drawn = words[4 * start : 4 * (start + BLOCK)]
+        here = drawn.size // 4
+        for j in range(here):
+            coin = np.int64(drawn[4 * j] >> shift)
+            first_tail = np.float64(np.int64(drawn[4 * j + 1] >> shift))
+            second_tail = np.float64(np.int64(drawn[4 * j + 2] >> shift))
+            is_open[j] = (coin >= sure) | (first_tail * second_tail <= product)
+        for j in range(here):
+            places[undecided] = start + j  # without a branch: the next j overwrites it unless j is open
+            undecided += is_open[j]
+    return undecided
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def special_radii(
     words: Words,
     gaussian: bool,
@@ -50,19 +69,7 @@ def special_radii(
     Returns:
         Number of special coordinates.
     """
-    size, shift, undecided = words.size // 4, np.uint64(11), 0
-    open_places = np.empty(BLOCK, np.bool_)
-    for start in range(0, size, BLOCK):
-        drawn = words[4 * start : 4 * (start + BLOCK)]
-        here = drawn.size // 4
-        for j in range(here):
-            coin = np.int64(drawn[4 * j] >> shift)
-            first = np.float64(np.int64(drawn[4 * j + 1] >> shift))
-            second = np.float64(np.int64(drawn[4 * j + 2] >> shift))
-            open_places[j] = (coin >= sure) | (first * second <= product)
-        for j in range(here):
-            places[undecided] = start + j  # without a branch: the next j overwrites it unless j is open
-            undecided += open_places[j]
+    undecided = _list_undecided(words, sure, product, places)
     taken, depths, count = np.empty(4 * BLOCK, np.uint64), np.empty(BLOCK), 0
     for start in range(0, undecided, BLOCK):
         here = min(BLOCK, undecided - start)
@@ -72,10 +79,10 @@ def special_radii(
         draw_depths(taken, gaussian, depths[:here])
         for j in range(here):
             layer = np.sqrt(2.0 * depths[j]) if gaussian else depths[j] * 0.7071067811865476
-            coin_below = np.float64(taken[4 * j] >> shift) * 2.0**-53
+            coin = np.float64(taken[4 * j] >> np.uint64(11)) * 2.0**-53
             places[count] = places[start + j]  # count <= start + j, so no unread place is overwritten
             radii[count] = layer
-            count += coin_below >= evaluate(coefficients, width, layer)
+            count += coin >= evaluate(coefficients, width, layer)
     return count
 
 

@@ -85,19 +85,20 @@ def hidden_coin_moments(low: float, high: float, num_coins: int, orders: Sequenc
 def _of_a_split(low: float, high: float, num_coins: int, num_high: int, orders: Array) -> Array:
     """Return the moments for one split: `num_high` other coins at `high`, the rest at `low`."""
     noise = coin_sum_pmf(num_coins, num_high, low, high)
-    shifted, here = np.append(0.0, noise), np.append(noise, 0.0)
-    upper, lower = low * here + high * shifted, high * here + low * shifted
-    upper, lower = np.maximum(upper, 1e-300), np.maximum(lower, 1e-300)
-    square = (shifted - here) ** 2
-    fisher = max(float((square / upper).sum()), float((square / lower).sum()))
+    with_zero, with_one = np.append(noise, 0.0), np.append(0.0, noise)  # P_0 and P_1, by the victim's coin
+    at_high = np.maximum(low * with_zero + high * with_one, 1e-300)
+    at_low = np.maximum(high * with_zero + low * with_one, 1e-300)
+    square = (with_one - with_zero) ** 2
+    fisher = max(float((square / at_high).sum()), float((square / at_low).sum()))
     lost = 0.0 if len(noise) == num_coins + 1 else _LOST
-    gap = high - low
     with np.errstate(over="ignore"):
-        far = np.maximum(_excess(upper, lower, orders), _excess(lower, upper, orders))
+        between_ends = np.maximum(_excess(at_high, at_low, orders), _excess(at_low, at_high, orders))
         if lost:
             # outcomes that are left out have P^a Q^(1 - a) <= P (high / low)^(a - 1)
-            far += lost * np.exp((orders - 1.0) * math.log(high / low))
-    return np.maximum(0.5 * orders * (orders - 1.0) * (fisher + lost / low), far / (gap * gap))
+            between_ends += lost * np.exp((orders - 1.0) * math.log(high / low))
+    at_no_gap = 0.5 * orders * (orders - 1.0) * (fisher + lost / low)
+    gap = high - low
+    return np.maximum(at_no_gap, between_ends / (gap * gap))
 
 
 def _excess(p: Array, q: Array, orders: Array) -> Array:

@@ -36,7 +36,6 @@ from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.mechanisms.interface import (
     ANY_NUMBER,
     Adversary,
-    AuditCase,
     Mechanism,
     Message,
     PrivacyClaim,
@@ -264,8 +263,8 @@ class VectorNoise(AdditiveNoise):
     """Noise per update: one clipping norm, l2 for Gaussian noise and l1 for Laplace.
 
     Args:
-        clip_norm: Largest norm of an update, > 0.
-        noise_multiplier: Scale of the noise over the sensitivity, > 0.
+        clip_norm: Largest norm of an update, to which longer updates are scaled down, > 0.
+        noise_multiplier: Scale of the noise divided by the sensitivity, > 0.
     """
 
     level = "noise_multiplier"
@@ -284,13 +283,6 @@ class VectorNoise(AdditiveNoise):
     @property
     def clipping(self) -> WholeVector:
         return WholeVector(self.clip_norm, 2 if self.law == "gaussian" else 1)
-
-    def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        # the claim is about a whole vector, and Gaussian sums also have a claim
-        gaussian = self.law == "gaussian"
-        little = replace(self, noise_multiplier=self.noise_multiplier / (math.sqrt(dim) if gaussian else dim))
-        cases = (AuditCase(little), AuditCase(self, concentrated=True, title="one coordinate"))
-        return (*cases, *AuditCase(little).without_clients()) if gaussian else cases
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ distributions. Renyi divergences would need 6.3% more Gaussian noise (epsilon 8,
 import math
 from functools import lru_cache
 
-from lightning_fedq.functional.checks import check_positive
+from lightning_fedq.functional.checks import check_at_least, check_positive
 from lightning_fedq.functional.noise.grid_noise import analytic_gaussian_multiplier
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.losses import LaplaceLoss
@@ -22,8 +22,7 @@ def _check(epsilon: float, delta: float, rounds: int, smallest_delta: str) -> No
     check_positive(epsilon=epsilon)
     if not (0 < delta < 1 or (smallest_delta == "[0" and delta == 0)):
         raise ValueError(f"delta must be in {smallest_delta}, 1), got {delta}")
-    if rounds < 1:
-        raise ValueError(f"rounds must be >= 1, got {rounds}")
+    check_at_least(1, rounds=rounds)
 
 
 @lru_cache(maxsize=256)

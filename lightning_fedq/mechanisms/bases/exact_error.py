@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -42,7 +42,6 @@ from lightning_fedq.functional.exact_error.float_error import Inputs, LawError
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.mechanisms.interface import (
     Adversary,
-    AuditCase,
     GaussianLoss,
     Loss,
     Mechanism,
@@ -121,8 +120,9 @@ class ExactError(Mechanism):
     """Base of the mechanisms with an exact error distribution.
 
     Args:
-        clip_norm: Largest l2 norm of an update, > 0.
-        noise_multiplier: Std of the error of the mean over its sensitivity, 2 clip_norm / cohort size.
+        clip_norm: Largest norm of an update, to which longer updates are scaled down, an l2 norm, > 0.
+        noise_multiplier: Scale of the noise divided by the sensitivity, > 0. The noise is the error of the
+            mean, whose sensitivity is 2 clip_norm / cohort size.
         entropy_code: "range" codes each symbol with its distribution given dither and step. "elias" (gamma)
             needs no model, is faster, and is longer if the noise hides the update. "fixed" gives every symbol
             the same number of bits, so that a message's length reveals nothing, if steps are bounded from
@@ -253,16 +253,6 @@ class ExactError(Mechanism):
         std = self.clip_norm * self.sigma(context) * len(context.cohort) / len(clients)
         # rounding the released sum adds grid^2 / 12
         return torch.full_like(context.radius, std * std * (1.0 + 2.0 ** (-2 * GRID_BITS) / 12.0))
-
-    def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        # One case has a client that drops out. Elias codes save time.
-        plain = replace(self, entropy_code="elias")
-        little = replace(plain, noise_multiplier=self.noise_multiplier / math.sqrt(dim))
-        return (
-            AuditCase(little),
-            AuditCase(little, title="one dropout", num_dropped=1),
-            AuditCase(plain, concentrated=True, title="one coordinate"),
-        )
 
     def gaussian_claims(
         self, losses: dict[Adversary, Loss], error: LawError, context: RoundContext

@@ -27,7 +27,7 @@ from lightning_fedq.functional.one_bit.threshold_coin import (
 )
 from lightning_fedq.functional.segments import segment_lines
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, Stream, fill_rows
-from lightning_fedq.mechanisms.interface import AuditCase, Mechanism, Message, RoundContext
+from lightning_fedq.mechanisms.interface import Mechanism, Message, RoundContext
 from lightning_fedq.wire.coding import FixedLength
 
 COINS = "one-bit coins"
@@ -190,9 +190,6 @@ class OneBitMechanism(Mechanism):
     def influence(self, client: int, context: RoundContext) -> float:
         """Return the decoded size of one bit over the radius, the largest honest mean."""
         return self.coin.scale
-
-    def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        return AuditCase(self), *AuditCase(self).without_clients()
 
     def without_noise(self, context: RoundContext) -> OneBitMechanism:
         # without noise the bit is the side of the centre that the value is on

@@ -45,7 +45,6 @@ from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.mechanisms.bases.exact_error import GRID_BITS, Array, exact_claims
 from lightning_fedq.mechanisms.interface import (
     Adversary,
-    AuditCase,
     Loss,
     Mechanism,
     Neighbours,
@@ -66,7 +65,8 @@ class SubsampledMechanism(Mechanism):
 
     Args:
         clip_value: Largest absolute value of a coordinate, > 0.
-        noise_multiplier: Noise z > 0. The std of the mean's noise is z clip_value / (gamma n).
+        noise_multiplier: Scale of the noise divided by the sensitivity, z > 0. The std of the mean's noise is
+            z clip_value / (gamma n).
         sampling_probability: Probability gamma in (0, 1] that a client sends a coordinate.
         flatten: Whether to rotate updates first, so that large coordinates are spread over all. `clip_value`
             then bounds a rotated coordinate, which is at most |x| sqrt(2 ln(2 D / beta) / D) except with
@@ -225,15 +225,6 @@ class SubsampledMechanism(Mechanism):
         """Return the largest variance of a client's decoded coordinate without noise, over clip_value^2."""
         # variance of x B / gamma, with B one with probability gamma and |x| = 1
         return (1.0 - self.sampling_probability) / self.sampling_probability
-
-    def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        # a hidden selection, a selection of all coordinates, and a dropout
-        half, whole = (replace(self, sampling_probability=gamma) for gamma in (0.5, 1.0))
-        return (
-            AuditCase(half),
-            AuditCase(whole, title="gamma 1"),
-            AuditCase(half, title="one dropout", num_dropped=1),
-        )
 
     def worst_pair(
         self, client: int, context: RoundContext, public: PublicRandomness

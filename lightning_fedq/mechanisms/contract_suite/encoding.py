@@ -9,13 +9,7 @@ from torch import Tensor
 
 from lightning_fedq.functional.exact_error.dither import round_to_grid
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, SeededKeys
-from lightning_fedq.mechanisms.contract import (
-    BrokenContractError as BrokenContractError,
-    check_claims,
-    check_decoded,
-    check_message,
-    must,
-)
+from lightning_fedq.mechanisms.contract import check_claims, check_decoded, check_message
 from lightning_fedq.mechanisms.contract_suite.manual_round import (
     CLIENTS,
     SEGMENTS,
@@ -23,6 +17,7 @@ from lightning_fedq.mechanisms.contract_suite.manual_round import (
     draws,
     encode,
     make_context,
+    must,
     rule,
     server_draws,
     standard,
@@ -41,9 +36,9 @@ from lightning_fedq.wire.coding import UndecodableError
 @rule
 def frozen_dataclass(mechanism: Mechanism) -> None:
     """A mechanism is a frozen, hashable dataclass of parameters."""
-    rule, kind = "frozen_dataclass", type(mechanism)
+    kind = type(mechanism)
     frozen = is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
-    must(frozen, rule, f"{kind.__name__} must be a dataclass with frozen=True, as the engine has all state")
+    must(frozen, f"{kind.__name__} must be a dataclass with frozen=True, as the engine has all state")
     hash(mechanism)
 
 
@@ -68,7 +63,6 @@ def keeps_no_state(mechanism: Mechanism) -> None:
     changed = [name for name, value in state(mechanism).items() if before.get(name) != value]
     must(
         not changed,
-        "keeps_no_state",
         f"a round must not change the mechanism, but changed {', '.join(changed)}. The engine has all state.",
     )
 
@@ -79,7 +73,7 @@ def groups_cover_the_cohort(mechanism: Mechanism) -> None:
     for size in (1, 2, 3, 7, 10):
         sizes = mechanism.group_sizes(size)
         good = sum(sizes) == size and min(sizes) >= 1
-        must(good, "groups_cover_the_cohort", f"group_sizes({size}) must sum to {size}, got {sizes}")
+        must(good, f"group_sizes({size}) must sum to {size}, got {sizes}")
 
 
 @rule
@@ -92,7 +86,6 @@ def claims_go_with_encode(mechanism: Mechanism) -> None:
     promised = mechanism.claims(make_context(mechanism, CLIENTS, SEGMENTS))
     must(
         claims <= sends or all(isinstance(claim.loss, NonPrivate) for claim in promised),
-        "claims_go_with_encode",
         f"{order[sends].__name__} defines encode(), but {order[claims].__name__} defines claims(). Define "
         "claims next to encode: with `single_message_claims` if messages are changed, or "
         f"`claims = {order[claims].__name__}.claims` if their distribution is the same.",
@@ -110,7 +103,6 @@ def continuous_noise_has_slack(mechanism: Mechanism) -> None:
         stated = claim.slack != NO_SLACK or any("float" in text for text in claim.assumptions)
         must(
             stated or not isinstance(claim.loss, (GaussianLoss, LaplaceLoss)),
-            "continuous_noise_has_slack",
             f"the claim about {claim.adversary.name} has a continuous distribution and no slack. Put values "
             "on a grid and state Slack (`functional.noise.grid_noise`), or claim the drawn distribution.",
         )
@@ -127,7 +119,6 @@ def single_claim_per_adversary(mechanism: Mechanism) -> None:
         for claim in claims:
             must(
                 claim.compositions in units,
-                "single_claim_per_adversary",
                 f"compositions must be one of {units} (message, coordinates, symbols), got "
                 f"{claim.compositions} for {claim.adversary.name}",
             )
@@ -148,7 +139,7 @@ def decodes_to_the_sum(mechanism: Mechanism) -> None:
     check_decoded(total, context)
     floats = mechanism.order_free and not mechanism.homomorphic
     wanted = torch.float64 if floats or mechanism.grid(context) is not None else torch.float32
-    must(total.dtype == wanted, "decodes_to_the_sum", f"decode() must return {wanted}, got {total.dtype}")
+    must(total.dtype == wanted, f"decode() must return {wanted}, got {total.dtype}")
 
 
 @rule
@@ -157,13 +148,12 @@ def same_streams_same_message(mechanism: Mechanism) -> None:
     context, updates = standard(mechanism)
     first, second = (encode(mechanism, updates, context) for _ in range(2))
     same = torch.equal(first.symbols, second.symbols) and first.num_bits == second.num_bits
-    must(same, "same_streams_same_message", "two calls of encode() with the same streams differ")
+    must(same, "two calls of encode() with the same streams differ")
 
 
 @rule
 def fresh_coins(mechanism: Mechanism) -> None:
     """Another client, round, attempt or seed gives other messages, or else nothing is claimed."""
-    rule = "fresh_coins"
     if not draws(mechanism):
         claims = mechanism.claims(make_context(mechanism, (4, 9), SEGMENTS))
         private = [claim.adversary for claim in claims if not isinstance(claim.loss, NonPrivate)]
@@ -171,18 +161,18 @@ def fresh_coins(mechanism: Mechanism) -> None:
             private = [who for who in private if who not in (Adversary.OUTSIDER, Adversary.CLIENT)]
         names = ", ".join(who.name for who in private)
         problem = f"64 messages are the same for all seeds, but there are claims about {names}"
-        must(not private, rule, problem)
+        must(not private, problem)
         return
     updates = torch.full((64, 64), 0.1)
     context = make_context(mechanism, range(64), (64,))
     symbols = encode(mechanism, updates, context).symbols
-    must(bool((symbols != symbols[:1]).any()), rule, "64 clients with equal updates send equal messages")
+    must(bool((symbols != symbols[:1]).any()), "64 clients with equal updates send equal messages")
     for what, other in (
         ("round", make_context(mechanism, range(64), (64,), round=1)),
         ("attempt", make_context(mechanism, range(64), (64,), attempt=1)),
     ):
         again = encode(mechanism, updates, other).symbols
-        must(not torch.equal(symbols, again), rule, f"another {what} repeats 64 messages")
+        must(not torch.equal(symbols, again), f"another {what} repeats 64 messages")
 
 
 class ExchangedKeys(SeededKeys):
@@ -223,7 +213,7 @@ def streams_are_whose_they_are(mechanism: Mechanism) -> None:
     group's shared words are the only randomness and nothing is claimed against adversaries that know them.
     Streams that the server knows may change messages only if they change decoding.
     """
-    rule, context = "streams_are_whose_they_are", make_context(mechanism, range(64), (64,))
+    context = make_context(mechanism, range(64), (64,))
     claims = {claim.adversary: claim.loss for claim in mechanism.claims(context)}
     if all(isinstance(claims[who], NonPrivate) for who in (Adversary.SERVER, Adversary.SECAGG_SERVER)):
         return
@@ -240,7 +230,7 @@ def streams_are_whose_they_are(mechanism: Mechanism) -> None:
     for kind in hidden:
         changes = not torch.equal(message(ExchangedKeys(kind)), before)
         problem = f"other {kind} streams give the same messages, so their noise comes from other randomness"
-        must(changes, rule, problem)
+        must(changes, problem)
     for kind in ("public", "members", "client"):
         keys = ExchangedKeys(kind)
         if torch.equal(message(keys), before):
@@ -251,31 +241,29 @@ def streams_are_whose_they_are(mechanism: Mechanism) -> None:
             f"other {kind} streams change messages but not their decoding, so the server knows the noise. "
             "Take it from rand.private or rand.peer."
         )
-        must(not torch.equal(*sums), rule, problem)
+        must(not torch.equal(*sums), problem)
 
 
 @rule
 def stack_equals_rows(mechanism: Mechanism) -> None:
     """A batch of clients is encoded as each of them alone would be."""
-    rule = "stack_equals_rows"
     context, updates = standard(mechanism)
     updates = 3.0 * updates  # clips some updates
     stack = encode(mechanism, updates, context)
     single = [encode(mechanism, updates[i : i + 1], context, [c]) for i, c in enumerate(context.cohort)]
     flat = [encode(mechanism, updates[i], context, [c]) for i, c in enumerate(context.cohort)]
     rows = torch.cat([message.symbols for message in single])
-    must(torch.equal(stack.symbols, rows), rule, "symbols of a batch differ from those of its rows alone")
+    must(torch.equal(stack.symbols, rows), "symbols of a batch differ from those of its rows alone")
     alike = all(torch.equal(one.symbols, two.symbols[0]) for one, two in zip(flat, single, strict=True))
-    must(alike, rule, "an update (dim,) must give symbols (m,), the row of the batch (1, dim)")
+    must(alike, "an update (dim,) must give symbols (m,), the row of the batch (1, dim)")
     for name in ("num_bits", "num_clipped"):
         whole, parts = getattr(stack, name), sum(getattr(message, name) for message in single)
-        must(whole == parts, rule, f"{name} of a batch is {whole}, but that of its rows {parts} in all")
+        must(whole == parts, f"{name} of a batch is {whole}, but that of its rows {parts} in all")
 
 
 @rule
 def sum_decodes_like_its_parts(mechanism: Mechanism) -> None:
     """Decoded parts add up to the decoded whole, and homomorphic mechanisms decode the sum of symbols."""
-    rule = "sum_decodes_like_its_parts"
     context, updates = standard(mechanism)
     symbols, cohort = encode(mechanism, updates, context).symbols, context.cohort
     together = decode(mechanism, symbols, cohort, context)
@@ -289,67 +277,58 @@ def sum_decodes_like_its_parts(mechanism: Mechanism) -> None:
         worst = int((error - allowed).argmax())
         must(
             bool((error <= allowed).all()),
-            rule,
             f"coordinate {worst} is {together[worst].item():g} for all messages together, but "
             f"{parts.sum(0)[worst].item():g} as the sum of its parts",
         )
     if (grid := mechanism.grid(context)) is not None:
         rounded = round_to_grid(together, grid)
         raw = bool((rounded - together).abs().max() > grid / 10)
-        must(raw, rule, "decode() must not round to its grid, as the engine rounds the sum of all clients")
+        must(raw, "decode() must not round to its grid, as the engine rounds the sum of all clients")
     if mechanism.homomorphic:
         summed = decode(mechanism, symbols.sum(0, dtype=torch.int64), cohort, context)
-        must(torch.equal(summed, together), rule, "the sum of all symbols must decode to the same sum")
+        must(torch.equal(summed, together), "the sum of all symbols must decode to the same sum")
 
 
 @rule
 def bits_are_those_of_the_stream(mechanism: Mechanism) -> None:
     """`num_bits` is the length of bitstreams that unpack to the symbols, and other bytes are refused."""
-    rule = "bits_are_those_of_the_stream"
     context, updates = standard(mechanism)
     message, public = encode(mechanism, updates, context), PublicRandomness(SeededKeys(0), context.round)
     total = 0
     for client, symbols in zip(context.cohort, message.symbols, strict=True):
         code = mechanism.message_code(client, context, public)
         bits, stream = code.num_bits(symbols), code.pack(symbols)
-        must(len(stream) == (bits + 7) // 8, rule, f"a stream of {bits} bits has {len(stream)} bytes")
+        must(len(stream) == (bits + 7) // 8, f"a stream of {bits} bits has {len(stream)} bytes")
         same = torch.equal(code.unpack(stream, len(symbols)).to(symbols), symbols)
-        must(same, rule, f"the stream of client {client} must unpack to its symbols")
+        must(same, f"the stream of client {client} must unpack to its symbols")
         for other in (b"", stream[:-1], stream + b"\xff", bytes(len(stream))):
             try:
                 code.unpack(other, len(symbols))
             except Exception as error:
                 named = isinstance(error, UndecodableError)
-                must(
-                    named, rule, f"unpack of other bytes raises {type(error).__name__}, not UndecodableError"
-                )
+                must(named, f"unpack of other bytes raises {type(error).__name__}, not UndecodableError")
         total += bits
     must(
-        message.num_bits == total,
-        rule,
-        f"num_bits must be the bitstreams' length {total}, got {message.num_bits}",
+        message.num_bits == total, f"num_bits must be the bitstreams' length {total}, got {message.num_bits}"
     )
 
 
 @rule
 def symbols_lie_in_their_range(mechanism: Mechanism) -> None:
     """Symbols are within `symbol_range` and `symbol_modulus`, and servers accept them."""
-    rule = "symbols_lie_in_their_range"
     context, updates = standard(mechanism)
     public = PublicRandomness(SeededKeys(0), context.round)
     for name, rows in (("ordinary", updates), ("huge", 2.0**100 * updates)):
         symbols = encode(mechanism, rows, context).symbols.to(torch.int64)
         if (modulus := mechanism.symbol_modulus(context)) is not None:
             size, count = modulus
-            must(
-                symbols.shape[1] == count, rule, f"messages must have {count} symbols, got {symbols.shape[1]}"
-            )
+            must(symbols.shape[1] == count, f"messages must have {count} symbols, got {symbols.shape[1]}")
             inside = bool(((symbols >= 0) & (symbols < size)).all())
-            must(inside, rule, f"symbols of {name} updates must be residues modulo {size}")
+            must(inside, f"symbols of {name} updates must be residues modulo {size}")
         if (ends := mechanism.symbol_range(context, public)) is not None:
             low, high = (torch.as_tensor(end) for end in ends)
             inside = bool(((symbols >= low) & (symbols <= high)).all())
-            must(inside, rule, f"symbols of {name} updates must be within symbol_range")
+            must(inside, f"symbols of {name} updates must be within symbol_range")
         for client, row in zip(sorted(context.cohort), symbols, strict=True):
             can = mechanism.can_send(row, client, context, public)
-            must(can, rule, f"can_send() refuses symbols of {name} updates")
+            must(can, f"can_send() refuses symbols of {name} updates")

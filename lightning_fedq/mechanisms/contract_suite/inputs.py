@@ -15,9 +15,8 @@ from torch import Tensor
 
 from lightning_fedq.functional.trade_off import binomial_bounds
 from lightning_fedq.keys.randomness import ClientRandomness, Keys, SeededKeys
-from lightning_fedq.mechanisms.contract import must
 from lightning_fedq.mechanisms.contract_suite.encoding import ExchangedKeys
-from lightning_fedq.mechanisms.contract_suite.manual_round import make_context, rule
+from lightning_fedq.mechanisms.contract_suite.manual_round import make_context, must, rule
 from lightning_fedq.mechanisms.contract_suite.updates import ZERO, PlayedUpdate, played_updates
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism, Neighbours, NonPrivate, PrivacyClaim
 
@@ -132,7 +131,6 @@ def noise_for_every_input(mechanism: Mechanism) -> None:
             said = f"epsilon {epsilon:.3g}" + (f" and delta {allowed:.3g}" if allowed > 1e-12 else "")
             must(
                 False,
-                "noise_for_every_input",
                 f"with {place}, update '{updates[one].name}' gives symbol {int(outputs[output])} with "
                 f"frequency {shares[0]}, and update '{updates[other].name}' with frequency {shares[1]}. "
                 f"This is epsilon {bound:.3g} or more, and the claim is {said}. Add the same noise to all.",
@@ -191,7 +189,6 @@ def noise_is_never_reused(mechanism: Mechanism) -> None:
         shares = [f"{float(part.double().mean()):.2%}" for part in (agree, by_chance)]
         must(
             bool(low[0] <= high[1]),
-            "noise_is_never_reused",
             f"with {what}, {shares[0]} of all symbols are equal, and {shares[1]} would be "
             "with fresh noise. Draw noise from rand.private(client, purpose) of this round only.",
         )

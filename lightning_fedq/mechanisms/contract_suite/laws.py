@@ -14,7 +14,6 @@ from jsonargparse import ArgumentParser
 from torch import Tensor
 
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
-from lightning_fedq.mechanisms.contract import BrokenContractError as BrokenContractError, must
 from lightning_fedq.mechanisms.contract_suite.manual_round import (
     COHORTS,
     LAW_ROUNDS,
@@ -25,6 +24,7 @@ from lightning_fedq.mechanisms.contract_suite.manual_round import (
     even_updates,
     inside,
     make_context,
+    must,
     rule,
     standard,
 )
@@ -74,7 +74,6 @@ def unbiased(mechanism: Mechanism) -> None:
             score = float(along.mean().abs() / error)
             must(
                 score <= STANDARD_ERRORS,
-                "unbiased",
                 f"with {len(answered)} of {len(clients)} clients, the mean is off by "
                 f"{along.mean().item():.3g} {name}, {score:.1f} standard errors. "
                 "Set unbiased = False if the bias is intended.",
@@ -90,7 +89,7 @@ def noise_bound_holds(mechanism: Mechanism) -> None:
         if bound is None:
             return
         shape = tuple(bound.shape)
-        must(shape == (2,), "noise_bound_holds", f"noise_variance() needs one value a segment, got {shape}")
+        must(shape == (2,), f"noise_variance() needs one value a segment, got {shape}")
         squares = (means - means.mean(0)).square() * (LAW_ROUNDS / (LAW_ROUNDS - 1))
         for segment, part in enumerate(torch.split(squares, list(LAW_SEGMENTS), 1)):
             by_round = part.mean(1)
@@ -98,7 +97,6 @@ def noise_bound_holds(mechanism: Mechanism) -> None:
             rounding = (1e-6 * means.abs().max()) ** 2  # float32 output
             must(
                 bool(proven <= bound[segment] + rounding),
-                "noise_bound_holds",
                 f"with {len(answered)} of {len(clients)} clients, the variance of segment {segment} is at "
                 f"least {proven.item():.4g}, but the bound is {bound[segment].item():.4g}",
             )
@@ -112,41 +110,36 @@ def any_float_type(mechanism: Mechanism) -> None:
         rows = updates.to(dtype)
         expected = encode(mechanism, rows.float(), context).symbols
         same = torch.equal(encode(mechanism, rows, context).symbols, expected)
-        must(same, "any_float_type", f"updates of {dtype} must give the symbols of float32")
+        must(same, f"updates of {dtype} must give the symbols of float32")
 
 
 @rule
 def clips_and_counts(mechanism: Mechanism) -> None:
     """Values outside the range are clipped and counted, or decoded at their size, apart from bias."""
-    rule, context = "clips_and_counts", make_context(mechanism, (1,), (64,))
+    context = make_context(mechanism, (1,), (64,))
     ones = torch.ones(1, 64)
     far, farther = (encode(mechanism, size * ones, context) for size in (2.0**80, 2.0**100))
     if far.num_clipped == 0:
         total = decode(mechanism, far.symbols, (1,), context)
         least = 0.5 if mechanism.unbiased else 0.0  # rounding may be as coarse as the update is long
         arrived = least < float(total.mean()) / 2.0**80 < 1.5
-        must(
-            arrived,
-            rule,
-            "an update of 2^80 in each coordinate must count as clipped, or be decoded at its size",
-        )
+        must(arrived, "an update of 2^80 in each coordinate must count as clipped, or be decoded at its size")
         return
-    must(far.num_clipped <= 64, rule, f"num_clipped must be at most 64, got {far.num_clipped}")
+    must(far.num_clipped <= 64, f"num_clipped must be at most 64, got {far.num_clipped}")
     must(
         torch.equal(far.symbols, farther.symbols),
-        rule,
         "clipped updates of 2^80 and 2^100 in each coordinate must give the same symbols",
     )
     inside, outside = (encode(mechanism, size * ones, context).num_clipped for size in (0.999, 1.001))
     if inside == 0 and outside > 0:  # the range ends there, for this direction
         same = torch.equal(far.symbols, encode(mechanism, ones, context).symbols)
-        must(same, rule, "an update far outside must give the symbols of the end of the range")
+        must(same, "an update far outside must give the symbols of the end of the range")
 
 
 @rule
 def each_segment_has_its_range(mechanism: Mechanism) -> None:
     """A mechanism that reads the range of one segment reads that of each segment for its own symbols."""
-    rule, segments, clients = "each_segment_has_its_range", (96, 160), (4, 9, 2, 7)
+    segments, clients = (96, 160), (4, 9, 2, 7)
     updates = even_updates(len(clients), sum(segments))
 
     def symbols(
@@ -167,7 +160,6 @@ def each_segment_has_its_range(mechanism: Mechanism) -> None:
         for segment in (0, 1):
             must(
                 reads[segment] or not any(anything),
-                rule,
                 f"the {what} of segment {segment + 1} of 2 does not change its own symbols. "
                 "Use `context.expand(context.radius)` and `context.expand(context.center)`.",
             )
@@ -176,16 +168,15 @@ def each_segment_has_its_range(mechanism: Mechanism) -> None:
 @rule
 def two_neighbours(mechanism: Mechanism) -> None:
     """`worst_pair` gives two different finite updates. The second is zero if a claim is about zeroing out."""
-    rule = "two_neighbours"
     context = make_context(mechanism, (4, 9, 2, 7), (5, 3), radius=(1.0, 2.0), center=(0.5, 0.0))
     high, low = mechanism.worst_pair(9, context, PublicRandomness(SeededKeys(0), 0))
     for update in (high, low):
         shaped = tuple(update.shape) == (8,) and update.dtype == torch.float64
-        must(shaped, rule, f"updates must be (dim,) float64, got {tuple(update.shape)} {update.dtype}")
-        must(bool(torch.isfinite(update).all()), rule, "updates of the pair must be finite")
-    must(bool((high != low).any()), rule, "updates of the pair must differ")
+        must(shaped, f"updates must be (dim,) float64, got {tuple(update.shape)} {update.dtype}")
+        must(bool(torch.isfinite(update).all()), "updates of the pair must be finite")
+    must(bool((high != low).any()), "updates of the pair must differ")
     if any(claim.neighbours is Neighbours.ZERO_OUT for claim in mechanism.claims(context)):
-        must(not bool(low.any()), rule, "the second update must be zero, as a claim is about zeroing out")
+        must(not bool(low.any()), "the second update must be zero, as a claim is about zeroing out")
 
 
 @rule
@@ -195,13 +186,13 @@ def influence_is_at_least_1(mechanism: Mechanism) -> None:
     for client in (4, 9):
         influence = mechanism.influence(client, context)
         good = influence is None or influence >= 1.0 - 1e-12
-        must(good, "influence_is_at_least_1", f"influence() must be None or >= 1, got {influence}")
+        must(good, f"influence() must be None or >= 1, got {influence}")
 
 
 @rule
 def pickles(mechanism: Mechanism) -> None:
     """A mechanism can be pickled, and the copy is equal."""
-    must(pickle.loads(pickle.dumps(mechanism)) == mechanism, "pickles", "the unpickled copy must be equal")
+    must(pickle.loads(pickle.dumps(mechanism)) == mechanism, "the unpickled copy must be equal")
 
 
 @rule
@@ -215,7 +206,7 @@ def builds_from_yaml(mechanism: Mechanism) -> None:
         path = Path(folder, "mechanism.yaml")
         path.write_text(text)
         built = parser.instantiate(parser.parse_args([f"--config={path}"])).mechanism
-    must(built == mechanism, "builds_from_yaml", f"settings in YAML must build it, got {built!r}:\n{text}")
+    must(built == mechanism, f"settings in YAML must build it, got {built!r}:\n{text}")
 
 
 def _configured(value: object) -> object:
@@ -230,15 +221,12 @@ def _configured(value: object) -> object:
 @rule
 def reads_back_from_its_repr(mechanism: Mechanism) -> None:
     """Checkpoints store a mechanism as its `repr`: a call by keyword, with plain values or mechanisms."""
-    rule = "reads_back_from_its_repr"
     try:
         built = _read(ast.parse(repr(mechanism), mode="eval").body, mechanism)
     except (SyntaxError, ValueError):
         built = None
-    must(
-        built is not None, rule, f"repr must be Name(parameter=value, ...) of plain values, got {mechanism!r}"
-    )
-    must(built == mechanism, rule, f"{mechanism!r} reads back as {built!r}")
+    must(built is not None, f"repr must be Name(parameter=value, ...) of plain values, got {mechanism!r}")
+    must(built == mechanism, f"{mechanism!r} reads back as {built!r}")
 
 
 def _read(node: ast.expr, like: object) -> object:

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
+from functools import wraps
 from itertools import combinations
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, SeededKeys
 from lightning_fedq.mechanisms.contract import BrokenContractError as BrokenContractError
-from lightning_fedq.mechanisms.interface import Mechanism, Message, RoundContext
+from lightning_fedq.mechanisms.interface import Mechanism, Message, RoundContext, split_groups
 
 Rule = Callable[[Mechanism], None]
 
@@ -45,17 +46,12 @@ def make_context(
         round: Round number.
         attempt: Number of earlier attempts at the round.
     """
-    groups, start = [], 0
-    for size in mechanism.group_sizes(len(clients)):
-        groups.append(tuple(clients[start : start + size]))
-        start += size
 
     def per_segment(value: float | Sequence[float]) -> Tensor:
         return torch.as_tensor(value, dtype=torch.float64).expand(len(segments)).clone()
 
-    return RoundContext(
-        round, tuple(groups), tuple(segments), per_segment(center), per_segment(radius), attempt
-    )
+    groups = split_groups(clients, mechanism.group_sizes(len(clients)))
+    return RoundContext(round, groups, tuple(segments), per_segment(center), per_segment(radius), attempt)
 
 
 def encode(
@@ -97,10 +93,28 @@ def golden_symbols(mechanism: Mechanism) -> str:
     return digest.hexdigest()[:16]
 
 
+class _UnmetError(Exception):
+    """Error of a rule whose name the rule's function has."""
+
+
+def must(condition: bool, message: str) -> None:
+    """Refuse the mechanism unless a condition holds. The message has expected and received value."""
+    if not condition:
+        raise _UnmetError(message)
+
+
 def rule(function: Rule) -> Rule:
-    """Add a function to the list of rules, by its name."""
-    RULES[function.__name__] = function
-    return function
+    """Add a function to the list of rules. Its name is the rule's, also in errors of `must`."""
+
+    @wraps(function)
+    def checked(mechanism: Mechanism) -> None:
+        try:
+            function(mechanism)
+        except _UnmetError as unmet:
+            raise BrokenContractError(function.__name__, str(unmet)) from None
+
+    RULES[function.__name__] = checked
+    return checked
 
 
 def inside(mechanism: Mechanism, context: RoundContext, updates: Tensor) -> Tensor:

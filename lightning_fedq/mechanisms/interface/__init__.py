@@ -5,7 +5,7 @@ Everything here is a frozen value or an abstract method. State (ranges, error fe
 add the claims of a run up to an epsilon.
 """
 
-from lightning_fedq.mechanisms.interface.base import AuditCase, Mechanism
+from lightning_fedq.mechanisms.interface.base import Mechanism
 from lightning_fedq.mechanisms.interface.claims import (
     ANY_NUMBER,
     NO_SLACK,
@@ -20,7 +20,13 @@ from lightning_fedq.mechanisms.interface.claims import (
     same_for_all,
     single_message_claims,
 )
-from lightning_fedq.mechanisms.interface.context import SMALLEST_RADIUS, HandOver, Message, RoundContext
+from lightning_fedq.mechanisms.interface.context import (
+    SMALLEST_RADIUS,
+    HandOver,
+    Message,
+    RoundContext,
+    split_groups,
+)
 from lightning_fedq.privacy.losses import (
     CoinSum,
     ConcentratedLoss,
@@ -40,7 +46,6 @@ __all__ = [
     "SMALLEST_RADIUS",
     "AbortedRoundError",
     "Adversary",
-    "AuditCase",
     "CoinSum",
     "ConcentratedLoss",
     "GaussianLoss",
@@ -63,4 +68,5 @@ __all__ = [
     "no_guarantee",
     "same_for_all",
     "single_message_claims",
+    "split_groups",
 ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from lightning_fedq.functional.checks import check_at_least
 from lightning_fedq.privacy.losses import Loss, NonPrivate
 
 if TYPE_CHECKING:
@@ -137,8 +138,7 @@ class PrivacyClaim:
     colluders: float | None = None
 
     def __post_init__(self) -> None:
-        if self.compositions < 1:
-            raise ValueError(f"compositions must be >= 1, got {self.compositions}")
+        check_at_least(1, compositions=self.compositions)
         if not 1 <= self.unit_losses <= self.compositions:
             raise ValueError(
                 f"unit_losses must be in [1, compositions = {self.compositions}], got {self.unit_losses}"

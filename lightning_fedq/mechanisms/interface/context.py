@@ -1,6 +1,8 @@
 """Public facts of a round, and the messages of its clients."""
 
+import itertools
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -66,6 +68,17 @@ class HandOver:
                     f"a pair must have one client of this cohort, got client {client} with {other}. "
                     "Use disjoint cohorts that take turns: cohort=Cyclic(...)."
                 )
+
+
+def split_groups(clients: Sequence[int], sizes: Iterable[int]) -> tuple[tuple[int, ...], ...]:
+    """Split clients into groups of the given sizes, in their order.
+
+    Examples:
+        >>> split_groups((6, 1, 4), (2, 1))
+        ((6, 1), (4,))
+    """
+    ends = [0, *itertools.accumulate(sizes)]
+    return tuple(tuple(clients[start:end]) for start, end in itertools.pairwise(ends))
 
 
 @dataclass(frozen=True)

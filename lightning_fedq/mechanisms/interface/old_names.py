@@ -1,4 +1,4 @@
-"""Names that classes of users defined before 0.3.0, and that the library reads under another name today."""
+"""Names that classes of users defined before 0.3.0, and that the library no longer reads."""
 
 from collections.abc import Mapping
 
@@ -14,6 +14,22 @@ CALLBACK_NAMES = {
     "of_each_client": "is_per_client",
     "lets_out": "unprotected_outputs",
 }
+REMOVED_NAMES = {
+    "audit_cases": "Pass an AuditCase to audit(), or register cases with audit.cases.audit_cases.register.",
+    "plan_settings": "`fedq plan` ranks the settings of example().",
+}
+"""What to use in place of names that mechanisms no longer define."""
+
+
+def refuse_removed_names(kind: type) -> None:
+    """Refuse a mechanism class that defines a name that nobody reads.
+
+    Raises:
+        TypeError: If the class has such a name. The message says what to do.
+    """
+    for name, cure in REMOVED_NAMES.items():
+        if hasattr(kind, name):
+            raise TypeError(f"{kind.__name__} defines {name}, which nobody reads. {cure}")
 
 
 def refuse_old_names(owner: object, names: Mapping[str, str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar
@@ -201,31 +201,36 @@ class CoinSum(_OfPairs):
 
         At least so many clients answer, except with probability `failure` a round.
 
-        A victim whose partner dropped out sends a single bit, so that place is added. The bits of a group
-        with colluding clients hide nobody.
+        The bits of a group with colluding clients hide nobody.
         """
-        groups = [size for size in group_sizes if size > 1]
+        pairs = [size for size in group_sizes if size > 1]
         # the groups of the victim and of a curious client hide nobody: leave out those that would hide most
-        groups.sort(key=lambda size: size * probability ** (size - 1), reverse=True)
-        others = tuple(groups[1 + max(num_colluding, 1) :])
-        victims = [
-            replace(
-                victim, num_coins=coin_count_quantile((1,) * victim.num_coins + others, probability, failure)
-            )
-            for victim in self.victims
-        ]
-        fewest = min(victim.num_coins for victim in victims)
-        alone = HiddenPair((self.high, self.low), (self.low, self.high), fewest)
-        note = f"{self.note}, after dropouts"
-        return CoinSum(self.low, self.high, (*victims, alone), note, self.hiding)
+        pairs.sort(key=lambda size: size * probability ** (size - 1), reverse=True)
+        hiding = tuple(pairs[1 + max(num_colluding, 1) :])
+
+        def answering(victim: HiddenPair) -> int:
+            return coin_count_quantile((1,) * victim.num_coins + hiding, probability, failure)
+
+        return self._with_coins(map(answering, self.victims), "after dropouts")
 
     def left_out(self, count: int) -> CoinSum:
         # the server leaves out unpaired clients first, and a victim without its partner is unpaired itself
-        victims = [replace(victim, num_coins=max(victim.num_coins - count, 0)) for victim in self.victims]
+        coins = (max(victim.num_coins - count, 0) for victim in self.victims)
+        return self._with_coins(coins, f"without {count} who are left out")
+
+    def _with_coins(self, coins: Iterable[int], note: str) -> CoinSum:
+        """Return the loss with other numbers of hiding bits, for clients that may be missing.
+
+        A victim whose partner is missing sends a single bit, so that place is added.
+
+        Args:
+            coins: Number of bits that hide each victim.
+            note: Words on the missing clients.
+        """
+        victims = [replace(victim, num_coins=n) for victim, n in zip(self.victims, coins, strict=True)]
         fewest = min(victim.num_coins for victim in victims)
         alone = HiddenPair((self.high, self.low), (self.low, self.high), fewest)
-        note = f"{self.note}, without {count} who are left out"
-        return CoinSum(self.low, self.high, (*victims, alone), note, self.hiding)
+        return CoinSum(self.low, self.high, (*victims, alone), f"{self.note}, {note}", self.hiding)
 
     def advice(self, steps: float, delta: float) -> str:
         # number of unpaired clients that would suffice

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lightning_fedq.privacy.document import OtherVersionError, from_json
 from lightning_fedq.privacy.report import PrivacyReport
+from lightning_fedq.privacy.report_file import OtherVersionError, from_json
 from lightning_fedq.reports.runs import Row, read_rows
 
 _NO_RUN = "Give the folder of a finished run with the RunFolder callback, such as runs/digits_private."

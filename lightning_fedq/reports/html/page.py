@@ -10,20 +10,20 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from lightning_fedq.privacy.document import (
+from lightning_fedq.privacy.document import document
+from lightning_fedq.privacy.report_rows import (
     PLACES,
     PrivacySummary,
     common_adversary,
-    document,
     report_rows,
     summarise_privacy,
 )
-from lightning_fedq.privacy.secret_row import adversary_title
+from lightning_fedq.privacy.row import adversary_title
 from lightning_fedq.privacy.verdict import COLOURS as VERDICTS
 from lightning_fedq.reports.html.folders import Run
 from lightning_fedq.reports.html.templates import render
 from lightning_fedq.reports.layouts import html
-from lightning_fedq.reports.plot_style import darken, legend, panels, png, series
+from lightning_fedq.reports.plot_style import darken, legend, panels, picture_bytes, series
 from lightning_fedq.reports.runs import plain_log, set_round_axis
 
 Table = tuple[Sequence[str], Sequence[tuple["str | Cell", "Sequence[str | Cell]"]]]
@@ -166,9 +166,10 @@ def line_chart(lines: Sequence[Line], label: str, zero: bool = False) -> Markup:
     if len(finite) > 1:
         legend(axes)
         label = f"{label}: {', '.join(line.name for line, _ in finite)}"
-    light = base64.b64encode(png(figure)).decode()
+    light = base64.b64encode(picture_bytes(figure, "png")).decode()
     darken(figure)
-    return render("chart.html", label=label, light=light, dark=base64.b64encode(png(figure)).decode())
+    dark = base64.b64encode(picture_bytes(figure, "png")).decode()
+    return render("chart.html", label=label, light=light, dark=dark)
 
 
 def _figures(runs: Sequence[Run], monitor: str) -> Iterator[tuple[str, Markup, list[str]]]:

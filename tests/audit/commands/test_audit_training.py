@@ -1,7 +1,5 @@
 """Layer C on real trainings: canaries stay within the claims, and show noise that is missing."""
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 
@@ -47,7 +45,6 @@ def test_enough_samples_with_a_weight_each_say_that_the_claim_holds():
     assert finding.verdict == "holds" and finding.lower_bound <= finding.claim
 
 
-@dataclass(frozen=True)
 class TooQuiet(GaussianNoise):
     """A tenth of the noise that is claimed."""
 
@@ -59,7 +56,6 @@ class TooQuiet(GaussianNoise):
         return GaussianNoise(self.clip_norm, self.noise_multiplier).claims(context)
 
 
-@dataclass(frozen=True)
 class QuietSum(LayeredGaussian):
     """A tenth of the noise that is claimed for the released models."""
 

@@ -138,17 +138,6 @@ def test_kept_features_are_the_rows_that_they_are_made_of():
     assert max_repeats(both, [torch.arange(12)]) == (2, 1)
 
 
-def test_memory_that_is_not_there():
-    class Huge(Dataset):
-        def __len__(self):
-            return 10**13
-
-    with pytest.raises(
-        MemoryError, match=r"10,000,000,000,000 images need 800,000 GB. Keep fewer images, use a smaller"
-    ):
-        FixedFeatures(20, 16, pictures=None).compute_features(Huge())
-
-
 def test_a_projection_is_the_same_everywhere():
     """Signs from a seed: no eigenvector, no last bit of a logarithm."""
     features = FixedFeatures(20, 16, pictures=None)
@@ -287,13 +276,6 @@ def test_a_checkpoint_brings_its_projection(tmp_path):
     resumed, other, elsewhere, _ = trained(tmp_path, rounds=4, seed=7, keep_features=True)
     resumed.fit(other, datamodule=elsewhere, ckpt_path=tmp_path / "last.ckpt")
     assert all(map(torch.equal, model.state_dict().values(), other.state_dict().values()))
-
-
-def test_keeping_needs_something_to_keep_by():
-    data = Images(keep_features=True)
-    data.setup("fit")
-    with pytest.raises(ValueError, match=r"one FixedFeatures, got 0. Use Linear\(features="):
-        data.train_dataloader()
 
 
 @pytest.mark.skipif("FEDQ_DATA" not in os.environ, reason="FEDQ_DATA is not set: no MNIST here")

@@ -14,11 +14,7 @@ from lightning_fedq.functional.exact_error.dither import (
     round_to_grid,
 )
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys, Stream
-from tests.functional.exact_error.reference import (
-    dither_dequantize,
-    integer_dither_dequantize,
-    integer_dither_quantize,
-)
+from tests.functional.exact_error.reference import dither_dequantize
 
 
 def stream(purpose="test"):
@@ -70,20 +66,6 @@ def test_a_symbol_beyond_int64_is_reported_not_wrapped():
     one = np.ones(1)
     assert dither_quantize_row(np.array([1e300]), 1.0, 0.0 * one, one, symbols) >= 2.0**62
     assert symbols[0] == 0
-
-
-@pytest.mark.parametrize("width", [1, 2, 7])
-def test_the_integer_form_is_exactly_uniform(width):
-    dither = torch.arange(width)
-    for point in (-11, 0, 5, 123456789):
-        symbols = integer_dither_quantize(torch.full((width,), point), dither, width)
-        twice_error = integer_dither_dequantize(symbols, dither, width) - 2 * point
-        assert sorted(twice_error.tolist()) == list(range(1 - width, width, 2))
-
-
-def test_an_integer_step_below_one_cell_is_refused():
-    with pytest.raises(ValueError, match="width must be >= 1 grid points, got 0"):
-        integer_dither_quantize(torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), 0)
 
 
 def test_rounding_to_the_grid():

@@ -83,21 +83,6 @@ def test_the_error_has_exactly_the_law(law, kind, x):
     assert stats.kstest(error.numpy(), scaled_law(law).cdf).pvalue > 1e-4
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("law", "kind"), CASES)
-@pytest.mark.parametrize("inputs", ["zero", "edge", "random"])
-def test_ten_million_errors(law, kind, inputs):
-    # false alarm 1e-4 per case; 24 tests in all, so 2.4e-3 together
-    count, x = 10_000_000, np.random.default_rng(1)
-    values = {"zero": np.zeros(count), "edge": np.full(count, 1.0)}.get(inputs, x.normal(size=count))
-    dither, step, offset = draw(law, kind, count, inputs)
-    values = torch.from_numpy(values)
-    error = dither_dequantize(dither_quantize(values, dither, step), dither, step) + offset - values
-    assert stats.kstest(error.numpy(), scaled_law(law).cdf, method="asymp").pvalue > 1e-4
-    low, high = error[values <= values.median()].numpy(), error[values >= values.median()].numpy()
-    assert stats.ks_2samp(low[:2_000_000], high[:2_000_000], method="asymp").pvalue > 1e-4
-
-
 @pytest.mark.parametrize(("law", "kind"), CASES)
 def test_the_kernel_equals_the_formula(law, kind):
     words = PublicRandomness(SeededKeys(5), 0).public("kernel").words64(4 * 2000)

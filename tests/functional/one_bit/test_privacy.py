@@ -9,13 +9,7 @@ from scipy import stats
 
 from lightning_fedq.functional.divergences import hockey_stick
 from lightning_fedq.functional.one_bit import privacy as obp
-from lightning_fedq.functional.one_bit.threshold_coin import coin_thresholds, pair_law
-from tests.functional.one_bit.closed_forms import (
-    blanket_epsilon,
-    common_coin_epsilon,
-    lone_survivor_quantile,
-    randomized_response_rdp,
-)
+from lightning_fedq.functional.one_bit.threshold_coin import pair_law
 
 GRID = np.linspace(-3.0, 6.0, 61)
 
@@ -194,36 +188,11 @@ def test_stretches_of_splits_dominate_every_split():
     assert (bound <= 1.005 * worst(every, 0.995 * points)).all()  # at most 0.5% of epsilon is lost
 
 
-# ---- closed forms --------------------------------------------------------------------------------------
-
-
-def test_randomised_response_rdp_is_the_sum():
-    low, high = extremes(0.7)
-    for order in (1.5, 2.0, 40.0):
-        expected = math.log(high**order * low ** (1 - order) + low**order * high ** (1 - order)) / (order - 1)
-        assert randomized_response_rdp(0.7, order) == pytest.approx(expected, rel=1e-12)
-
-
-def test_blanket_certificate():
-    low, _ = extremes(1.0)
-    epsilon, coins = blanket_epsilon(low, 10_000, 1, 5e-6, 5e-6)
-    assert (epsilon, coins) == (pytest.approx(0.266866083846, rel=1e-10), 5158)
-    epsilon, coins = blanket_epsilon(low, 10_000, 10, 5e-6, 5e-6)
-    assert (epsilon, coins) == (pytest.approx(0.604204194729, rel=1e-10), 5135)
-    assert blanket_epsilon(low, 9, 10, 5e-6, 5e-6) is None
-
-
-def test_corrected_third_theorem():
-    assert common_coin_epsilon(1.0, 1_000_000, 100, 1e-5) == pytest.approx(0.111483177692, rel=1e-10)
-    assert common_coin_epsilon(5.0, 9, 11_200_000, 1e-5) is None
-
-
 def test_lone_survivors():
-    assert [lone_survivor_quantile(n // 2, 0.5, 5e-6) for n in (50, 500, 5000)] == [2, 90, 1140]
+    assert [obp.coin_count_quantile((2,) * (n // 2), 0.5, 5e-6) for n in (50, 500, 5000)] == [2, 90, 1140]
 
 
-def test_coin_count_quantile_agrees_with_the_binomial_and_with_simulation():
-    assert obp.coin_count_quantile((2,) * 250, 0.5, 5e-6) == lone_survivor_quantile(250, 0.5, 5e-6)
+def test_coin_count_quantile_agrees_with_simulation():
     assert obp.coin_count_quantile((1,) * 7, 0.0, 1e-9) == 7
     assert obp.coin_count_quantile((), 0.3, 1e-9) == 0
     groups = (1, 1, 1, 2, 2, 3)
@@ -235,9 +204,3 @@ def test_coin_count_quantile_agrees_with_the_binomial_and_with_simulation():
     # six standard errors of a proportion of 0.05 in 200,000: false alarm below 1e-8
     assert (alone < k).mean() <= 0.05 + 6 * math.sqrt(0.05 * 0.95 / 200_000)
     assert (alone < k + 1).mean() > 0.05 - 6 * math.sqrt(0.05 * 0.95 / 200_000)
-
-
-def test_thresholds_are_what_the_vertices_are_made_of():
-    coin = coin_thresholds(1.0)
-    pairs = obp.joint_pairs(*coin.probabilities, 5)
-    assert all(abs(sum(p) - 1.0) < 1e-15 and abs(sum(q) - 1.0) < 1e-15 for p, q in pairs)

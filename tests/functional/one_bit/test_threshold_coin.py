@@ -11,7 +11,7 @@ import torch
 
 from lightning_fedq.functional.one_bit import threshold_coin as ob
 from lightning_fedq.functional.one_bit.threshold_coin import coin_thresholds
-from tests.functional.one_bit.closed_forms import group_variance, mean_mse, random_pairing_mse, single_mse
+from tests.functional.one_bit.closed_forms import group_variance, single_mse
 
 INF = None  # unlimited shared bits
 
@@ -86,24 +86,6 @@ def test_worst_pair_at_ln_3():
     close(ob.output_scale(math.log(3)), 2.0)
     close(ob.worst_pair_mse(2.0, 1), 4.0)
     close(ob.worst_pair_mse(2.0, 0), 8.0)
-
-
-SIX = [0.2, -0.1, 0.05, 0.3, -0.25, 0.15]
-SIX_MSE = {0: 0.118552405604, 1: 0.0401450240983, 3: 0.0232186680068, 5: 0.0224899861679}
-SIX_MSE[INF] = 0.0224899861679
-
-
-@pytest.mark.parametrize("bits, mse", SIX_MSE.items())
-def test_mean_of_six(bits, mse):
-    close(mean_mse(SIX, ((0, 1), (2, 3), (4, 5)), 0.0, 0.4, 1.0, bits), mse)
-
-
-def test_mean_of_six_over_random_pairings():
-    close(random_pairing_mse(SIX, 0.0, 0.4, 1.0, 5), 0.0255209937540)
-
-
-def test_group_variance_with_jitter():
-    close(group_variance([0.4, 0.55, 0.5, 0.45]), 0.17)
 
 
 def test_lowest_threshold_of_32_bits():

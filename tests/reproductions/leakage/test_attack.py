@@ -10,7 +10,6 @@ import torch
 from reproductions.__main__ import main
 from reproductions.leakage import attack
 
-pytestmark = pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
 CONFIGS = Path(__file__).parents[3] / "configs"
 
 SMALL = [

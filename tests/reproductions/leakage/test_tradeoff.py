@@ -2,12 +2,10 @@
 
 from pathlib import Path
 
-import pytest
 import yaml
 
 from reproductions.__main__ import main
 
-pytestmark = pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
 CONFIGS = Path(__file__).parents[3] / "configs"
 
 

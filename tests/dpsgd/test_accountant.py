@@ -6,7 +6,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from opacus.accountants import RDPAccountant, create_accountant
 from scipy import integrate, stats
 
-from lightning_fedq.dpsgd.opacus import Account, SampledGaussianAccountant, sampled_gaussian_grid
+from lightning_fedq.dpsgd.accountant import Account, SampledGaussianAccountant, sampled_gaussian_grid
 
 
 def accountant(noise_multiplier, sample_rate, steps):

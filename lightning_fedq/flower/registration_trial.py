@@ -1,0 +1,108 @@
+"""Trial of a client's training at its registration, on a few batches of its data. Its results are dropped."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lightning_fedq._lightning import pl, rank_zero_warn
+from lightning_fedq.callbacks import Federated
+from lightning_fedq.clients.changed_tensors import has_other_state
+from lightning_fedq.data.generator_turns import preserve_generators
+from lightning_fedq.flower.batch_counters import check_counted
+from lightning_fedq.flower.local_round import LaterRound, LocalRound
+from lightning_fedq.flower.settings import TRAVELS, RefusedError, is_per_client, refuse_in_private
+from lightning_fedq.flower.training_description import callbacks_in
+from lightning_fedq.training.checks import check_hooks
+
+
+class RegistrationTrial:
+    """Trial of the first round's message, and of a later one.
+
+    Args:
+        federated: Settings of the federation.
+        module: Function that makes the client's module.
+        data: Function that makes the client's data module.
+        trainer: Arguments of the client's `Trainer`.
+
+    Attributes:
+        shares_objects: Whether messages share objects that training changes. True before `run`.
+    """
+
+    def __init__(
+        self,
+        federated: Federated,
+        module: Callable[[], pl.LightningModule],
+        data: Callable[[], pl.LightningDataModule],
+        trainer: dict[str, Any],
+    ) -> None:
+        self._federated, self._module, self._data, self._trainer = federated, module, data, trainer
+        self.shares_objects = True
+
+    def run(self) -> dict[str, str]:
+        """Try the training on the smallest batch, and return the count of numbers that travel, by name.
+
+        A server has no data and counts by the layers alone, but a first step may reveal more state that
+        travels. If the data are not available yet, the client counts nothing either.
+
+        Raises:
+            RefusedError: If training fails on this client's smallest batch, or a layer counts batches that no
+                side knows.
+        """
+        module, local = self._module(), self._federated.local
+        check_counted(module, local)
+        check_hooks(module, local.statistics)
+        counts = local.buffers == "share" and has_other_state(module)
+        try:
+            trial = self._train(module, None)
+        except RefusedError:
+            raise
+        except Exception as error:  # the user's data failed, and the server learns nothing about the error
+            needs = ["DPSGD"] if any(map(is_per_client, callbacks_in(self._trainer))) else []
+            needs += [] if local.evaluate_clients is None else ["evaluate_clients"]
+            if needs:
+                raise refuse_in_private(f"{' and '.join(needs)} can't work here", error) from error
+            if counts:
+                rank_zero_warn(f"Could not try which buffers travel: {type(error).__name__}: {error}")
+            return {}
+        self._try_a_later_message()
+        return {TRAVELS: str(sum(trial.segments))} if counts else {}
+
+    def _train(self, module: pl.LightningModule, task: LaterRound | None) -> LocalRound:
+        """Run one trial of the training on this client's data, and return it."""
+        trial = LocalRound(self._federated, 0, 0, task, torch.zeros(0))
+        with preserve_generators():
+            return trial.run(module, self._data(), self._trainer)
+
+    def _try_a_later_message(self) -> None:
+        """Try a message of the first round that trains on earlier state, on two batches.
+
+        If it fails, the client tries again with zeros in place of the data, to learn whether the code alone
+        fails.
+
+        Raises:
+            RefusedError: If the trial also fails on zeros.
+        """
+        statistics = self._federated.local.statistics
+        round = max(1, 0 if statistics is None else statistics.rounds)  # the first round that trains
+        try:
+            self._train_twice(LaterRound(False, round))
+        except RefusedError:  # the later message itself will raise this, with text for both sides
+            return
+        except Exception as error:
+            what = f"this client's data: {type(error).__name__}: {error}"
+            rank_zero_warn(f"A trial of a second-round message on two batches fails on {what}")
+            try:
+                self._train_twice(LaterRound(True, round))
+            except RefusedError:
+                return
+            except Exception:
+                raise RefusedError(
+                    "A second-round message fails here, whatever the data are. The client's log has the "
+                    "reason."
+                ) from error
+
+    def _train_twice(self, task: LaterRound) -> None:
+        """Try a message twice, to find objects that messages share (`shares_objects`)."""
+        first, second = (self._train(self._module(), task) for _ in range(2))
+        self.shares_objects = bool(first.shared_objects(second))
