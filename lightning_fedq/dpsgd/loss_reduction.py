@@ -123,8 +123,7 @@ def loss_reduction(
                     "The loss of one batch is random even in eval mode. "
                     "Make training_step deterministic when module.training is False."
                 )
-        with UnchangedParameters(probe).watch():
-            alone = [compute_loss(_part(batch, [i])) for i in range(size)]
+        alone = [compute_loss(_part(batch, [i])) for i in range(size)]
         whole = compute_loss(batch)
         if not math.isfinite(whole):  # samples with a non-finite loss count as zero when they are clipped
             finite = [i for i, loss in enumerate(alone) if math.isfinite(loss)]
@@ -209,6 +208,9 @@ def _check_hooks(
         elif not isinstance(rows, list) and len(rows) != size:
             layer = probe.get_submodule(name.rpartition(".")[0])
             refuse_rows([len(rows)], size, describe_layer(probe, layer))
+    if unseen or unused:
+        with UnchangedParameters(probe).watch():  # names the cause if the step itself changes parameters
+            step(_part(batch, [0]))
     if unseen:
         raise ValueError(
             f"{in_short(unseen)} get gradients that hooks do not see. Call the layers on the whole batch, "
