@@ -27,7 +27,8 @@ from torch import Tensor
 from lightning_fedq import __version__
 from lightning_fedq.commands.mechanism_text import parse_call
 from lightning_fedq.commands.resolver import resolved
-from lightning_fedq.comparison.comparison import MASKS, RANGES, TUNING_SEED
+from lightning_fedq.comparison.cells import RANGES, TUNING_SEED
+from lightning_fedq.comparison.comparison import MASKS
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms import FedAvg
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism

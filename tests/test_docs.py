@@ -140,6 +140,30 @@ def test_tables_that_repeat_code_are_what_it_says(capsys):
     assert loaded("docs/generate.py").main(["--check"]) == 0, capsys.readouterr().out
 
 
+def test_pictures_are_of_the_tables_of_today(capsys):
+    """Each picture of README and the pages carries a hash of its rows, or is in the notebook of its run."""
+    pictures = loaded("docs/picture.py")
+    assert pictures.main(["--check"]) == 0, capsys.readouterr().out
+    known = {path.name for picture in pictures.PICTURES for path in picture.files}
+    shown = {path.name for path in DOCS.rglob("*.png")}
+    unknown = {"compare.png", "compare_dark.png"}  # the table of its 48 runs was not kept
+    assert known | unknown | {name for path in TUTORIALS for name in drawn_by(path)} == shown
+
+
+def drawn_by(tutorial):
+    """Names of the pictures that a tutorial saves."""
+    return re.findall(r'savefig\("(\w+\.png)"', tutorial.read_text())
+
+
+def test_a_picture_of_other_rows_is_found(monkeypatch, capsys):
+    pictures = loaded("docs/picture.py")
+    monkeypatch.setattr(pictures, "WITHOUT_PRIVACY", 97.0)
+    assert pictures.main(["--check"]) == 1
+    names = ("accuracy_epsilon_bits.png", "accuracy_epsilon_bits_dark.png")
+    told = [f"docs/{name}: out of date, run `python docs/picture.py`" for name in names]
+    assert capsys.readouterr().out.splitlines() == told
+
+
 def test_public_names_import():
     rows = re.findall(r"^\| `(lightning_fedq[\w.]*)` \| (.*) \|$", (DOCS / "public_api.md").read_text(), re.M)
     assert len(rows) > 10

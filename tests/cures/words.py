@@ -14,6 +14,8 @@ _MOST = 64
 _DEEP = 12
 """Steps from a value to its text at the most: a function may call itself."""
 _UNKNOWN = ["{}"]
+_REFUSES = "refused_in_private"
+"""What stands below this context manager of another module is refused in the words that it is given."""
 
 
 def _name(function):
@@ -40,6 +42,9 @@ class Words:
         self._home[node] = home
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
             self._raises.append(node)
+        elif isinstance(node, ast.withitem) and _name(getattr(node.context_expr, "func", 0)) == _REFUSES:
+            self._raises.append(ast.Raise(node.context_expr, lineno=node.context_expr.lineno))
+            self._home[self._raises[-1]] = home
         elif isinstance(node, ast.Call):
             self._calls.setdefault(_name(node.func), []).append(node)
         elif isinstance(node, ast.FunctionDef):
