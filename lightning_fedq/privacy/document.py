@@ -280,7 +280,7 @@ def _guarantee(report: PrivacyReport, condition: str) -> Iterator[str]:
         yield f"At the smaller delta {delta:g}, it is {format_epsilon(spent)}."
     if is_finite:
         yield (
-            "An attack that guesses whether the client's data or any other data were used is right at most "
+            "An attack that guesses between the client's data and any other data is right at most "
             f"{attack_accuracy(row.epsilon, row.delta)} of the time at even odds, where a random guess is "
             f"right 50% of the time. Outcomes are at most {format_times(row.epsilon)} as likely, delta aside."
         )
