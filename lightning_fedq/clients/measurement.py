@@ -11,7 +11,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,9 +19,11 @@ from torch.utils._pytree import tree_map_only
 from torchmetrics import Metric
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.clients.fit import Client, ClientFit
 from lightning_fedq.clients.stack import batch_handler
 from lightning_fedq.data.batches import Stack
+
+if TYPE_CHECKING:
+    from lightning_fedq.clients.fit import Client, ClientFit
 
 
 def measure(copy: Client, batches: Iterable[tuple[Any, int]]) -> dict[str, float]:

@@ -22,12 +22,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_fedq._lightning import pl, rank_zero_warn
+from lightning_fedq.clients.libraries import LIBRARIES, is_library_code
 
-_LIBRARIES = {
-    *sys.stdlib_module_names,
-    *("torch", "torchvision", "torchmetrics", "numpy", "lightning", "pytorch_lightning", "lightning_fabric"),
-    *("lightning_fedq", "lightning_utilities", "jsonargparse", "pytest", "_pytest"),
-} - {"__main__"}
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, frozenset)
 _NOTHING = ()  # Python has one empty tuple, so its `id` identifies no object
 _SKIPPED = (*_PLAIN, types.ModuleType, types.CodeType, types.BuiltinFunctionType, types.FrameType)
@@ -115,11 +111,6 @@ def _walk(used: Iterable[Any]) -> Iterator[tuple[Any, str, int]]:
                     yield value, path, number
 
 
-def is_library_code(value: Any) -> bool:
-    """Return whether code belongs to Python or a known library, which stores nothing of a training."""
-    return str(getattr(value, "__module__", "") or "").partition(".")[0] in _LIBRARIES
-
-
 def _is_installed(value: Any) -> bool:
     """Return whether code is of an installed package, whose registries would lead to the whole package."""
     module = sys.modules.get(str(getattr(value, "__module__", "")))
@@ -129,7 +120,7 @@ def _is_installed(value: Any) -> bool:
 def _is_fit_library(value: Any) -> bool:
     """Return whether an object is of a library that refers to the whole fit, such as `Federated`."""
     root = type(value).__module__.partition(".")[0]
-    return root in _LIBRARIES and root not in sys.stdlib_module_names
+    return root in LIBRARIES and root not in sys.stdlib_module_names
 
 
 def _named_objects(value: Any, copied: bool) -> Iterator[tuple[Any, str]]:
@@ -195,7 +186,7 @@ def _reachable_globals(code: types.CodeType, names: Mapping[str, Any]) -> Iterat
         value, name = queue.popleft()
         if not isinstance(value, types.ModuleType):
             yield value, name
-        elif id(value) not in seen and value.__name__.partition(".")[0] not in _LIBRARIES:
+        elif id(value) not in seen and value.__name__.partition(".")[0] not in LIBRARIES:
             seen.add(id(value))
             attributes = vars(value)
             queue.extend((attributes[part], f"{name}.{part}") for part in code.co_names if part in attributes)

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from torchmetrics import Metric
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.clients.reachability import is_library_code
+from lightning_fedq.clients.libraries import is_library_code
 from lightning_fedq.data.generator_turns import GENERATORS
 
 _OUTSIDE: tuple[type, ...] = (

@@ -3,15 +3,20 @@
 A client computes the counts of earlier rounds from the settings, so these layers must count every batch once.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from lightning_fedq.clients.vector import Vector
-from lightning_fedq.flower.settings import RefusedError
-from lightning_fedq.training.settings import Local
+from lightning_fedq.flower.refusals import RefusedError
+
+if TYPE_CHECKING:
+    from lightning_fedq.clients.vector import Vector
+    from lightning_fedq.training.settings import Local
 
 _CURE = "use momentum=0.1, or buffers='local' or 'frozen'"
 

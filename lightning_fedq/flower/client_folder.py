@@ -8,13 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from lightning_fedq.flower.records import Fields
-from lightning_fedq.flower.settings import (
-    MOST_ROUNDS,
-    RELEASE,
-    RefusedError,
-    check_folder_release,
-    refused_in_private,
-)
+from lightning_fedq.flower.refusals import RefusedError, refused_in_private
+from lightning_fedq.flower.settings import MOST_ROUNDS, RELEASE, check_folder_release
 from lightning_fedq.flower.store import Store
 from lightning_fedq.keys.party_keys import (
     ClientSecrets,

@@ -12,7 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -31,14 +31,9 @@ from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.flower.batch_counters import BatchCounters, check_counted
 from lightning_fedq.flower.own_plan import OwnPlan, OwnPlanner, split_own_data
 from lightning_fedq.flower.persistent_state import check_names
-from lightning_fedq.flower.round_inputs import RoundInputs
-from lightning_fedq.flower.settings import (
-    RefusedError,
-    check_schedules,
-    check_watched,
-    refused_in_private,
-    refused_settings,
-)
+from lightning_fedq.flower.refusals import RefusedError, refused_in_private, refused_settings
+from lightning_fedq.flower.round_inputs import LaterRound, RoundInputs
+from lightning_fedq.flower.settings import check_schedules, check_watched
 from lightning_fedq.flower.training_description import callbacks_in, changes_training
 from lightning_fedq.functional.batch_stack import map_tensors
 from lightning_fedq.rounds import RoundTask
@@ -60,18 +55,6 @@ _CACHED_LOOKUPS: dict[tuple[Any, str], Any] = {
     (torch.cuda, "device_count"): functools.cache(torch.cuda.device_count),
 }
 """Look-ups that every new Trainer repeats, cached once a process."""
-
-
-class LaterRound(NamedTuple):
-    """Trial of a later round's message at registration: two batches, from the module's initial weights.
-
-    Args:
-        has_zero_batches: Whether zeros replace the tensors of the data.
-        round: Index of the round, from 0.
-    """
-
-    has_zero_batches: bool = False
-    round: int = 1
 
 
 class LocalRound(pl.Callback):

@@ -12,7 +12,7 @@ from lightning_fedq.data.batches import BatchRule
 from lightning_fedq.data.client_splits import ClientSplits, LocalPasses, split_loader
 from lightning_fedq.data.held_out import HeldOut
 from lightning_fedq.data.partition import Partition
-from lightning_fedq.flower.settings import RefusedError, refused_in_private
+from lightning_fedq.flower.refusals import RefusedError, refused_in_private
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.rounds import RoundPlan, RoundPlanner
 from lightning_fedq.training.checks import check_limit

@@ -14,7 +14,7 @@ from typing import Any
 
 from lightning_fedq._lightning import rank_zero_warn
 from lightning_fedq.clients.personal import State
-from lightning_fedq.flower.settings import RefusedError
+from lightning_fedq.flower.refusals import RefusedError
 from lightning_fedq.flower.store import Store
 
 _KEPT, _OPEN = "state", "state-open"

@@ -1,19 +1,22 @@
 """Trial of a client's training at its registration, on a few batches of its data. Its results are dropped."""
 
-from collections.abc import Callable
-from typing import Any
+from __future__ import annotations
 
-import torch
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from lightning_fedq._lightning import pl, rank_zero_warn
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.changed_tensors import has_other_state
-from lightning_fedq.data.generator_turns import preserve_generators
 from lightning_fedq.flower.batch_counters import check_counted
-from lightning_fedq.flower.local_round import LaterRound, LocalRound
-from lightning_fedq.flower.settings import TRAVELS, RefusedError, is_per_client, refuse_in_private
+from lightning_fedq.flower.refusals import RefusedError, refuse_in_private
+from lightning_fedq.flower.round_inputs import LaterRound
+from lightning_fedq.flower.settings import TRAVELS, is_per_client
 from lightning_fedq.flower.training_description import callbacks_in
 from lightning_fedq.training.checks import check_hooks
+
+if TYPE_CHECKING:
+    from lightning_fedq.flower.local_round import LocalRound
 
 
 class RegistrationTrial:
@@ -22,8 +25,9 @@ class RegistrationTrial:
     Args:
         federated: Settings of the federation.
         module: Function that makes the client's module.
-        data: Function that makes the client's data module.
         trainer: Arguments of the client's `Trainer`.
+        train: Function that runs one trial on the client's data with a module, and returns it. Without a
+            later round, it tries the smallest batch.
 
     Attributes:
         shares_objects: Whether messages share objects that training changes. True before `run`.
@@ -33,10 +37,10 @@ class RegistrationTrial:
         self,
         federated: Federated,
         module: Callable[[], pl.LightningModule],
-        data: Callable[[], pl.LightningDataModule],
         trainer: dict[str, Any],
+        train: Callable[[pl.LightningModule, LaterRound | None], LocalRound],
     ) -> None:
-        self._federated, self._module, self._data, self._trainer = federated, module, data, trainer
+        self._federated, self._module, self._trainer, self._train = federated, module, trainer, train
         self.shares_objects = True
 
     def run(self) -> dict[str, str]:
@@ -67,12 +71,6 @@ class RegistrationTrial:
             return {}
         self._try_a_later_message()
         return {TRAVELS: str(sum(trial.segments))} if counts else {}
-
-    def _train(self, module: pl.LightningModule, task: LaterRound | None) -> LocalRound:
-        """Run one trial of the training on this client's data, and return it."""
-        trial = LocalRound(self._federated, 0, 0, task, torch.zeros(0))
-        with preserve_generators():
-            return trial.run(module, self._data(), self._trainer)
 
     def _try_a_later_message(self) -> None:
         """Try a message of the first round that trains on earlier state, on two batches.

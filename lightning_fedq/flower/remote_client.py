@@ -20,6 +20,7 @@ from torch import Tensor
 from lightning_fedq._lightning import pl, rank_zero_warn
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.personal import State
+from lightning_fedq.data.generator_turns import preserve_generators
 from lightning_fedq.data.held_out import num_held_out
 from lightning_fedq.data.loader import check_loader
 from lightning_fedq.flower.client_folder import KEY_FIELDS, ClientFolder
@@ -28,14 +29,14 @@ from lightning_fedq.flower.local_round import LocalRound
 from lightning_fedq.flower.masked_rounds import MaskedRounds
 from lightning_fedq.flower.persistent_state import NEVER, PersistentState
 from lightning_fedq.flower.records import Fields, check_kinds
+from lightning_fedq.flower.refusals import RefusedError, refuse_in_private, refused_in_private
 from lightning_fedq.flower.registration_trial import RegistrationTrial
-from lightning_fedq.flower.round_inputs import RoundInputs
+from lightning_fedq.flower.round_inputs import LaterRound, RoundInputs
 from lightning_fedq.flower.settings import (
     DECLINED,
     MOST_ATTEMPTS,
     MOST_ROUNDS,
     TRAVELS,
-    RefusedError,
     check_cohort,
     check_deployable,
     check_release,
@@ -45,8 +46,6 @@ from lightning_fedq.flower.settings import (
     given_rounds,
     keeps_state,
     make_client_budget,
-    refuse_in_private,
-    refused_in_private,
 )
 from lightning_fedq.flower.store import Store
 from lightning_fedq.flower.training_description import callbacks_in, training_words
@@ -126,12 +125,18 @@ class RemoteClient:
         check_shapes(module := self._module())  # before their numbers are counted
         words = fingerprint(self._federated, module, self._given_rounds)
         words |= training_words(self._trainer, self._module)
-        trial = RegistrationTrial(self._federated, self._module, self._data, self._trainer)
+        trial = RegistrationTrial(self._federated, self._module, self._trainer, self._train_trial)
         words |= trial.run()
         self._reset_after_abort.discard(self._place)
         if not trial.shares_objects:
             self._reset_after_abort.add(self._place)
         return words
+
+    def _train_trial(self, module: pl.LightningModule, task: LaterRound | None) -> LocalRound:
+        """Run one trial of the training on this client's data, and return it."""
+        with preserve_generators():
+            trial = LocalRound(self._federated, 0, 0, task, torch.zeros(0))
+            return trial.run(module, self._data(), self._trainer)
 
     def mechanism(self) -> Mechanism:
         """Return the mechanism of the client's own code. The server can't set it."""
@@ -224,11 +229,12 @@ class RemoteClient:
 
     @property
     def _trainer_rounds(self) -> int:
-        """Number of rounds that the client's own Trainer allows, or `MOST_ROUNDS` if it sets none."""
+        """Largest number of rounds that this client answers."""
         return self._given_rounds or MOST_ROUNDS
 
     @property
     def _given_rounds(self) -> int | None:
+        """Number of rounds that the client's own Trainer allows. None if it sets none."""
         return given_rounds(self._trainer, self._federated.local.local_steps)
 
     def reply(self, kind: str, fields: Fields) -> Fields:
@@ -238,8 +244,6 @@ class RemoteClient:
         except RefusedError as error:
             rank_zero_warn(str(error))
             return refusal(error)
-
-    # ---- before the first round ---------------------------------------------------------------------------
 
     def register(self, fields: Fields) -> Fields:
         """Compare settings with the server's, and return this client's public key with a proof.
@@ -311,8 +315,6 @@ class RemoteClient:
             total = len(check_loader(data.train_dataloader()).dataset)  # type: ignore[arg-type]
         fraction = None if evaluated is None else evaluated.fraction
         return total if fraction is None else total - num_held_out(fraction, total)
-
-    # ---- a round ------------------------------------------------------------------------------------------
 
     def train(self, fields: Fields) -> Fields:
         """Train, encode, and return the packed bits, or the first message of secure aggregation.
@@ -469,10 +471,8 @@ class RemoteClient:
             seed = int.from_bytes(os.urandom(7), "big")
             held_out = int.from_bytes(self._folder.secrets(fields).derived("held out")[:7], "big")
         inputs = RoundInputs.from_fields(fields, saved)
-        is_reset = self._place in self._reset_after_abort
-        local_round = LocalRound(
-            self._federated, fields["client"], seed, attempt, weights, inputs, held_out, is_reset
-        )
+        parts = seed, attempt, weights, inputs, held_out, self._place in self._reset_after_abort
+        local_round = LocalRound(self._federated, fields["client"], *parts)
         return local_round.run(self._module(), self._data(), self._trainer)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from lightning_fedq._lightning import pl
 from lightning_fedq.algorithms.local_algorithm import Correction, LocalAlgorithm, PersistentOffsets
 from lightning_fedq.clients.personal import State
-from lightning_fedq.flower.settings import RefusedError
+from lightning_fedq.flower.refusals import RefusedError
 from lightning_fedq.rounds import Statistics
 from lightning_fedq.training.client_evaluation import pass_statistic_to_module
 
@@ -128,6 +128,18 @@ class RoundInputs(NamedTuple):
                 for name, value in copied.items():
                     _check_option(name, own_numbers[name], value)
                 group.update(copied)
+
+
+class LaterRound(NamedTuple):
+    """Trial of a later round's message at registration: two batches, from the module's initial weights.
+
+    Args:
+        has_zero_batches: Whether zeros replace the tensors of the data.
+        round: Index of the round, from 0.
+    """
+
+    has_zero_batches: bool = False
+    round: int = 1
 
 
 def plain_numbers(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -65,7 +65,7 @@ from flwr.supercore.interceptors import (
 )
 from flwr.supercore.runtime import RuntimeHttpClient
 
-from lightning_fedq.flower.settings import RefusedError
+from lightning_fedq.flower.refusals import RefusedError
 
 TRIED = ("1.41.", "1.42.")
 """Versions of flwr that this module was tested with, including tests with hostile apps."""

@@ -1,8 +1,9 @@
 """Settings that both sides of a deployment must agree on, each from its own code."""
 
+from __future__ import annotations
+
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from lightning_fedq._lightning import get_callbacks, pl, rank_zero_warn
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.clock import count_rounds
 from lightning_fedq.clients.vector import num_coordinates
-from lightning_fedq.data.loader import ClientLoader
+from lightning_fedq.flower.refusals import RefusedError
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism
 from lightning_fedq.mechanisms.interface.old_names import CALLBACK_NAMES, refuse_old_names
 from lightning_fedq.privacy.target import PrivacyTarget
@@ -24,6 +25,7 @@ from lightning_fedq.training.client_metrics import metric_forks
 from lightning_fedq.training.settings import Local
 
 if TYPE_CHECKING:
+    from lightning_fedq.data.loader import ClientLoader
     from lightning_fedq.training.client_side import ClientSide
 
 PROTOCOL = "9"
@@ -47,44 +49,6 @@ _OF_ONE_SIDE = (
 def only_simulated(callback: object) -> bool:
     """Return whether a callback works on simulated clients only (`only_simulated = True`)."""
     return bool(getattr(callback, "only_simulated", False))
-
-
-class RefusedError(RuntimeError):
-    """Refusal of a client. The server reads its text, so the text reveals nothing about the data."""
-
-
-def refuse_in_private(words: str, error: Exception, place: str = "") -> RefusedError:
-    """Log an error on this client, and return a refusal whose text tells the server nothing about it.
-
-    Args:
-        words: Text that the server reads, without a full stop.
-        error: Error that stays here, because its text may contain data.
-        place: Text before the error in the log.
-    """
-    rank_zero_warn(f"{place}{type(error).__name__}: {error}")
-    return RefusedError(f"{words}. The client's log has the reason.")
-
-
-@contextmanager
-def refused_in_private(words: str, place: str = "", kind: type[Exception] = Exception) -> Iterator[None]:
-    """Refuse with these words after an error of a kind (see `refuse_in_private`)."""
-    try:
-        yield
-    except kind as error:
-        raise refuse_in_private(words, error, place) from error
-
-
-@contextmanager
-def refused_settings(kind: type[ValueError] = ValueError) -> Iterator[None]:
-    """Raise an error about settings as `RefusedError`, because its text tells nothing about the data.
-
-    Args:
-        kind: Class of the errors about settings. Other errors pass.
-    """
-    try:
-        yield
-    except kind as error:
-        raise RefusedError(str(error)) from error
 
 
 def describe_model(module: pl.LightningModule) -> str:
@@ -444,7 +408,7 @@ def check_schedules(trainer: pl.Trainer, local_steps: int | None) -> None:
         )
 
 
-def check_watched(trainer: Any, side: "ClientSide", loader: ClientLoader, indices: Tensor) -> None:
+def check_watched(trainer: Any, side: ClientSide, loader: ClientLoader, indices: Tensor) -> None:
     """Refuse schedules that watch a metric which clients log in training only.
 
     The server gets no training metrics from clients. Metrics of the validation are its own.

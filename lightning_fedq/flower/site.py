@@ -27,8 +27,9 @@ import httpx
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from lightning_fedq.flower.refusals import RefusedError
 from lightning_fedq.flower.runtime import Delivery, Queue, SuperNode
-from lightning_fedq.flower.settings import QUESTIONS, RefusedError
+from lightning_fedq.flower.settings import QUESTIONS
 
 KINDS = frozenset({"train", *(f"query.{kind}" for kind in QUESTIONS)})
 """Flower's types of the messages that an app of `client_app` answers."""

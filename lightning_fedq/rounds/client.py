@@ -319,8 +319,7 @@ class ClientBudget:
             log: Log of earlier messages. All of them are priced like the longest one, encoded by `mechanism`.
 
         Raises:
-            BudgetSpentError: If the message would exceed the budget, if the groups differ from the
-                mechanism's rule, or if the log has messages of another mechanism or other terms.
+            BudgetSpentError: If it does not, or its price differs from that of the logged messages.
         """
         self._check_same_terms(mechanism, context, log)
         num_messages = log.charges + 1
@@ -387,8 +386,7 @@ def describe_price_terms(mechanism: Mechanism, context: RoundContext, budget: Cl
         return terms
     terms += f"; {sums.min_survivors} confirm a sum, a share of {sums.colluders.fraction:g} may collude"
     drawn = sums.colluders.num_in_federation and sums.colluders.clients > sums.colluders.cohort
-    # earlier versions made the graph for the cohort's share of colluders, so these terms name the settings
-    # too
+    # earlier versions made the graph for the cohort's share of colluders, so settings are named too
     return f"{terms}; {sums.settings}" if drawn else terms
 
 
