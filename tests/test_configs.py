@@ -15,7 +15,7 @@ from lightning_fedq.cli import main
 from lightning_fedq.commands.options import change_setting
 from lightning_fedq.commands.privacy import report_of_config
 from lightning_fedq.commands.run import FedqCLI
-from lightning_fedq.privacy.report import is_met
+from lightning_fedq.privacy.row import is_met
 from tests.configurations import QUIET, linear_on_digits
 
 # ten samples a client are too few for it

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_fedq.audit.audit_case import AuditCase
 from lightning_fedq.audit.bins import Integers
-from lightning_fedq.audit.cases import AuditCase
 from lightning_fedq.audit.fixed_parts import FixedPlanner, HeldKeys, Wire
 from lightning_fedq.audit.played import Played
 from lightning_fedq.audit.views import Array

@@ -33,8 +33,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_fedq.audit.audit_case import AuditCase
 from lightning_fedq.audit.bench import CROWD_SEGMENTS, FEW_SEGMENTS, Bench
-from lightning_fedq.audit.cases import AuditCase
 from lightning_fedq.audit.fixed_parts import HeldKeys
 from lightning_fedq.audit.played import Played
 from lightning_fedq.audit.simulated import cohort_size, position_loss

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lightning_fedq.audit.audit_case import AuditCase
 from lightning_fedq.audit.bench import UNIT_RANGE, Bench
 from lightning_fedq.audit.bins import Bins
-from lightning_fedq.audit.cases import AuditCase
 from lightning_fedq.audit.cells import (
     ALONE,
     BLOCKS,

@@ -33,6 +33,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from lightning_fedq.audit.audit_case import AuditCase
 from lightning_fedq.audit.bench import (
     CALIBRATION,
     CROWD,
@@ -43,7 +44,6 @@ from lightning_fedq.audit.bench import (
     Bench,
 )
 from lightning_fedq.audit.bins import Bins, Integers
-from lightning_fedq.audit.cases import AuditCase
 from lightning_fedq.audit.cells import BLOCKS, SMALL_ROUNDS, ByRound, Tested
 from lightning_fedq.audit.message_probes import describe_pairs
 from lightning_fedq.audit.played import Played

@@ -23,7 +23,7 @@ from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import Spending, check_delta
 from lightning_fedq.privacy.client_spending import ChargedClients, Population, current_epsilon
 from lightning_fedq.privacy.report_notes import notes_on
-from lightning_fedq.privacy.row import Row, format_times
+from lightning_fedq.privacy.row import Row, format_times, is_met
 from lightning_fedq.privacy.run import ASSUMED, Run
 from lightning_fedq.privacy.secret_row import secret_row
 from lightning_fedq.privacy.target import PrivacyTarget
@@ -326,15 +326,6 @@ def _target_outcome(target: PrivacyTarget, run: Run, report: PrivacyReport) -> T
         spent = epsilon_after(run, row, 1) if math.isfinite(row.epsilon_round) else math.inf
     there = is_met(row, report.masked) or row.adversary != Adversary.SECAGG_SERVER.name
     return TargetOutcome(row.name, target.epsilon, target.over, spent, target.is_met(spent) and there)
-
-
-def is_met(row: Row, masked: bool) -> bool:
-    """Return whether the run has this adversary as it runs, without a failure of an assumption."""
-    if row.adversary == Adversary.SECAGG_SERVER.name:
-        return masked
-    if row.adversary in (Adversary.SERVER.name, Adversary.EAVESDROPPER.name):
-        return not masked
-    return row.adversary != Adversary.SERVER_AND_PARTNER.name
 
 
 def epsilon_after(run: Run, row: Row, most: int) -> float:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from lightning_fedq.mechanisms.interface import Adversary
-from lightning_fedq.privacy.account import Account
-from lightning_fedq.privacy.client_spending import Population
 from lightning_fedq.privacy.row import Row
-from lightning_fedq.privacy.run import Run
 from lightning_fedq.privacy.secret_row import NOTE
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, format_epsilon
+
+if TYPE_CHECKING:
+    from lightning_fedq.privacy.account import Account
+    from lightning_fedq.privacy.client_spending import Population
+    from lightning_fedq.privacy.run import Run
 
 
 def notes_on(account: Account, population: Population, rows: Sequence[Row]) -> Iterator[str]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from lightning_fedq.mechanisms.interface import Adversary
-from lightning_fedq.privacy.report import PrivacyReport, State, is_met
-from lightning_fedq.privacy.row import SECRET_COHORTS, Row
+from lightning_fedq.privacy.row import SECRET_COHORTS, Row, is_met
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, NOT_RUN, VACUOUS, format_epsilon
+
+if TYPE_CHECKING:
+    from lightning_fedq.privacy.report import PrivacyReport, State
 
 ORDER = (
     Adversary.SECAGG_SERVER,

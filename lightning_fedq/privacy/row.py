@@ -132,3 +132,12 @@ def adversary_title(name: str) -> str:
     """
     member, comma, counts_on = name.partition(",")
     return f"{Adversary[member].title}{comma}{counts_on}"
+
+
+def is_met(row: Row, masked: bool) -> bool:
+    """Return whether the run has this adversary as it runs, without a failure of an assumption."""
+    if row.adversary == Adversary.SECAGG_SERVER.name:
+        return masked
+    if row.adversary in (Adversary.SERVER.name, Adversary.EAVESDROPPER.name):
+        return not masked
+    return row.adversary != Adversary.SERVER_AND_PARTNER.name

@@ -7,13 +7,16 @@ how often single clients were charged, because that would reveal who was drawn.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import lightning_fedq.privacy.assumptions as kind
 from lightning_fedq.mechanisms.interface import Adversary
-from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.row import Row
 from lightning_fedq.privacy.sampled import find_amplification_obstacle, find_secrecy_obstacle
 from lightning_fedq.privacy.verdict import VACUOUS, VACUOUS_EPSILON, verdict
+
+if TYPE_CHECKING:
+    from lightning_fedq.privacy.account import Account
 
 CONDITIONS = tuple(
     kind.SECRET_SAMPLE(sentence)

@@ -19,9 +19,8 @@ from lightning_fedq.data.sampling import in_short
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.privacy.document import adversary_phrase, headline
 from lightning_fedq.privacy.planning import GOOD, SWAMPED
-from lightning_fedq.privacy.report import is_met
 from lightning_fedq.privacy.report_rows import report_rows
-from lightning_fedq.privacy.row import Row
+from lightning_fedq.privacy.row import Row, is_met
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS, format_epsilon
 from lightning_fedq.rounds import RoundRecord, RoundServer, metric_name
 from lightning_fedq.training.accounts import NoiseWarning, choose_delta, finite_epsilons, make_report, stopped

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from lightning_fedq.audit.audit_case import AuditCase
 from lightning_fedq.audit.bench import Bench
 from lightning_fedq.audit.bins import Bins
-from lightning_fedq.audit.cases import AuditCase
 from lightning_fedq.audit.fixed_parts import HeldKeys
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms import CPA, CSGM, LDPQ, CorBin, DistributedDiscreteGaussian, LayeredGaussian

@@ -8,7 +8,8 @@ import pytest
 import lightning_fedq as fedq
 from lightning_fedq import mechanisms
 from lightning_fedq.audit import audit, bench
-from lightning_fedq.audit.cases import AuditCase, audit_cases
+from lightning_fedq.audit.audit_case import AuditCase
+from lightning_fedq.audit.cases import audit_cases
 from lightning_fedq.audit.simulated import cohort_size
 from lightning_fedq.audit.views import Finding
 from lightning_fedq.privacy.account import Account

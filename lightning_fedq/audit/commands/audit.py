@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from lightning_fedq.audit import audit, bench
-from lightning_fedq.audit.cases import AuditCase, audit_cases, claimed_losses
+from lightning_fedq.audit.audit_case import AuditCase
+from lightning_fedq.audit.cases import audit_cases, claimed_losses
 from lightning_fedq.audit.knowledge import SEGMENTS, audit_knowledge
 from lightning_fedq.audit.simulated import FEWEST_ROUNDS
 from lightning_fedq.audit.views import Finding
