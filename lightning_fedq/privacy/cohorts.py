@@ -1,6 +1,7 @@
 """Laws of cohorts: which clients take part in a round.
 
-A law draws cohorts, bounds the charges of clients and prices secret draws.
+A law draws cohorts, bounds the charges of clients and prices secret draws. This file is long because it has
+all laws, and a reader compares them.
 
 Planner, run, plan and report use the same law object, so the cohort that is accounted for is the cohort that
 is drawn. A law knows neither the number of clients nor a seed: its methods take them as arguments. Known

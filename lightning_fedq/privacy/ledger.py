@@ -6,6 +6,8 @@ again. The ledger only counts. The cost of a charge follows from the mechanism's
 from the terms of its round: number of clients in it, masks, Byzantine clients. All charges have one price, so
 a ledger refuses another mechanism, another federation or other terms (`set_terms`).
 
+This file is long because it has one class, whose methods read and write the same counts.
+
 A ledger belongs to the clients, not to a server or a training. Every training with these clients charges the
 same ledger, and its counts only grow. A server that starts with new keys calls `begin`, because its streams
 are new. Every ledger object charges under a name of its own, also after it was restored or copied, and

@@ -2,7 +2,8 @@
 
 The user's module contains the global model throughout. Clients train on copies, and their updates go through
 the round engine. When the last client has trained, the server's step is written into the module. A round that
-is given up leaves nothing to restore.
+is given up leaves nothing to restore. This file is long because it has one class, whose methods follow a fit
+from its start to its end.
 """
 
 from __future__ import annotations
