@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_fedq.audit import AuditCase, audit_cases
 from lightning_fedq.functional.clip import unit_ball_factors
 from lightning_fedq.functional.hadamard import padded_size
 from lightning_fedq.functional.rotation import rotate, rotate_back, sign_words
@@ -151,6 +152,15 @@ class SQKR(Mechanism):
         ones = np.ones(padded_size(context.dim))
         high = torch.from_numpy(rotate_back(ones, _words(context, public), context.dim))
         return 1e3 * self.clip_norm * high, -1e3 * self.clip_norm * high
+
+
+@audit_cases.register
+def _(mechanism: SQKR, dim: int) -> tuple[AuditCase, ...]:
+    """Return the case that comes closest to the claim.
+
+    One encoding is one draw. A short range, which no claim depends on, makes the signs certain.
+    """
+    return (AuditCase(replace(mechanism, kappa=0.1), concentrated=True),)
 
 
 def _words(context: RoundContext, rand: PublicRandomness) -> np.ndarray:

@@ -1,11 +1,10 @@
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 from fedq_sqkr import SQKR
 
-from lightning_fedq.audit import AuditCase, audit
+from lightning_fedq.audit import audit, audit_cases
 from lightning_fedq.mechanisms.contract_suite import RULES, encode, golden_symbols, make_context
 from lightning_fedq.mechanisms.interface import Adversary
 
@@ -60,7 +59,6 @@ def test_the_audit_sees_a_response_that_is_left_out():
     """At 1e-3, the right one is refuted with that chance over fresh seeds."""
     honest, planted = SQKR(1.0, 1.0, bits=2), Unrandomised(1.0, 1.0, bits=2)
     for mechanism, refuted in ((honest, False), (planted, True)):
-        # one encoding is one draw; a short range, which no claim depends on, makes the signs certain
-        case = AuditCase(replace(mechanism, kappa=0.1), concentrated=True)
+        (case,) = audit_cases(mechanism, 1024)
         findings = audit(case, 300, alpha=1e-3)
         assert any(finding.alarm for finding in findings) is refuted

@@ -40,7 +40,8 @@ def test_claims_about_vectors_are_audited_in_two_shapes():
     assert (spread.concentrated, concentrated.concentrated) == (False, True)
     assert spread.mechanism.noise_multiplier == concentrated.mechanism.noise_multiplier / 32
     spread, concentrated = command.cases(mechanisms.LaplaceNoise)
-    assert spread.mechanism.noise_multiplier == concentrated.mechanism.noise_multiplier / 1024
+    of_one = mechanisms.LaplaceNoise(1.0, 1.0).longest_update(1024) / 32  # of an update that is spread evenly
+    assert spread.mechanism.noise_multiplier == concentrated.mechanism.noise_multiplier * of_one
     assert not any(case.concentrated for case in command.cases(mechanisms.CSGM))
 
 
