@@ -1,4 +1,4 @@
-"""What `fedq plan` prints: the table of options, advice by the verdict on the best one, and ways out."""
+"""Texts of `fedq plan`: the table of options, advice by the verdict on the best one, and ways out."""
 
 from __future__ import annotations
 

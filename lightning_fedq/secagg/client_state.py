@@ -9,7 +9,7 @@ from lightning_fedq.secagg.messages import PublicKeys
 
 
 class _Format(NamedTuple):
-    """How a value is written to JSON, and read from it."""
+    """Conversion of a value to JSON and back."""
 
     write: Callable[[Any], Any]
     read: Callable[[Any], Any]

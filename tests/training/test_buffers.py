@@ -239,5 +239,5 @@ def test_the_privacy_page_counts_buffers(tmp_path):
         normed(), datamodule=Digits(80, BATCH)
     )
     assert folder.summary["num_buffers"] == 16 and folder.summary["num_parameters"] == 626
-    page = (tmp_path / "run" / "privacy.md").read_text()
-    assert "16 of 642 coordinates are buffers, charged like parameters" in page
+    report = (tmp_path / "run" / "report.md").read_text()
+    assert "16 of 642 coordinates are buffers, charged like parameters" in report
