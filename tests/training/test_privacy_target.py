@@ -179,10 +179,6 @@ def test_a_resumed_run_keeps_what_was_found_and_refuses_others(tmp_path):
             {"mechanism": fedq.FedAvg(), "secure_aggregation": None},
             "FedAvg has no privacy parameter that a target could set",
         ),
-        (
-            {"privacy": fedq.PrivacyTarget(8.0, 0.06, "outsider")},
-            "delta must be > 0 and below 0.05 = 1 / 20 clients",
-        ),
     ],
     ids=str,
 )
@@ -191,6 +187,11 @@ def test_what_can_not_be_is_refused_before_the_first_round(settings, match):
     with pytest.raises(ValueError, match=match):
         trained(federated)
     assert federated.ledger.rounds == 0
+
+
+def test_a_delta_that_is_too_large_for_the_clients_is_refused_at_once():
+    with pytest.raises(ValueError, match="delta must be > 0 and below 0.05 = 1 / 20 clients"):
+        federation(privacy=fedq.PrivacyTarget(8.0, 0.06, "outsider"))
 
 
 @pytest.mark.parametrize(
