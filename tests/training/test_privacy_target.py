@@ -190,7 +190,7 @@ def test_what_can_not_be_is_refused_before_the_first_round(settings, match):
 
 
 def test_a_delta_that_is_too_large_for_the_clients_is_refused_at_once():
-    with pytest.raises(ValueError, match="delta must be > 0 and below 0.05 = 1 / 20 clients"):
+    with pytest.raises(ValueError, match=r"delta must be > 0 and below 0\.05 = 1 / 20 clients"):
         federation(privacy=fedq.PrivacyTarget(8.0, 0.06, "outsider"))
 
 
