@@ -1,13 +1,13 @@
 """Tables of README and docs that repeat code, and lists of mechanisms in the package, made from it.
 
 python docs/generate.py          # `make tables`: write them
-python docs/generate.py --check  # say which are out of date; a test does so
+python docs/generate.py --check  # say which are out of date, as a test does
 python docs/generate.py --audit LDPQ  # attack a mechanism as `fedq audit` does by default, renew its row
 
 A table stands between `<!-- made by `make tables`: NAME -->` and `<!-- end -->`, and is replaced as a whole.
-In the package, the names in `mechanisms/__init__.py` come from the files beside it, and the table of
-`fedq mechanisms`, `commands/mechanisms.json`, from what the classes do on real messages, and what `--help`
-prints, `commands/shown.json`, from the parsers.
+In the package, the names in `mechanisms/__init__.py` come from the files beside it. The table of
+`fedq mechanisms` (`commands/mechanisms.json`) comes from what the classes do on real messages. The texts of
+`--help` (`commands/shown.json`) come from the parsers.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ def basics_table() -> str:
 
 
 def hooks_table() -> str:
-    """What few mechanisms write besides the basics."""
+    """The names besides the basics, which few mechanisms write."""
     return _hooks(Mechanism)
 
 

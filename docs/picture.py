@@ -60,7 +60,7 @@ def read_useful_epsilon() -> dict[str, tuple[float, list[float]]]:
             if part in step:
                 found[part] = (float(size.replace(",", "")), [float(cell) for cell in cells])
     if missing := set(SHOWN) - set(found):
-        raise ValueError(f"useful_epsilon.md has no row with {sorted(missing)}; edit SHOWN")
+        raise ValueError(f"useful_epsilon.md has no row with {sorted(missing)}. Edit SHOWN")
     return found
 
 
