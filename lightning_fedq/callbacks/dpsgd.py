@@ -555,4 +555,4 @@ class DPSGD(pl.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue the accounts of a checkpoint. Without a seed, charges of this object are kept."""
         self._spent.load_state_dict(state_dict, repeatable=self.seed is not None)
-        self.loss_reduction = state_dict.get("loss_reduction")
+        self.loss_reduction = state_dict["loss_reduction"]

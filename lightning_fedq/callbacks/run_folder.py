@@ -432,9 +432,7 @@ class RunFolder(pl.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue in the folder of the checkpoint's run if its table has the checkpoint's rounds."""
-        rows = state_dict.get("rows", [])  # checkpoints of 0.2 have all rows
-        rounds = state_dict.get("rounds", len(rows))
-        self.path, last = Path(state_dict["path"]), state_dict.get("last", rows[-1] if rows else {})
+        self.path, rounds, last = Path(state_dict["path"]), state_dict["rounds"], state_dict["last"]
         table = self.path / "metrics.csv"
         saved_rows = read_rows(table) if table.is_file() else []
         if len(saved_rows) >= rounds > 0 and _is_same(last, saved_rows[rounds - 1]):
