@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -95,23 +95,20 @@ class ChangedTensors(NamedTuple):
         return tuple(name for name in names if name in wanted and name not in trained)
 
 
-def find_changed(
-    before: nn.Module | Mapping[str, Tensor], after: nn.Module, names: Sequence[str]
-) -> dict[str, Tensor]:
+def find_changed(before: nn.Module, after: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
     """Return the new values of tensors that training has changed, by name.
 
     Tensors that are missing afterwards, or have another shape or dtype, are left out.
 
     Args:
-        before: Module or tensors before training.
+        before: Module before training.
         after: Trained module.
         names: Names of tensors to compare.
     """
     changed = {}
     for name in names:
         try:
-            old = before[name] if isinstance(before, Mapping) else attrgetter(name)(before)
-            new = attrgetter(name)(after)
+            old, new = attrgetter(name)(before), attrgetter(name)(after)
         except AttributeError:
             continue
         comparable = isinstance(new, Tensor) and (old.shape, old.dtype) == (new.shape, new.dtype)

@@ -208,7 +208,7 @@ class ClientSide:
         term: Correction | None,
         clients_per_step: int = 1,
         ranks: RankGroup | None = None,
-        **fit: Any,
+        number: int | None = None,
     ) -> None:
         """Make the log and the worker, after the server has been made.
 
@@ -217,7 +217,7 @@ class ClientSide:
             term: Client half of the local algorithm. None is federated averaging.
             clients_per_step: Largest number of clients that train in one step.
             ranks: Group of the ranks that share the clients. None if there is one process.
-            **fit: Further arguments of `ClientFit`.
+            number: Number of the only client in this process. None if there are several.
 
         Raises:
             ValueError: If a callback or schedule decides by metrics that stay with the clients.
@@ -229,7 +229,7 @@ class ClientSide:
         self.worker = ClientWorker(
             trainer,
             self.vector,
-            ClientFit(trainer, trainer.loggers if self.log.shared else None, **fit),
+            ClientFit(trainer, trainer.loggers if self.log.shared else None, number),
             self.clock,
             self.log,
             self._loader,
