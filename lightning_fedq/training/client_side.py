@@ -6,7 +6,6 @@ a round which is given up leaves nothing to restore.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -87,7 +86,6 @@ class ClientSide:
         log: Metrics that clients log. Set by `begin`, as `worker`.
         worker: Trains and evaluates the clients.
         present: Stack that is training. None between stacks.
-        seconds: Time that clients have trained, in seconds.
     """
 
     log: ClientMetrics
@@ -117,7 +115,6 @@ class ClientSide:
         except ValueError as error:
             raise ClientSettingsError(str(error)) from error
         self.present: Stack | None = None
-        self.seconds = 0.0
         self.clock = Clock(trainer, holdings.schedule.max_batches)
         module = trainer.lightning_module
         self.findings = TrialFindings(ChangedTensors.from_layers(module))
@@ -263,13 +260,11 @@ class ClientSide:
             statistics: Statistics to compute of each client's data instead of an update. None trains.
             on_progress: Called after each stack with the number of clients that are done.
         """
-        began = time.perf_counter()
         self.log.begin_round()
         try:
             yield self._train_stacks(weights, statistics, on_progress)
         finally:
             self.present = None
-            self.seconds += time.perf_counter() - began
             self.worker.fit.end_round()  # drop the state that clients were copied from: it changes each round
             self.log.detach()
 

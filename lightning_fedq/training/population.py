@@ -115,11 +115,6 @@ class Population(ABC):
         """Return the state of clients elsewhere for a checkpoint. Simulated clients have none."""
         return {}
 
-    @property
-    def takes_ranks(self) -> bool:
-        """Whether several ranks on this machine's CPU could train the clients."""
-        return False
-
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 (simulated ones have none)
         """Restore the state of a checkpoint."""
 
@@ -277,16 +272,6 @@ class SimulatedClients(Population):
             split.loader(lambda: self.coming(), schedule.max_batches),
             split.own_loaders,
             [] if held_out is None else held_out.parts,
-        )
-
-    @property
-    def takes_ranks(self) -> bool:
-        return (
-            self.ranks is None
-            and self._federation.batch_rule is None
-            and not self._federation.planner.law.secret
-            and not self.partitioned_data.holds_streams
-            and self._trainer.strategy.root_device.type == "cpu"
         )
 
     def trial_stacks(self) -> list[Stack] | None:
