@@ -208,7 +208,9 @@ def _reduce_lock(value: Any, table: ObjectTable) -> Any:
 
 def _refuse_generator(value: Any, table: ObjectTable) -> Any:
     """Refuse a random generator of a subclass, of which clients would have the same draws."""
-    raise TypeError(f"{type(value).__name__} is a subclass of a random generator, which can't be seeded for each client")
+    raise TypeError(
+        f"{type(value).__name__} is a subclass of a random generator, which can't be seeded for each client"
+    )
 
 
 Reduction = Callable[[Any, ObjectTable], Any]
