@@ -91,7 +91,7 @@ class PrivacyBudget(pl.Callback):
         self.adversary, self.on_exhausted = adversary_named(adversary), on_exhausted
         self.epsilon_spent, self.affordable = 0.0, 0
         self._warned = False
-        self._current_spending: Callable[[], float] = _zero_spending
+        self._current_spending: Callable[[], float] = float  # a class can be pickled, unlike a lambda
         self._blocked: Callable[[], str] = str
         self._began = self._counts_samples = self._seeded = self._secret = False
         self._unit = ""
@@ -355,8 +355,3 @@ def _blocked(engine: RoundEngine, charges: torch.Tensor, limits: torch.Tensor) -
         return ""
     whose = "" if bool((limits == limits[0]).all()) else f" of client {client}"
     return f"{int(limits[client])} rounds{whose} fit into it, and {int(charges[client])} are done"
-
-
-def _zero_spending() -> float:
-    """Return the spending before the first fit. A function can be pickled, unlike a lambda."""
-    return 0.0

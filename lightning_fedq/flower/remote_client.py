@@ -367,9 +367,7 @@ class RemoteClient:
         choice = self._federated.local.client_metrics
         if choice is not None:
             return choice == "shared"
-        one, planner = torch.ones(1, dtype=torch.float64), self._federated.planner
-        groups = planner.expected(0, self.mechanism()).groups
-        return self._is_unprotected(RoundContext(0, groups, (1,), 0.0 * one, one))
+        return self._is_unprotected(self._federated.planner.expected_context(self.mechanism(), 1))
 
     def _train_update(self, fields: Fields, task: RoundTask, weights: Tensor) -> Tensor:
         """Train and return the `(dim,)` update, or a zero update where a failure must stay private.

@@ -22,7 +22,6 @@ from lightning_fedq.data.held_out import HeldOut, PartitionedHeldOut
 from lightning_fedq.data.labels import has_stored_labels, label_counts, read_labels
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.keys.randomness import Keys, RootKeys, SeededKeys
-from lightning_fedq.mechanisms.interface import RoundContext
 from lightning_fedq.rounds import RoundEngine, RoundPlan
 from lightning_fedq.secagg import Aggregation
 from lightning_fedq.training.checks import check_limit, check_per_client_loaders, validate_by_rounds
@@ -315,6 +314,5 @@ def will_share_metrics(federation: Federation, trainer: pl.Trainer) -> bool:
         return choice == "shared"
     if sample_protectors(get_callbacks(trainer)):
         return False
-    one, mechanism = torch.ones(1, dtype=torch.float64), federation.mechanism
-    context = RoundContext(0, federation.planner.expected(0, mechanism).groups, (1,), 0.0 * one, one)
-    return federation.seed is not None or not has_claim(mechanism, context)
+    context = federation.planner.expected_context(federation.mechanism, 1)
+    return federation.seed is not None or not has_claim(federation.mechanism, context)

@@ -123,7 +123,7 @@ class CalibratedTarget:
             byzantine = count_byzantine(trainer, federated.planner)
             self.calibration = self.calibrate(federated, dim, charged + wanted, byzantine)
             self._check_charged(federated, charged, wanted)
-            ratio = self._noise_over_signal(federated, dim, wanted)
+            ratio = planned_noise(self.calibration.mechanism, federated.planner.cohort_size, dim, wanted)
             rank_zero_info(f"Privacy target: {self.statement}{_format_ratio(ratio)}")
             if ratio is not None and ratio > SWAMPED:
                 self._warn_of_noise(federated, ratio)
@@ -161,11 +161,6 @@ class CalibratedTarget:
         per = f"{found.charges} released rounds" if self._secret else per
         among = f", with {self._colluders} of a cohort colluding" if self._colluders else ""
         return f"{self.target}{among}: {found.mechanism!r}, which spends {found.epsilon:.4g} over {per}"
-
-    def _noise_over_signal(self, federated: Federation, dim: int, rounds: int) -> float | None:
-        """Return the planned noise-to-signal ratio R of the run, as `fedq plan` does. None if unknown."""
-        assert self.calibration is not None
-        return planned_noise(self.calibration.mechanism, federated.planner.cohort_size, dim, rounds)
 
     def _warn_of_noise(self, federated: Federation, ratio: float) -> None:
         """Warn before the first round that the model will hardly learn, and say how many clients it takes."""

@@ -54,12 +54,13 @@ def least_chance(clients, cohort, corrupt, dropped, degree, threshold, lying, by
 
 
 def run_of(clients, cohort, secagg, mechanism, rounds=100, num_byzantine=0):
+    planner = RoundPlanner(clients, 0, fedq.FixedSize(cohort))
     return describe_run(
-        RoundPlanner(clients, 0, fedq.FixedSize(cohort)),
+        planner,
         mechanism,
-        50,
+        planner.expected_context(mechanism, 50),
         rounds=rounds,
-        secure_sum=secagg,
+        secagg=secagg,
         plain_sum=True,
         num_byzantine=num_byzantine,
         secure_keys=True,

@@ -25,6 +25,7 @@ from lightning_fedq.mechanisms.interface.context import (
     HandOver,
     Message,
     RoundContext,
+    group_clients,
     split_groups,
 )
 from lightning_fedq.privacy.losses import (
@@ -65,6 +66,7 @@ __all__ = [
     "Slack",
     "Unit",
     "count_hidden_clients",
+    "group_clients",
     "no_guarantee",
     "same_for_all",
     "single_message_claims",
