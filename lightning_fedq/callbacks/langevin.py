@@ -115,8 +115,7 @@ class Langevin(pl.Callback):
     ) -> None:
         """Add the missing noise after the last batch of a round, and update the running moments."""
         federated = find_federated(trainer, "Langevin")
-        engine = federated.engine
-        assert engine is not None
+        engine = federated.started_engine
         if engine.plan is not None:
             return
         record = federated.records[-1]

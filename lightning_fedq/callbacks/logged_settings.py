@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 def collect_settings(trainer: pl.Trainer, federation: Federation) -> dict[str, Any]:
     """Return the settings of a federation, whose engine exists, as plain values by name."""
-    engine, target, mechanism = federation.engine, federation.privacy_target, federation.mechanism
-    assert engine is not None
+    engine, target, mechanism = federation.started_engine, federation.privacy_target, federation.mechanism
     protecting = sample_protectors(get_callbacks(trainer))
     return {
         "version": version("lightning_fedq"),

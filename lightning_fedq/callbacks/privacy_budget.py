@@ -159,8 +159,7 @@ class PrivacyBudget(pl.Callback):
                 )
             return protected
         if self.unit is None:
-            engine = federated.engine
-            assert engine is not None
+            engine = federated.started_engine
             claims = engine.mechanism.claims(engine.context(engine.next_plan()))
             if not all(isinstance(claim.loss, NonPrivate) for claim in claims):
                 raise ValueError(
@@ -171,8 +170,7 @@ class PrivacyBudget(pl.Callback):
 
     def _follow_rounds(self, federated: Federation, trainer: pl.Trainer, secret: bool) -> None:
         """Limit the charges of the ledger: each client's, or all released rounds if cohorts are secret."""
-        engine, adversary = federated.engine, self.adversary
-        assert engine is not None
+        engine, adversary = federated.started_engine, self.adversary
         ledger, clients = engine.ledger, engine.planner.num_clients
         delta = check_delta(self.delta, clients, "clients")
         simulated = warn_if_simulated(federated, adversary, "PrivacyBudget")

@@ -19,7 +19,7 @@ from torch import Tensor
 from lightning_fedq._lightning import get_callbacks, pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.callbacks.dpsgd import DPSGD
 from lightning_fedq.callbacks.privacy_budget import PrivacyBudget
-from lightning_fedq.callbacks.trainer_lookup import find_engine, find_federated
+from lightning_fedq.callbacks.trainer_lookup import find_federated
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism
 from lightning_fedq.privacy.document import PAGE, document
@@ -144,7 +144,8 @@ class RunFolder(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Choose the folder: that of the resumed run, or a new one."""
-        federated, engine = find_federated(trainer, "RunFolder"), find_engine(trainer, "RunFolder")
+        federated = find_federated(trainer, "RunFolder")
+        engine = federated.started_engine
         records, client_log = federated.records, federated.client_log
         if self._starts_at and self._starts_at == len(records):
             self.rows = [{**record.metrics(), "seconds": math.nan} for record in records]
@@ -203,7 +204,8 @@ class RunFolder(pl.Callback):
             return
         # save again, because a callback may have chosen another model at the end
         trainer.save_checkpoint(self._folder() / MODEL, weights_only=True)
-        federated, engine = find_federated(trainer, "RunFolder"), find_engine(trainer, "RunFolder")
+        federated = find_federated(trainer, "RunFolder")
+        engine = federated.started_engine
         self._drawn, self._ended = True, stopped(federated, trainer) or self._ended
         self._write(trainer)
         # write the table of each client's samples next to the clients' metrics
@@ -269,7 +271,8 @@ class RunFolder(pl.Callback):
 
     def _write(self, trainer: pl.Trainer) -> None:
         """Write the summary, the privacy report and the report page."""
-        federated, engine = find_federated(trainer, "RunFolder"), find_engine(trainer, "RunFolder")
+        federated = find_federated(trainer, "RunFolder")
+        engine = federated.started_engine
         privacy = self._report(trainer)
         self.summary = self._summarize(trainer, engine, privacy, federated.fit.vector.num_buffers)
         if federated.calibrated_target is not None:
