@@ -30,12 +30,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
+from lightning_fedq._lightning import rank_zero_info, rank_zero_warn
 from lightning_fedq.clients.changed_tensors import ChangedTensors, largest_difference
 from lightning_fedq.clients.fit import Client
 from lightning_fedq.clients.forks import ForkFailedError, run_in_fork
-from lightning_fedq.clients.hooks import knows_clients
-from lightning_fedq.clients.stale import Digests, digests
+from lightning_fedq.clients.stale import Digests, digests, is_user_s
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.functional.batch_stack import map_leaves, map_tensors
 from lightning_fedq.rounds import Statistics
@@ -89,8 +88,7 @@ def digest_outputs(trainer: Any, max_batches: float = math.inf) -> Digests:
     """
     found = digest_checkpoint(trainer)
     silence(trainer)
-    no = pl.callbacks.Checkpoint | pl.callbacks.ProgressBar
-    trainer.callbacks = [c for c in trainer.callbacks if not (isinstance(c, no) or knows_clients(c))]
+    trainer.callbacks = [callback for callback in trainer.callbacks if is_user_s(callback)]
     if trainer.enable_validation:
         trainer.validating = True
         try:
