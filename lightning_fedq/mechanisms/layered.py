@@ -29,7 +29,6 @@ from lightning_fedq.functional.exact_error.layered import (
     minimal_step,
 )
 from lightning_fedq.functional.exact_error.layered_cost import known_dither_delta
-from lightning_fedq.functional.sampled_loops import take_words
 from lightning_fedq.keys.randomness import PublicRandomness, Stream
 from lightning_fedq.mechanisms.bases.exact_error import L1_UNBOUNDED, Array, ExactError, Quantizer
 from lightning_fedq.mechanisms.interface import (
@@ -71,7 +70,7 @@ def layered_quantizer(
 
 
 def selected_quantizer(
-    words: NDArray[np.uint64], selected: NDArray[np.bool_] | None, sigma: float, layering: Layering
+    words: NDArray[np.uint64], selected: NDArray[np.bool_] | slice, sigma: float, layering: Layering
 ) -> Quantizer:
     """Return dithers and layers as `layered_quantizer` draws them, for the selected coordinates of a chunk.
 
@@ -81,12 +80,9 @@ def selected_quantizer(
         sigma: Std of the client's error, > 0.
         layering: "direct" or "shifted".
     """
-    chosen, size = words, words.size // WORDS_PER_COORDINATE
-    if selected is not None:
-        chosen = np.empty(words.size + WORDS_PER_COORDINATE, np.uint64)
-        size = take_words(words, selected, chosen)
-    quantizer = Quantizer(*(np.empty(size) for _ in range(3)))
-    layer_row(chosen[: WORDS_PER_COORDINATE * size], sigma, True, layering == "shifted", *quantizer)
+    chosen = words.reshape(-1, WORDS_PER_COORDINATE)[selected]
+    quantizer = Quantizer(*(np.empty(len(chosen)) for _ in range(3)))
+    layer_row(chosen.ravel(), sigma, True, layering == "shifted", *quantizer)
     return quantizer
 
 
