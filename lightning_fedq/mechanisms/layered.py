@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fedq.functional.chunks import in_chunks
-from lightning_fedq.functional.exact_error.dither import add_dequantized_row
 from lightning_fedq.functional.exact_error.float_error import LawError, layered_law_error
 from lightning_fedq.functional.exact_error.layered import (
     WORDS_PER_COORDINATE,
@@ -159,9 +158,10 @@ class LayeredGaussian(ExactError):
         total = np.zeros(context.dim)
 
         def add(part: slice, words: NDArray[np.uint64], row: int) -> None:
-            quantizer = Quantizer(*(np.empty(part.stop - part.start) for _ in range(3)))
-            layer_row(words, sigma, self.error_law == "gaussian", self.layering == "shifted", *quantizer)
-            add_dequantized_row(rows[row, part], *quantizer, total[part])
+            dither, step, offset = (np.empty(part.stop - part.start) for _ in range(3))
+            law = sigma, self.error_law == "gaussian", self.layering == "shifted"
+            layer_row(words, *law, dither, step, offset)
+            total[part] += (rows[row, part] - dither) * step + offset
 
         for row, client in enumerate(clients):
             stream = rand.shared_with_server(client, "layered dither")

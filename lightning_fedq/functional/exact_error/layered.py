@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fedq.functional.checks import check_positive
-from lightning_fedq.functional.exact_error.depths import BLOCK, LEAST_DEPTH, complementary_depths, draw_depths
+from lightning_fedq.functional.exact_error.depths import LEAST_DEPTH, complementary_depths, draw_depths
 
 Law = Literal["gaussian", "laplace"]
 Layering = Literal["direct", "shifted"]
@@ -131,22 +131,19 @@ def layer_row(
         offset: `(n,)`, overwritten.
     """
     shift, half_cells = np.uint64(11), np.int64(1 << 52)
-    depths, others = np.empty(BLOCK), np.empty(BLOCK)
-    for start in range(0, dither.size, BLOCK):
-        drawn, size = words[4 * start :], min(BLOCK, dither.size - start)
-        u, w, mid = dither[start : start + size], step[start : start + size], offset[start : start + size]
-        for j in range(size):
-            u[j] = (np.float64(np.int64(drawn[4 * j] >> shift) - half_cells) + 0.5) * 2.0**-53
-        draw_depths(drawn, gaussian, depths[:size])
-        if not shifted:
-            for j in range(size):
-                w[j] = 2.0 * _half_width(depths[j], gaussian, sigma)
-                mid[j] = 0.0
-            continue
-        complementary_depths(depths[:size], others[:size])
-        for j in range(size):
-            half = _half_width(depths[j], gaussian, sigma)
-            other = _half_width(others[j], gaussian, sigma)
-            w[j] = half + other
-            gap = 0.5 * (half - other)
-            mid[j] = -gap if drawn[4 * j + 3] & np.uint64(1) else gap
+    depths, others = np.empty(dither.size), np.empty(dither.size)
+    for j in range(dither.size):
+        dither[j] = (np.float64(np.int64(words[4 * j] >> shift) - half_cells) + 0.5) * 2.0**-53
+    draw_depths(words, gaussian, depths)
+    if not shifted:
+        for j in range(dither.size):
+            step[j] = 2.0 * _half_width(depths[j], gaussian, sigma)
+            offset[j] = 0.0
+        return
+    complementary_depths(depths, others)
+    for j in range(dither.size):
+        half = _half_width(depths[j], gaussian, sigma)
+        other = _half_width(others[j], gaussian, sigma)
+        step[j] = half + other
+        gap = 0.5 * (half - other)
+        offset[j] = -gap if words[4 * j + 3] & np.uint64(1) else gap
