@@ -29,7 +29,8 @@ def draw_outputs(
     place = (units + 1.0) * (0.5 * (len(edges) - 1))
     cell = np.minimum(np.floor(place), len(edges) - 2)  # the upper end is in the last cell
     knots = (cell + (up < np.ceil((place - cell) * 2.0**32))).astype(np.int64)
-    return (words[:, None] >= edges[knots]).sum(1).astype(np.uint8)
+    outputs: NDArray[np.uint8] = (words[:, None] >= edges[knots]).sum(1).astype(np.uint8)
+    return outputs
 
 
 def noisy_levels(

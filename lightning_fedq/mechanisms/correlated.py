@@ -89,8 +89,7 @@ class CorrelatedQuantization(Mechanism):
             size = part.stop - first
             offsets, shifts, x = strata.uniform_below(number, size), shifts_of(size), units[:size]
             for row, (place, stream) in enumerate(zip(places, streams, strict=True)):
-                words = stream.words(size)
-                stratify_words(words, offsets, place, number)
+                words = stratify_words(stream.words(size), offsets, place, number)
                 clipped += normalise_segments(rows[row], first, lines, True, x)
                 symbols[row, part] = multi_level_quantize(x, words, shifts, self.levels)
         sent = torch.from_numpy(symbols).reshape(update.shape)

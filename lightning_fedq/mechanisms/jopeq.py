@@ -144,14 +144,14 @@ class JoPEQ(Mechanism):
         rows = update.detach().reshape(len(rand.clients), context.dim).float().contiguous().numpy()
         lines = segment_lines(context.segments, context.center, context.radius)
         index, units, clipped = np.empty(rows.shape, np.int32), np.empty(min(_CHUNK, context.dim)), 0
-        law = self.noise_scale, self.step, self.levels
         for row, client in enumerate(rand.clients):
             private, shared = rand.private(client, "jopeq noise"), self._dither(client, rand)
             for first in range(0, context.dim, _CHUNK):
                 part = index[row, first : first + _CHUNK]
                 clipped += normalise_segments(rows[row], first, lines, True, units[: len(part)])
-                uniforms = private.uniforms(len(part)), shared.uniforms(len(part))
-                part[:] = noisy_levels(units[: len(part)], *uniforms, *law)
+                noise, dither = private.uniforms(len(part)), shared.uniforms(len(part))
+                law = self.noise_scale, self.step
+                part[:] = noisy_levels(units[: len(part)], noise, dither, *law, self.levels)
         symbols = torch.from_numpy(index).reshape(update.shape)
         return Message(symbols, self.code(context).num_bits(symbols), clipped)
 

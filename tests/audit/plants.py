@@ -12,7 +12,7 @@ import torch
 import lightning_fedq as fedq
 from lightning_fedq.functional.exact_error.decompose import Special
 from lightning_fedq.functional.one_bit.coupled_coins import flip_threshold
-from lightning_fedq.functional.one_bit.threshold_coin import WORD_BITS, one_bit_quantize, one_bit_thresholds
+from lightning_fedq.functional.one_bit.threshold_coin import WORD_BITS
 from lightning_fedq.keys.randomness import ClientRandomness, Stream
 from lightning_fedq.mechanisms import paired_coins, rotated_axes, rotated_coins
 from lightning_fedq.mechanisms.bases.additive_noise import WholeVector
@@ -20,6 +20,7 @@ from lightning_fedq.mechanisms.bases.claims import independent_claims
 from lightning_fedq.mechanisms.bases.one_bit import COINS
 from lightning_fedq.rounds import RoundEngine
 from lightning_fedq.wire.coding import FixedLength
+from tests.functional.one_bit.oracle import one_bit_quantize, one_bit_thresholds
 
 # ---- the mechanisms of section 8 of the specification of useful privacy ----------------------------------
 
