@@ -139,8 +139,12 @@ class SubsampledMechanism(Mechanism):
         """Add 1 to `total` at the coordinates that a client sends."""
         threshold = math.floor(self.sampling_probability * 2.0**32)
 
+        if threshold == 2**32:
+            total += True
+            return
+
         def add(part: slice, words: NDArray[np.uint32]) -> None:
-            total[part] += words < np.uint64(threshold)
+            total[part] += words < np.uint32(threshold)
 
         in_chunks(total.size, rand.members(f"selection {client}").words, add)
 
