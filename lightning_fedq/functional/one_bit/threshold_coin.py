@@ -96,14 +96,14 @@ def one_bit_quantize_rows(
     high: int,
     bits: NDArray[np.uint8],
 ) -> int:
-    """Quantise a stretch of some rows in one pass, to the same bits as `one_bit_quantize`.
+    """Quantise a stretch of some rows in one pass, a bit for each word.
 
     Args:
         updates: Updates, `(num_rows, dim)`, C-contiguous.
         rows: Numbers of the rows to quantise, `(k,)`.
         first: First coordinate of the stretch.
         words: Uniform 32-bit words, one for each coordinate of the stretch, `(k, n)`, C-contiguous.
-        ranges: End, centre and radius of each segment, `(3, segments)`.
+        ranges: End, centre and inverse radius of each segment, `(3, segments)`.
         low: Smallest threshold.
         high: Largest threshold, < 2^32.
         bits: Quantised bits, `(num_rows, dim)`, C-contiguous. The stretch is overwritten.
