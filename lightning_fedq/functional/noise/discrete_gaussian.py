@@ -158,8 +158,8 @@ def sum_gap(n: int, sigma: float) -> float:
 def concentration(norm: float, one_norm: float, dim: int, n: int, sigma: float) -> float:
     """Return rho such that the Renyi divergence is at most rho alpha at every order alpha (zCDP).
 
-    It is the smaller of two bounds on the Renyi divergence between a sum of n draws of parameter sigma and the
-    sum shifted by `norm` in l2 and by `one_norm` in l1, divided by alpha.
+    It is the smaller of two bounds on the Renyi divergence between a sum of n draws of parameter sigma, and
+    this sum shifted by `norm` in l2 and by `one_norm` in l1, divided by alpha.
 
     Examples:
         >>> round(concentration(1.0, 1.0, 1, 10, 5.0), 4)

@@ -221,7 +221,8 @@ class ClippedVector(AdditiveNoise):
         return self.clip_norm * (1.0 if self._order == 2 else math.sqrt(math.pi / (2.0 * dim)))
 
     def influence(self, client: int, context: RoundContext) -> float:
-        return super().influence(client, context) * context.dim ** (1.0 / self._order)
+        dims: float = context.dim ** (1.0 / self._order)
+        return super().influence(client, context) * dims
 
 
 @dataclass(frozen=True)
