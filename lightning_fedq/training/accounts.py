@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from lightning_fedq._lightning import get_callbacks, pl, rank_zero_info
 from lightning_fedq.algorithms.byzantine.counting import count_byzantine
 from lightning_fedq.data.sampling import in_short
@@ -22,7 +24,7 @@ from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import closed_form
 from lightning_fedq.privacy.planning import GOOD, HOMOGENEITY, SWAMPED, planned_noise, verdict_on
 from lightning_fedq.privacy.report import PrivacyReport, State, epsilon_after, privacy_report
-from lightning_fedq.privacy.run import Run, ThreatModel
+from lightning_fedq.privacy.run import Run, SecureSum, ThreatModel
 from lightning_fedq.reports.runs import BITS_PER_MEGABYTE, worse_ratio
 from lightning_fedq.rounds import RoundEngine, RoundPlanner, RoundRecord, RoundServer
 from lightning_fedq.secagg import SecAgg
@@ -37,35 +39,43 @@ class NoiseWarning(UserWarning):
 def describe_run(
     planner: RoundPlanner,
     mechanism: Mechanism,
-    context: RoundContext,
+    context_or_dim: RoundContext | int,
     *,
     rounds: int,
-    secagg: SecAgg | None,
+    secure_sum: SecAgg | SecureSum | None,
     plain_sum: bool,
     num_byzantine: int,
     secure_keys: bool,
+    charges: Sequence[int] | Tensor | None = None,
+    to_come: int = 0,
 ) -> Run:
     """Build the `Run` that accounts and reports take.
 
     Args:
-        context: Context of one round of the run.
+        context_or_dim: Context of one round of the run, or the number of parameters before there is a server.
         plain_sum: Does the model depend on the messages through their plain sum only?
         num_byzantine: Largest number of clients of a cohort that do not run the protocol.
         secure_keys: Do keys come from the operating system?
+        charges: Charges of each client so far, `(num_clients,)`. Dropped for secret cohorts, because charges
+            reveal the clients that were drawn.
+        to_come: Number of rounds that are planned and not in `charges`.
     """
-    secure_sum = None
-    if secagg is not None:
-        secure_sum = secagg.guarantee(planner.num_clients, planner.cohort_size, rounds, num_byzantine)
+    if isinstance(context_or_dim, int):
+        context_or_dim = planner.expected_context(mechanism, context_or_dim)
+    sampling = planner.sampling()
+    if isinstance(secure_sum, SecAgg):
+        size = planner.cohort_size
+        secure_sum = secure_sum.guarantee(planner.num_clients, size, rounds, num_byzantine)
     return Run(
         mechanism=mechanism,
-        context=context,
+        context=context_or_dim,
         rounds=rounds,
-        sampling=planner.sampling(),
+        sampling=sampling,
         threat=ThreatModel(
             secure_sum=secure_sum, plain_sum=plain_sum, num_byzantine=num_byzantine, secure_keys=secure_keys
         ),
-        charges=None,
-        to_come=0,
+        charges=None if sampling.law.secret else charges,
+        to_come=to_come,
     )
 
 
@@ -76,9 +86,9 @@ def planned_run(
     return describe_run(
         federation.planner,
         mechanism,
-        federation.planner.expected_context(mechanism, dim),
+        dim,
         rounds=rounds,
-        secagg=federation.server.secure_aggregation,
+        secure_sum=federation.server.secure_aggregation,
         plain_sum=federation.server.plain_sum,
         num_byzantine=num_byzantine,
         secure_keys=federation.seed is None,
@@ -92,7 +102,7 @@ def run_to_charge(server: RoundServer, secagg: SecAgg | None, num_byzantine: int
         server.mechanism,
         server.context(server.next_plan()),
         rounds=server.ledger.rounds,
-        secagg=secagg,
+        secure_sum=secagg,
         plain_sum=server.plain_sum,
         num_byzantine=num_byzantine,
         secure_keys=server.keys.mode != "reproducible",

@@ -74,9 +74,9 @@ def test_what_is_kept_whoever_is_silent():
         run = describe_run(
             planner,
             mechanism,
-            planner.expected_context(mechanism, 5),
+            5,
             rounds=1,
-            secagg=None,
+            secure_sum=None,
             plain_sum=True,
             num_byzantine=0,
             secure_keys=True,

@@ -54,13 +54,12 @@ def least_chance(clients, cohort, corrupt, dropped, degree, threshold, lying, by
 
 
 def run_of(clients, cohort, secagg, mechanism, rounds=100, num_byzantine=0):
-    planner = RoundPlanner(clients, 0, fedq.FixedSize(cohort))
     return describe_run(
-        planner,
+        RoundPlanner(clients, 0, fedq.FixedSize(cohort)),
         mechanism,
-        planner.expected_context(mechanism, 50),
+        50,
         rounds=rounds,
-        secagg=secagg,
+        secure_sum=secagg,
         plain_sum=True,
         num_byzantine=num_byzantine,
         secure_keys=True,

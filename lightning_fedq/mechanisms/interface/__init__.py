@@ -5,7 +5,7 @@ Everything here is a frozen value or an abstract method. State (ranges, error fe
 add the claims of a run up to an epsilon.
 """
 
-from lightning_fedq.mechanisms.interface.base import Mechanism
+from lightning_fedq.mechanisms.interface.base import Mechanism, group_clients
 from lightning_fedq.mechanisms.interface.claims import (
     ANY_NUMBER,
     NO_SLACK,
@@ -25,7 +25,6 @@ from lightning_fedq.mechanisms.interface.context import (
     HandOver,
     Message,
     RoundContext,
-    group_clients,
     split_groups,
 )
 from lightning_fedq.privacy.losses import (

@@ -1,19 +1,13 @@
 """Public facts of a round, and the messages of its clients."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from lightning_fedq.mechanisms.interface.base import Mechanism
 
 SMALLEST_RADIUS = 1e-300
 
@@ -85,11 +79,6 @@ def split_groups(clients: Sequence[int], sizes: Iterable[int]) -> tuple[tuple[in
     """
     ends = [0, *itertools.accumulate(sizes)]
     return tuple(tuple(clients[start:end]) for start, end in itertools.pairwise(ends))
-
-
-def group_clients(mechanism: Mechanism, clients: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Split the clients of a cohort into the groups in which a mechanism encodes, in their order."""
-    return split_groups(clients, mechanism.group_sizes(len(clients)))
 
 
 @dataclass(frozen=True)
