@@ -257,14 +257,6 @@ class RunFolder(pl.Callback):
             return f"Each client's number of samples is in clients/holdings.csv, {why}"
         return ""
 
-    def _is_free(self, path: Path) -> bool:
-        """Return whether a folder is below `root` and has no rounds of another run.
-
-        Before its first round a run has written at most its configuration.
-        """
-        is_below = self.root.resolve() in path.resolve().parents
-        return is_below and not (path.is_dir() and {file.name for file in path.iterdir()} - {"config.yaml"})
-
     def _folder(self) -> Path:
         assert self.path is not None
         return self.path
@@ -440,12 +432,13 @@ class RunFolder(pl.Callback):
         saved_rows = read_rows(table) if table.is_file() else []
         if len(saved_rows) >= rounds > 0 and _is_same(last, saved_rows[rounds - 1]):
             self.rows = saved_rows[:rounds]
-        elif rounds or saved_rows or not self._is_free(self.path):  # the folder belongs to another run
+            return
+        if rounds:  # the folder belongs to another run
             rank_zero_warn(
                 f"The checkpoint's run folder {self.path} does not have its rounds. The run continues in a "
                 f"new folder below {self.root}, with the earlier rounds that the federation has recorded."
             )
-            self.path, self._starts_at = None, rounds
+        self.path, self._starts_at = None, rounds
 
 
 def _is_same(row: Row, saved_row: Row) -> bool:

@@ -89,16 +89,9 @@ def test_an_old_run_is_left_alone(tmp_path):
     assert len(read_rows(tmp_path / "mine-2" / "metrics.csv")) == 2
 
 
-@pytest.mark.parametrize("of_0_2", [False, True])
-def test_a_resumed_run_goes_on_in_its_folder(of_0_2, tmp_path):
-    """Also from a checkpoint of 0.2, which had all rows."""
-    first = small_run(folder := RunFolder("mine", str(tmp_path)), rounds=2)
+def test_a_resumed_run_goes_on_in_its_folder(tmp_path):
+    first = small_run(RunFolder("mine", str(tmp_path)), rounds=2)
     first.save_checkpoint(tmp_path / "two.ckpt")
-    if of_0_2:
-        checkpoint = torch.load(tmp_path / "two.ckpt", weights_only=False)
-        [key] = [key for key in checkpoint["callbacks"] if key.startswith("RunFolder")]
-        checkpoint["callbacks"][key] = {"path": str(folder.path), "rows": folder.rows}
-        torch.save(checkpoint, tmp_path / "two.ckpt")
     trainer = small_run(RunFolder("other", str(tmp_path)), rounds=3, fit=False)
     trainer.fit(small_model(), datamodule=small_data(), ckpt_path=tmp_path / "two.ckpt")
     assert [row["round"] for row in read_rows(tmp_path / "mine" / "metrics.csv")] == [1, 2, 3]
