@@ -66,29 +66,6 @@ class Moco(Training):
         return self.loss(batch) + 0.1 * alike
 
 
-class TruncatedBackpropagation(Training):
-    """By hand: several steps of the optimiser in one batch, a hidden state between them."""
-
-    def build(self):
-        self.automatic_optimization = False
-        self.cell, self.head = nn.GRUCell(2, 4), nn.Linear(4, 3)
-
-    def loss(self, batch):
-        hidden = torch.zeros(len(batch[0]), 4)
-        for part in batch[0].view(-1, 3, 2).unbind(1):
-            hidden = self.cell(part, hidden)
-        return nn.functional.cross_entropy(self.head(hidden), batch[1])
-
-    def training_step(self, batch, batch_idx):
-        optimizer = self.optimizers()
-        hidden = torch.zeros(len(batch[0]), 4)
-        for part in batch[0].view(-1, 3, 2).unbind(1):
-            hidden = self.cell(part, hidden.detach())
-            optimizer.zero_grad()
-            self.manual_backward(nn.functional.cross_entropy(self.head(hidden), batch[1]))
-            optimizer.step()
-
-
 class AutoEncoder(Training):
     """A variational one, with noise of a fixed pattern in place of draws."""
 
