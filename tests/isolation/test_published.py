@@ -270,6 +270,7 @@ ONE_AT_A_TIME = {
     "AutoEncoder": "get no gradient",
     **dict.fromkeys(("PicturesWithPaths", "Detection"), "strings or objects"),
     "PenaltyOfGradients": "calls requires_grad_()",
+    "Recomputed": "support saved tensor hooks",
 }
 """Why clients of these do not train side by side. All others do, with branches on shapes among them."""
 
