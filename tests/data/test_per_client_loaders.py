@@ -260,14 +260,6 @@ def test_several_loaders_have_no_figure_of_labels():
         fed.label_figure()
 
 
-def test_a_subset_is_a_data_set():
-    whole = TensorDataset(*digits())
-    subsets = [Subset(whole, range(s, s + n)) for s, n in zip(STARTS, SIZES, strict=True)]
-    assert torch.equal(
-        fit(federated(), subsets, batch_size=10), fit(federated(), [part(c) for c in range(3)], batch_size=10)
-    )
-
-
 def test_batches_of_another_library_train_by_the_cure_that_is_named():
     class Theirs:
         """Gives batches, and is no torch loader."""
