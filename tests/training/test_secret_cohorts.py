@@ -322,15 +322,6 @@ def test_a_round_that_was_given_up_is_not_drawn_again():
     assert federated.ledger.rounds == 2
 
 
-def test_a_run_is_not_resumed(tmp_path):
-    trainer = fitted(secret())
-    path = tmp_path / "run.ckpt"
-    trainer.save_checkpoint(path)
-    for cohorts in ({}, {"cohort": 4}):
-        with pytest.raises(ValueError, match=r"can't resume.*add both epsilons"):
-            trainer_of(secret(**cohorts), rounds=5).fit(Line(), loader(), ckpt_path=path)
-
-
 def test_several_processes_are_refused():
     with pytest.raises(ValueError, match=r"S1, .*2 processes.*devices=1"):  # to Lightning, each is alone
         check_processes(SimpleNamespace(world_size=1, strategy=SimpleNamespace(num_ranks=2)))

@@ -66,14 +66,6 @@ def test_no_stateful_buffers(model):
     assert not list(model.buffers())
 
 
-@pytest.mark.parametrize(
-    "build", [lambda: Linear(0), lambda: MLP(64, hidden=(0,)), lambda: CNN2(num_classes=0)]
-)
-def test_sizes_must_be_positive(build):
-    with pytest.raises(ValueError, match=r"must be >= 1, got 0"):
-        build()
-
-
 def test_an_activation_is_named():
     """Hidden layers get it, and another name is refused with the names that there are."""
     assert [type(layer).__name__ for layer in MLP(64, hidden=(3, 2), activation="tanh")][2::2] == [
