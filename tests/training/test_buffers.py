@@ -162,6 +162,7 @@ class Whitens(nn.Module):
 @pytest.mark.parametrize("in_place", [False, True])
 def test_other_layers_with_statistics_are_found_by_a_rehearsal(in_place):
     def build():
+        torch.manual_seed(0)
         return Classifier(nn.Sequential(Whitens(in_place), nn.Linear(64, 10)))
 
     fed = federated()

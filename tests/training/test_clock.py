@@ -322,6 +322,13 @@ def test_max_steps_are_one_client_s(max_steps, rounds, clients_per_step):
     assert "val_acc" in trainer.callback_metrics
 
 
+def test_max_steps_with_accumulation_and_a_schedule_over_them():
+    fed, module = federated(3), Falling()  # 4 batches, 2 steps a round
+    weights, _ = run(fed, module, max_steps=5, max_epochs=-1, accumulate_grad_batches=2)
+    assert len(fed.records) == 3
+    same(weights, by_hand(fed, 3, falling, 2, max_steps=5))
+
+
 @pytest.mark.parametrize("where", ["training_step", "on_train_batch_end"])
 @pytest.mark.parametrize("num_clients", [3, 12])  # of four batches, and of one
 def test_a_plateau_stepped_by_hand_on_batches_keeps_no_client_s_metric(where, num_clients):
