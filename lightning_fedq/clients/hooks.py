@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightning_fedq._lightning import is_overridden, pl, rank_zero_info
-from lightning_fedq.mechanisms.interface.old_names import CALLBACK_NAMES, refuse_old_names
 
 BATCH_HOOKS = (
     "on_train_batch_start",
@@ -72,7 +71,6 @@ def is_shared_by_clients(callback: pl.Callback) -> bool:
 
     Privacy accounting and simulated attacks need this. Such callbacks set `is_shared_by_clients = True`.
     """
-    refuse_old_names(callback, CALLBACK_NAMES)
     return bool(getattr(callback, "is_shared_by_clients", False))
 
 
