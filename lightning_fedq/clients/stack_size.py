@@ -74,9 +74,8 @@ def choose_clients_per_step(
         ValueError: If the user requested a stack and the optimiser is not elementwise.
     """
     device = vector.parameters[0].device.type
-    size = requested
-    if size == "auto":  # by memory and cohort
-        size = min(_STACK_VALUES.get(device, _STACK_VALUES["cuda"]) // vector.width, cohort_size)
+    fits = _STACK_VALUES.get(device, _STACK_VALUES["cuda"]) // vector.width
+    size = min(fits, cohort_size) if requested == "auto" else requested
     if size < 2:
         return 1
     asked = requested != "auto"
