@@ -9,7 +9,7 @@ from torch import nn
 import lightning_fedq as fedq
 from lightning_fedq._lightning import pl
 from lightning_fedq.mechanisms.interface import Adversary
-from lightning_fedq.privacy.planning import Problem, plan
+from lightning_fedq.privacy.planning import Problem, plan, planned_noise
 from lightning_fedq.training.privacy_target import _format_ratio
 from tests.callbacks.steps import EndsAfter
 from tests.described import Setting, allowed_dropouts, calibrate, planned_charges
@@ -305,7 +305,8 @@ def test_the_start_of_a_fit_says_what_the_plan_would(mechanism, clients, target,
     kept = federated.calibrated_target
     with caplog.at_level("INFO"):
         kept.calibration = kept.calibrate(federated, 7850, 30, 0)
-        said = _format_ratio(kept._noise_over_signal(federated, 7850, 30))
+        cohort = federated.planner.cohort_size
+        said = _format_ratio(planned_noise(kept.calibration.mechanism, cohort, 7850, 30))
     unit = replace(mechanism, clip_norm=1.0) if hasattr(mechanism, "clip_norm") else mechanism
     (option,) = plan(Problem(clients, 7850, 30, target), {"it": unit})
     if option.law == fedq.Everybody():
