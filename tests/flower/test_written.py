@@ -13,7 +13,7 @@ from lightning_fedq.flower.settings import RefusedError
 from lightning_fedq.flower.store import Store
 from lightning_fedq.mechanisms import LDPQ
 from lightning_fedq.mechanisms.interface import HandOver
-from lightning_fedq.rounds import Broadcast, RoundTask, StreamLog
+from lightning_fedq.rounds import Broadcast, RoundTask
 from lightning_fedq.secagg import Client
 from lightning_fedq.secagg.messages import Kind, PublicKeys
 from lightning_fedq.wire.coding import FixedLength, UndecodableError
@@ -182,16 +182,6 @@ def test_an_opened_share_is_an_element_or_none(tmp_path, monkeypatch):
     monkeypatch.setattr("lightning_fedq.flower.cohort.rank_zero_warn", said.append)
     assert secured(tmp_path, False).round().num_received == 10
     assert any("is no element" in words for words in said)
-
-
-def test_drafts_of_killed_processes_are_taken_away(tmp_path):
-    draft, mine = tmp_path / ".streams.jsonl.0a1b2c3d", tmp_path / ".streams.jsonl.notes"
-    for path in (draft, mine):
-        path.write_text("{")
-    log = StreamLog(tmp_path / "streams.jsonl", "client 1")
-    log.use(0, 0, 4, "m", "t")
-    assert not draft.exists() and mine.exists()
-    assert StreamLog(tmp_path / "streams.jsonl", "client 1").last == (0, 0)
 
 
 def test_a_client_and_a_server_tidy_their_folders_when_they_start(tmp_path):
