@@ -7,7 +7,6 @@ No message is answered twice: the state is removed before an answer is made, and
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import numpy as np
 from torch import Tensor
 
 from lightning_fedq.callbacks import Federated
@@ -64,7 +63,7 @@ class MaskedRounds:
         machine = self._machine(fields, keys, task, digest)
         reply = machine.advertise(fields["invitation"])
         self._store.drop(_ROUND)  # if killed after this, an older round does not find these symbols
-        self._store.put_bytes(_SYMBOLS, symbols.cpu().numpy().astype("<i8").tobytes())
+        self._store.put_tensors(_SYMBOLS, {_SYMBOLS: symbols.cpu().long()})
         kept = {name: fields[name] for name in _NEEDED if name in fields}
         self._keep({**kept, "digest": digest}, machine)
         return reply
@@ -125,8 +124,10 @@ class MaskedRounds:
         """Accept the neighbours' shares, and return the masked symbols."""
         with self._resume() as machine:
             machine.accept_shares(fields["secagg"])
-            symbols = self._store.pop_bytes(_SYMBOLS)  # removed, so that no second message masks them
-            masked = machine.masked_input(np.frombuffer(symbols, "<i8"))
+            kept = self._store.get_tensors(_SYMBOLS)
+            self._store.drop(_SYMBOLS)  # removed, so that no second message masks them
+            assert kept is not None  # `open` has written them
+            masked = machine.masked_input(kept[_SYMBOLS].numpy())
             accused = {"accused": list(machine.unopened)} if machine.unopened else {}
             return {"secagg": masked, **accused}
 

@@ -5,7 +5,7 @@ import zlib
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import MetricRecord, RecordDict
 
 from lightning_fedq.flower.records import from_record, to_record
 from lightning_fedq.flower.round_inputs import RoundInputs
@@ -105,46 +105,15 @@ def test_a_task_is_what_a_server_writes(old, new):
 LONG = bytes((1 << 20) + 1)
 
 
-@pytest.mark.parametrize(
-    "record",
-    [
-        RecordDict({"fedq": ConfigRecord({"a": LONG})}),
-        RecordDict({"fedq": ConfigRecord({"a": 1}), "m": MetricRecord({"x": 1})}),
-        RecordDict(
-            {"fedq": ConfigRecord(), "fedq.bytes": ArrayRecord({"b": Array("uint8", (3,), "fedq/1", b"abc")})}
-        ),
-        *(
-            RecordDict(
-                {"fedq": ConfigRecord(dict(small)), "fedq.bytes": ArrayRecord({"b": Array(*told, LONG)})}
-            )
-            for small, told in (
-                ({"b": 1}, ("uint8", (len(LONG),), "fedq/1")),
-                ({}, ("int8", (len(LONG),), "fedq/1")),
-                ({}, ("uint8", (3,), "fedq/1")),
-                ({}, ("uint8", (len(LONG),), "numpy.ndarray")),
-            )
-        ),
-    ],
-)
+@pytest.mark.parametrize("record", [RecordDict(), RecordDict({"m": MetricRecord({"x": 1})})])
 def test_records_are_as_they_are_written(record):
     assert from_record(to_record({"a": 1, "b": LONG})) == {"a": 1, "b": LONG}
-    with pytest.raises(ValueError, match=r"Not a message of lightning_fedq|Expected bytes, got arrays"):
+    with pytest.raises(ValueError, match="Not a message of lightning_fedq"):
         from_record(record)
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [
-        {"groups": "[1]"},
-        {"groups": "{}"},
-        {"groups": '[[[["lr", 1]]]]'},
-        {"groups": '[["lr"]]'},
-        {"groups": "[ ]"},
-        {"trained": '"ab"'},
-        {"trained": "[1]"},
-        {"trained": "null"},
-        {"algorithm": b"123"},
-    ],
+    "fields", [{"groups": "[1]"}, {"groups": '[["lr"]]'}, {"trained": "null"}, {"algorithm": b"123"}]
 )
 def test_what_a_server_says_beside_the_model(fields):
     assert RoundInputs.from_fields({"groups": '[[{"lr": 0.1}]]', "trained": '["a"]'}, {}).trained == ["a"]
