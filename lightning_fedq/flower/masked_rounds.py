@@ -12,7 +12,7 @@ from torch import Tensor
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.flower.client_folder import KEY_FIELDS, ClientFolder
 from lightning_fedq.flower.records import Fields
-from lightning_fedq.flower.secure import round_terms, session_id
+from lightning_fedq.flower.secure import session_id
 from lightning_fedq.flower.store import Store
 from lightning_fedq.keys.party_keys import Identities
 from lightning_fedq.keys.randomness import Keys, PublicRandomness
@@ -74,7 +74,7 @@ class MaskedRounds:
         assert isinstance(secagg, SecAgg)
         public = PublicRandomness(keys, task.round, task.attempt)
         session, clients = session_id(keys.public(), task), self._federated.clients.num_clients
-        terms = round_terms(secagg, self._mechanism(), context, public, session, clients)
+        terms = secagg.round_terms(self._mechanism(), context, public, session, clients)
         if not secagg.active:
             return Client(fields["client"], terms, digest)
         identities = self._identities
