@@ -5,18 +5,16 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 import torch
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from lightning_fedq.flower.disputes import Disputes
 from lightning_fedq.flower.remote_client import ClientConfig
 from lightning_fedq.flower.secure import session_id
 from lightning_fedq.flower.store import Store
-from lightning_fedq.keys.party_keys import Identities
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.mechanisms import CorBin
 from lightning_fedq.rounds import RoundTask
 from lightning_fedq.secagg import Client, SecAgg, model_digest
-from tests.flower.halves import Fields, Halves, Still
+from tests.flower.halves import Fields, Halves, Still, identities
 from tests.flower.loop import federated
 
 COIN = CorBin(epsilon_per_coordinate=4.0, shared_bits=5)
@@ -84,9 +82,7 @@ def test_a_public_key_is_no_proof_of_who_sends_it(proof, tmp_path):
 @pytest.mark.filterwarnings("ignore:node 4:UserWarning")
 def test_nor_does_it_change_a_client_s_signature(tmp_path):
     """64 bytes of anything took the place of client 1's signature, for good: its partner refused its key."""
-    own = [Ed25519PrivateKey.generate() for _ in range(4)]
-    directory = {number: key.public_key() for number, key in enumerate(own)}
-    played = Halves(federated(COIN, seed=None), tmp_path, [Identities(key, directory) for key in own])
+    played = Halves(federated(COIN, seed=None), tmp_path, identities())
     with_a_thief(played, tmp_path)
     assert [played.round().num_received for _ in range(2)] == [4, 4]
 

@@ -135,10 +135,7 @@ def serve(
     """Run the server in a process of its own, and return what it ends with, or None where it was killed."""
     own = [Ed25519PrivateKey.from_private_bytes(bytes([client] * 32)) for client in range(CLIENTS)]
     directory = {client: key.public_key() for client, key in enumerate(own)} if signed else None
-
-    def identities(context):
-        assert directory is not None
-        return Identities(own[int(context.node_config["partition-id"])], directory)
+    identities = lambda context: Identities(own[int(context.node_config["partition-id"])], directory)  # noqa: E731
 
     def work():
         dies()
@@ -165,9 +162,9 @@ def serve(
     return in_process(work, inner)
 
 
-def streams_of(folder, client, log="streams"):
+def streams_of(folder, client):
     """Streams that a client has used, as its own log has them."""
-    lines = (folder / f"client-{client}" / f"{log}.jsonl").read_text().splitlines()[1:]
+    lines = (folder / f"client-{client}" / "streams.jsonl").read_text().splitlines()[1:]
     return [(entry["round"], entry["attempt"]) for entry in map(json.loads, lines)]
 
 
@@ -331,7 +328,7 @@ def dies_when(point):
 
     def arm(kind):
         if point == "training" and kind == "train":
-            before(RemoteClient, "_trained", lambda client: True)
+            before(RemoteClient, "_train_update", lambda client: True)
         if point == "stream used" and kind == "train":
             after(StreamLog, "use", lambda log: True)
         if point == "kept" and kind == "train":
