@@ -67,7 +67,7 @@ def client_app(
     if isinstance(budget, PrivacyTarget):
         make_client_budget(federated, budget, identities is not None)
     check_client_callbacks(callbacks_in(trainer or {}))
-    app, reset_folders = ClientApp(), set[str]()
+    app = ClientApp()
     app.failures = failures = Failures()  # the site reports failed trainings of its process
 
     def reply(kind: str, message: Message, context: Context) -> Message:
@@ -80,7 +80,6 @@ def client_app(
             None if identities is None else identities(context),
             budget(context) if callable(budget) else budget,
             failures,
-            reset_folders,
         )
         client = RemoteClient(config, module, lambda: data(context), trainer or {})
         return Message(to_record(client.reply(kind, from_record(message.content))), reply_to=message)

@@ -17,7 +17,6 @@ from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.clock import count_rounds
 from lightning_fedq.flower.refusals import RefusedError
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism
-from lightning_fedq.mechanisms.interface.old_names import CALLBACK_NAMES, refuse_old_names
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import ClientBudget, RoundPlanner, RoundTask
 from lightning_fedq.training.client_metrics import metric_forks
@@ -277,7 +276,6 @@ def is_per_client(callback: object) -> bool:
 
     A simulation has one instance for all clients.
     """
-    refuse_old_names(callback, CALLBACK_NAMES)
     return bool(getattr(callback, "is_per_client", False))
 
 

@@ -81,7 +81,7 @@ class CorrelatedQuantization(Mechanism):
         symbols, clipped = np.empty(rows.shape, np.uint8), 0
         lines = segment_lines(context.segments, context.center, context.radius)
         strata, number = rand.public("strata"), len(context.cohort)
-        shifts_of, units, step = self._shifts(rand), np.empty(_CHUNK), level_step(self.levels)
+        shifts_of, units = self._shifts(rand), np.empty(_CHUNK)
         places = [context.place(client)[1] for client in rand.clients]
         streams = [rand.private(client, "strata") for client in rand.clients]
         for first in range(0, context.dim, _CHUNK):
@@ -89,10 +89,9 @@ class CorrelatedQuantization(Mechanism):
             size = part.stop - first
             offsets, shifts, x = strata.uniform_below(number, size), shifts_of(size), units[:size]
             for row, (place, stream) in enumerate(zip(places, streams, strict=True)):
-                words = stream.words(size)
-                stratify_words(words, offsets, place, number)
+                words = stratify_words(stream.words(size), offsets, place, number)
                 clipped += normalise_segments(rows[row], first, lines, True, x)
-                multi_level_quantize(x, words, shifts, self.levels, step, symbols[row, part])
+                symbols[row, part] = multi_level_quantize(x, words, shifts, self.levels)
         sent = torch.from_numpy(symbols).reshape(update.shape)
         return Message(sent, self.code(context).num_bits(sent), clipped)
 

@@ -30,7 +30,6 @@ from torch import Tensor
 
 from lightning_fedq.functional.chunks import in_chunks
 from lightning_fedq.functional.divergences import Array, gaussian_curve
-from lightning_fedq.functional.sampled_loops import round_selected
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.mechanisms.bases.subsampled import Mask, SubsampledMechanism
 from lightning_fedq.mechanisms.interface import (
@@ -143,7 +142,12 @@ class CSGM(SubsampledMechanism):
         def put(part: slice, words: NDArray[np.uint32], row: int, selected: Mask) -> tuple[int, int]:
             units, out = np.empty(words.size), symbols[row].numpy()
             outside = self._to_units(rows[row].numpy(), part.start, units)
-            return outside, round_selected(units, words, selected[part], self._cells, out[part])
+            place = (units + 1.0) * (0.5 * self._cells)
+            floor = np.minimum(np.floor(place), self._cells - 1)
+            # at +1 the fraction is 1, and 2^32 above every word
+            up = words < ((place - floor) * 2.0**32).astype(np.int64)
+            out[part] = np.where(selected[part], floor + up + 1, 0)
+            return outside, int(selected[part].sum())
 
         for row, client in enumerate(rand.clients):
             stream = rand.private(client, "stochastic rounding")
@@ -165,7 +169,7 @@ class CSGM(SubsampledMechanism):
             level = (2 * (rows[row] - 1) - self._cells) / self._cells  # exactly 0 in the middle
             total += np.where(rows[row] > 0, level, 0.0) / self.sampling_probability
             total += self.noise_share(client, context, rand)
-        return self._released(total, context, rand, symbols)
+        return self._released(total, context, rand)
 
     def code(self, context: RoundContext) -> Code:
         """Return a fixed-length code with room for a coordinate that is not sent."""

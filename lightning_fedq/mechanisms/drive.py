@@ -28,7 +28,6 @@ from torch import Tensor
 
 from lightning_fedq.functional.hadamard import padded_size
 from lightning_fedq.functional.rotation import Words, rotate, rotate_back, sign_words
-from lightning_fedq.functional.rounded_levels import levels_at_scale, pick_levels
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.mechanisms.bases.scaled import ScaledLevels, ScaleFirst, longest_square
 from lightning_fedq.mechanisms.interface import RoundContext
@@ -121,16 +120,16 @@ class EDEN(ScaledLevels):
         for row, client in enumerate(rand.clients):
             (rotated,) = rotate(rows[row : row + 1].numpy(), _words(client, context.dim, rand))
             squares[row] = square = float(np.square(rotated).sum())
-            pick_levels(rotated, math.sqrt(len(rotated) / (square or 1.0)), edges, cells, levels[row])
-            along[row] = float(rotated.sum())  # `pick_levels` multiplied values by levels: <R x, Q(y)>
+            levels[row] = np.searchsorted(edges, rotated * math.sqrt(len(rotated) / (square or 1.0)))
+            along[row] = float((rotated * cells[levels[row]]).sum())  # <R x, Q(y)>
         return torch.where(squares > 0, squares / along.where(along > 0, 1.0), 0.0)
 
     def dequantize(
         self, levels: Tensor, scales: Tensor, clients: Sequence[int], dim: int, rand: PublicRandomness
     ) -> Tensor:
-        total, values = np.zeros(dim), np.empty(levels.shape[1])
+        total = np.zeros(dim)
         for client, picked, scale in zip(clients, levels.numpy(), scales.tolist(), strict=True):
-            levels_at_scale(picked, lloyd_max(self.bits)[0], scale, values)
+            values = (scale * lloyd_max(self.bits)[0])[picked]
             total += rotate_back(values, _words(client, dim, rand), dim)
         return torch.from_numpy(total)
 

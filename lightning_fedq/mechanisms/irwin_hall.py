@@ -18,17 +18,10 @@ from torch import Tensor
 
 from lightning_fedq.functional.chunks import in_chunks
 from lightning_fedq.functional.exact_error.decompose import Special
-from lightning_fedq.functional.exact_error.dither import add_centred_dither
-from lightning_fedq.functional.exact_error.mixture_loops import (
-    add_dequantized_with_step,
-    quantize_places,
-    quantize_with_step,
-)
+from lightning_fedq.functional.exact_error.dither import centred_dither
 from lightning_fedq.keys.randomness import PublicRandomness
-from lightning_fedq.mechanisms.bases.exact_error import Array, ExactError, Quantizer, Row, RowEncoder, Symbols
+from lightning_fedq.mechanisms.bases.exact_error import Array, ExactError, Quantizer
 from lightning_fedq.mechanisms.interface import Adversary, Loss, NonPrivate, PrivacyClaim, RoundContext
-from lightning_fedq.wire.coding import Code
-from lightning_fedq.wire.entropy_coding import Elias
 
 BOUNDED = (
     "Irwin-Hall noise has bounded support, so it has no pure and no Renyi guarantee, and none is claimed "
@@ -67,44 +60,21 @@ class CommonSteps(ExactError):
 
         return make
 
-    def row_encoder(self, context: RoundContext, rand: PublicRandomness) -> RowEncoder:
-        # Elias codes need no array of steps, so this path saves memory
-        if self.entropy_code != "elias":
-            return super().row_encoder(context, rand)
-        base, (places, steps, _) = self.base_step(context), self.special(context, rand)
-
-        def encode_row(client: int, values: Row, factor: float, out: Symbols) -> tuple[float, Code]:
-            def put(part: slice, words: NDArray[np.uint64]) -> float:
-                first, last = np.searchsorted(places, (part.start, part.stop))
-                inside, chunk, symbols = slice(first, last), values[part], out[part]
-                largest: float = quantize_with_step(chunk, factor, words, base, symbols)
-                other = places[inside], steps[inside]
-                return max(largest, float(quantize_places(chunk, factor, words, part.start, *other, symbols)))
-
-            stream = rand.shared_with_server(client, "dither")
-            return max(in_chunks(context.dim, stream.words64, put)), Elias()
-
-        return encode_row
-
     @staticmethod
     def _add_dither(client: int, rand: PublicRandomness, total: Array) -> None:
-        in_chunks(
-            total.size,
-            rand.shared_with_server(client, "dither").words64,
-            lambda part, words: add_centred_dither(words, total[part]),
-        )
+        def add(part: slice, words: NDArray[np.uint64]) -> None:
+            total[part] += centred_dither(words)
+
+        in_chunks(total.size, rand.shared_with_server(client, "dither").words64, add)
 
     def _decoded(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Array:
         summed = symbols.sum(0, dtype=torch.int64) if symbols.dim() == 2 else symbols
-        (places, steps, offsets), dithers = self.special(context, rand), np.zeros(context.dim)
-        total = np.zeros(context.dim)
+        (step, offset), dithers = self.common(context, rand), np.zeros(context.dim)
         for client in clients:
             self._add_dither(client, rand, dithers)
-        base, rows = self.base_step(context), summed.contiguous().numpy()
-        add_dequantized_with_step(rows, dithers, base, places, steps, len(clients) * offsets, total)
-        return total
+        return np.asarray((summed.numpy() - dithers) * step + len(clients) * offset)
 
     def symbol_range(self, context: RoundContext, rand: PublicRandomness) -> tuple[Tensor, Tensor]:
         """Return the smallest and the largest symbol of any client per coordinate, from |x| <= clip_norm."""

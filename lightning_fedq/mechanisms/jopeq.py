@@ -27,9 +27,7 @@ from torch import Tensor
 
 import lightning_fedq.privacy.assumptions as kind
 from lightning_fedq.functional.checks import check_positive
-from lightning_fedq.functional.exact_error.dither import add_uniforms
 from lightning_fedq.functional.linear_decode import decode_total, sum_of_rows
-from lightning_fedq.functional.noise.quantile_table import quantile_table
 from lightning_fedq.functional.private_levels import noisy_levels
 from lightning_fedq.functional.segments import normalise_segments, segment_lines
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, Stream
@@ -146,14 +144,14 @@ class JoPEQ(Mechanism):
         rows = update.detach().reshape(len(rand.clients), context.dim).float().contiguous().numpy()
         lines = segment_lines(context.segments, context.center, context.radius)
         index, units, clipped = np.empty(rows.shape, np.int32), np.empty(min(_CHUNK, context.dim)), 0
-        law = self.noise_scale, self.step, self.levels, quantile_table("laplace")
         for row, client in enumerate(rand.clients):
             private, shared = rand.private(client, "jopeq noise"), self._dither(client, rand)
             for first in range(0, context.dim, _CHUNK):
                 part = index[row, first : first + _CHUNK]
                 clipped += normalise_segments(rows[row], first, lines, True, units[: len(part)])
-                words = private.words64(len(part)), shared.words64(len(part))
-                noisy_levels(units[: len(part)], *words, *law, part)
+                noise, dither = private.uniforms(len(part)), shared.uniforms(len(part))
+                law = self.noise_scale, self.step
+                part[:] = noisy_levels(units[: len(part)], noise, dither, *law, self.levels)
         symbols = torch.from_numpy(index).reshape(update.shape)
         return Message(symbols, self.code(context).num_bits(symbols), clipped)
 
@@ -170,7 +168,7 @@ class JoPEQ(Mechanism):
             stream = self._dither(client, rand)
             for first in range(0, context.dim, _CHUNK):
                 part = dithers[first : first + _CHUNK]
-                add_uniforms(stream.words64(len(part)), part)
+                part += stream.uniforms(len(part)) - 0.5
         steps = sum_of_rows(symbols).sub_(middle).sub_(torch.from_numpy(dithers))
         base, slope = len(clients) * context.center, context.radius * self.step
         return decode_total(steps, context.segments, base, slope)

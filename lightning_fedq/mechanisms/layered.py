@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fedq.functional.chunks import in_chunks
-from lightning_fedq.functional.exact_error.dither import add_dequantized_row
 from lightning_fedq.functional.exact_error.float_error import LawError, layered_law_error
 from lightning_fedq.functional.exact_error.layered import (
     WORDS_PER_COORDINATE,
@@ -29,7 +28,6 @@ from lightning_fedq.functional.exact_error.layered import (
     minimal_step,
 )
 from lightning_fedq.functional.exact_error.layered_cost import known_dither_delta
-from lightning_fedq.functional.sampled_loops import take_words
 from lightning_fedq.keys.randomness import PublicRandomness, Stream
 from lightning_fedq.mechanisms.bases.exact_error import L1_UNBOUNDED, Array, ExactError, Quantizer
 from lightning_fedq.mechanisms.interface import (
@@ -71,7 +69,7 @@ def layered_quantizer(
 
 
 def selected_quantizer(
-    words: NDArray[np.uint64], selected: NDArray[np.bool_] | None, sigma: float, layering: Layering
+    words: NDArray[np.uint64], selected: NDArray[np.bool_] | slice, sigma: float, layering: Layering
 ) -> Quantizer:
     """Return dithers and layers as `layered_quantizer` draws them, for the selected coordinates of a chunk.
 
@@ -81,12 +79,9 @@ def selected_quantizer(
         sigma: Std of the client's error, > 0.
         layering: "direct" or "shifted".
     """
-    chosen, size = words, words.size // WORDS_PER_COORDINATE
-    if selected is not None:
-        chosen = np.empty(words.size + WORDS_PER_COORDINATE, np.uint64)
-        size = take_words(words, selected, chosen)
-    quantizer = Quantizer(*(np.empty(size) for _ in range(3)))
-    layer_row(chosen[: WORDS_PER_COORDINATE * size], sigma, True, layering == "shifted", *quantizer)
+    chosen = words.reshape(-1, WORDS_PER_COORDINATE)[selected]
+    quantizer = Quantizer(*(np.empty(len(chosen)) for _ in range(3)))
+    layer_row(chosen.ravel(), sigma, True, layering == "shifted", *quantizer)
     return quantizer
 
 
@@ -163,9 +158,10 @@ class LayeredGaussian(ExactError):
         total = np.zeros(context.dim)
 
         def add(part: slice, words: NDArray[np.uint64], row: int) -> None:
-            quantizer = Quantizer(*(np.empty(part.stop - part.start) for _ in range(3)))
-            layer_row(words, sigma, self.error_law == "gaussian", self.layering == "shifted", *quantizer)
-            add_dequantized_row(rows[row, part], *quantizer, total[part])
+            dither, step, offset = (np.empty(part.stop - part.start) for _ in range(3))
+            law = sigma, self.error_law == "gaussian", self.layering == "shifted"
+            layer_row(words, *law, dither, step, offset)
+            total[part] += (rows[row, part] - dither) * step + offset
 
         for row, client in enumerate(clients):
             stream = rand.shared_with_server(client, "layered dither")

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.linear_decode import decode_total
-from lightning_fedq.functional.private_levels import draw_outputs, sum_of_outputs
+from lightning_fedq.functional.private_levels import draw_outputs
 from lightning_fedq.functional.segments import normalise_segments, segment_lines
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.mechanisms.bases.claims import ARBITRARY, FRESH
@@ -290,7 +290,7 @@ class MVU(Mechanism):
                 part = index[row, first : first + _CHUNK]
                 up, words = private.words(len(part)), private.words(len(part))
                 clipped += normalise_segments(rows[row], first, lines, True, units[: len(part)])
-                draw_outputs(units[: len(part)], up, words, edges, part)
+                part[:] = draw_outputs(units[: len(part)], up, words, edges)
         symbols = torch.from_numpy(index).reshape(update.shape)
         return Message(symbols, self.output_bits * symbols.numel(), clipped)
 
@@ -302,7 +302,8 @@ class MVU(Mechanism):
             raise ValueError(f"messages must have shape {(count, dim)}, got {tuple(symbols.shape)}")
         check_received(symbols, count, dim, len(values) - 1)
         total = np.zeros(dim)
-        sum_of_outputs(symbols.contiguous().numpy(), values, total)
+        for row in symbols.numpy():
+            total += values[row]
         return decode_total(torch.from_numpy(total), context.segments, count * context.center, context.radius)
 
     def code(self, context: RoundContext) -> FixedLength:

@@ -17,12 +17,12 @@ import math
 from dataclasses import dataclass
 
 from lightning_fedq.functional.trade_off import LARGEST_LEAKAGE
-from lightning_fedq.mechanisms.bases.additive_noise import AdditiveNoise, WholeVector
+from lightning_fedq.mechanisms.bases.additive_noise import ClippedVector
 from lightning_fedq.mechanisms.interface import PrivacyClaim, RoundContext, no_guarantee
 
 
 @dataclass(frozen=True)
-class NearOptimalUtility(AdditiveNoise):
+class NearOptimalUtility(ClippedVector):
     """Gaussian noise for a measured leakage, on l2-clipped updates. Not differential privacy.
 
     Take it if a bound on one attack's success is enough. For differential privacy with the same noise take
@@ -56,7 +56,6 @@ class NearOptimalUtility(AdditiveNoise):
 
     law = "gaussian"
 
-    clip_norm: float
     leakage_budget: float
     noise_std: float
     measured_leakage: float
@@ -77,16 +76,11 @@ class NearOptimalUtility(AdditiveNoise):
                 f"measured_leakage must be in [0, leakage_budget = {self.leakage_budget}], "
                 f"got {self.measured_leakage}. Find more noise with the callback LeakageBudget."
             )
-        _ = self.clipping  # refuses an invalid clip_norm, before the noise is divided by it
         super().__post_init__()
 
     @property
     def multiplier(self) -> float:
         return self.noise_std / (2.0 * self.clip_norm)  # over the sensitivity under substitution
-
-    @property
-    def clipping(self) -> WholeVector:
-        return WholeVector(self.clip_norm, 2)
 
     def with_level(self, level: float, context: RoundContext, max_dropped_clients: int) -> NearOptimalUtility:
         """Refuse a privacy target, because no epsilon follows from a leakage measured on clients' data."""

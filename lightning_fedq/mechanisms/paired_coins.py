@@ -33,14 +33,14 @@ import torch
 from torch import Tensor
 
 from lightning_fedq.functional.divergences import Pmf, randomized_response_pair
-from lightning_fedq.functional.one_bit.coupled_coins import coupled_quantize_row, flip_threshold, inner_coin
+from lightning_fedq.functional.one_bit.coupled_coins import coupled_quantize, flip_threshold, inner_coin
 from lightning_fedq.functional.one_bit.privacy import coin_splits, coin_sum_pmf
 from lightning_fedq.functional.one_bit.threshold_coin import (
     CoinThresholds,
     coin_thresholds,
     one_bit_quantize_rows,
 )
-from lightning_fedq.functional.segments import segment_lines
+from lightning_fedq.functional.segments import normalise_segments, segment_lines
 from lightning_fedq.keys.randomness import ClientRandomness
 from lightning_fedq.mechanisms.bases.claims import coin_claims, independent_claims
 from lightning_fedq.mechanisms.bases.one_bit import COINS, OneBitMechanism, stack_by_group
@@ -167,37 +167,25 @@ class PairedCoins(OneBitMechanism):
 
     def _bits(self, rows: Tensor, context: RoundContext, rand: ClientRandomness) -> tuple[Tensor, int]:
         values, coin, clipped = rows.contiguous().numpy(), self.coin, 0
-        bits, flip = np.empty(values.shape, np.uint8), flip_threshold(coin)
-        ranges = segment_lines(context.segments, context.center, context.radius)
-        block = np.empty((1, min(_CHUNK, context.dim)), np.uint32)
-        packed = np.empty(-(-block.size // 8), np.uint8)
+        bits = np.empty(values.shape, np.uint8)
+        ranges = segment_lines(context.segments, context.center, 1.0 / context.radius)
         for group, members in stack_by_group(context, rand.clients).items():
             for row, rank in members:
                 own = rand.private(group[rank], COINS)
                 shared = rand.peer(group, COINS) if len(group) == 2 else None
                 for first in range(0, context.dim, _CHUNK):
-                    words = block[:, : min(_CHUNK, context.dim - first)]
-                    own.fill(words[0])  # the private words of randomised response
+                    size = min(_CHUNK, context.dim - first)
+                    words = own.words(size)  # the private words of randomised response
                     if shared is None:
                         clipped += one_bit_quantize_rows(
-                            values, np.array([row]), first, words, ranges, coin.low, coin.high, bits
+                            values, np.array([row]), first, words[None], ranges, coin.low, coin.high, bits
                         )
                         continue
-                    shared.fill(told := packed[: -(-words.size // 8)])
+                    shared.fill(told := np.empty(-(-size // 8), np.uint8))
                     # the shared rounding bits are inverted for the second member, so errors cancel
-                    secret = np.unpackbits(told, count=words.size) ^ np.uint8(rank)
-                    clipped += coupled_quantize_row(
-                        values[row],
-                        first,
-                        words[0],
-                        secret,
-                        ranges,
-                        coin.low,
-                        coin.high,
-                        flip,
-                        1 << coin.word_bits,
-                        bits[row],
-                    )
+                    secret = np.unpackbits(told, count=size) ^ np.uint8(rank)
+                    clipped += normalise_segments(values[row], first, ranges, False, units := np.empty(size))
+                    bits[row, first : first + size] = coupled_quantize(units, words, secret, coin)
         return torch.from_numpy(bits), clipped
 
     def without_noise(self, context: RoundContext) -> OneBitMechanism:

@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_fedq.functional.rounded_levels import round_to_levels
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.mechanisms.bases.scaled import ScaledLevels, longest_square, split_columns, widest
 from lightning_fedq.mechanisms.interface import RoundContext
@@ -75,13 +74,16 @@ class QSGD(ScaledLevels):
             scales.double() < exact, torch.nextafter(scales, torch.tensor(torch.inf)), scales
         )
         factors = (self.levels / torch.where(scales > 0, scales, 1.0).double()).tolist()
-        words = np.empty(_BLOCK, np.uint64)
         for row, put, factor, client in zip(rows.numpy(), levels, factors, rand.clients, strict=True):
             coins = rand.private(client, "rounding")
             for first in range(0, len(row), _BLOCK):
                 values = row[first : first + _BLOCK]
-                coins.fill(drawn := words[: len(values)])
-                round_to_levels(values, factor, self.levels, drawn, put[first : first + _BLOCK])
+                # the product may exceed the largest level by rounding
+                units = np.minimum(np.abs(values) * factor, self.levels)
+                floor = np.floor(units)
+                # a uniform is never below 0, so an exact level stays unchanged
+                sizes = floor + (coins.uniforms(len(values)) < units - floor)
+                put[first : first + _BLOCK] = np.where(values < 0.0, -sizes, sizes)
         return scales
 
     def dequantize(

@@ -232,8 +232,9 @@ class RotatedCoins(Mechanism):
             rotated = rotate(scaled, signs, count)  # spreads the l2 norm evenly over all coordinates
             bound = self.clip_norm * scale * self._norm(context)
             factor, shortened = unit_ball_factor(rotated[0], bound)
-            radius = np.array([[float(count)], [0.0], [1.0 / (factor * self._reach(context))]])
-            outside = self._throw(rotated, radius, symbols[row : row + 1], client, context, rand)
+            radius = 1.0 / (factor * self._reach(context))
+            ranges = np.array([[float(count)], [0.0], [1.0 / radius]])
+            outside = self._throw(rotated, ranges, symbols[row : row + 1], client, context, rand)
             clipped += context.dim if shortened else min(outside, context.dim)
         sent = torch.from_numpy(symbols).reshape((*update.shape[:-1], count))
         return Message(sent, self.code(context).bits_per_symbol * symbols.size, clipped)

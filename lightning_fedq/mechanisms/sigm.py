@@ -10,17 +10,16 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_fedq.functional.chunks import CHUNK, in_chunks
+from lightning_fedq.functional.chunks import in_chunks
 from lightning_fedq.functional.exact_error.dither import dither_quantize_row
 from lightning_fedq.functional.exact_error.layered import minimal_step
-from lightning_fedq.functional.sampled_loops import add_decoded_selected, put_selected, take_scaled
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.mechanisms.bases.exact_error import (
     INEXACT,
@@ -134,29 +133,22 @@ class SIGM(SubsampledMechanism):
             Number of bits of the message, and number of values outside of the range.
         """
         scales = self._scales(context)
-        sizes = [int(selected[first : first + CHUNK].sum()) for first in range(0, len(values), CHUNK)]
-        ends = np.cumsum([0, *sizes])  # of the chunks, among the selected coordinates
-        dithers, steps, symbols = np.empty(ends[-1]), np.empty(ends[-1]), np.empty(ends[-1], np.int32)
 
-        def quantize_chunk(part: slice, words: NDArray[np.uint64]) -> tuple[int, float]:
-            """Return the number of values outside of the range, and the largest |symbol|."""
+        def quantize_chunk(part: slice, words: NDArray[np.uint64]) -> tuple[Any, ...]:
+            """Return the number of values outside of the range, the largest |symbol|, and what is sent."""
             chosen, units = selected[part], np.empty(part.stop - part.start)
             outside = self._to_units(values, part.start, units)
             dither, step, _ = selected_quantizer(words, chosen, 1.0, "shifted")
-            # compiled loops may write one place behind the selected coordinates
-            inputs, stds = np.empty(len(units) + 1), np.empty(len(units) + 1)
-            take_scaled(units, counts[part], scales, chosen, inputs, stds)
-            step *= stds[: len(step)]
-            sent = np.zeros(len(step) + 1, np.int32)
-            largest = dither_quantize_row(inputs[: len(step)], 1.0, dither, step, sent[:-1])
-            put_selected(sent, chosen, out[part])
-            number = part.start // CHUNK
-            place = slice(ends[number], ends[number + 1])
-            dithers[place], steps[place], symbols[place] = dither, step, sent[:-1]
-            return outside, largest
+            step *= scales[counts[part][chosen]]
+            sent = np.empty(len(step), np.int32)
+            largest = dither_quantize_row(units[chosen], 1.0, dither, step, sent)
+            out[part] = 0
+            out[part][chosen] = sent
+            return outside, largest, dither, step, sent
 
         words = partial(next_words, rand.shared_with_server(client, "layered dither"))
-        outside, largest = zip(*in_chunks(len(values), words, quantize_chunk), strict=True)
+        outside, largest, *drawn = zip(*in_chunks(len(values), words, quantize_chunk), strict=True)
+        dithers, steps, symbols = map(np.concatenate, drawn)
         if not max(largest) < 2.0**30:
             raise ValueError(f"a symbol of client {client} is {max(largest):.3g}. Raise noise_multiplier.")
         code = self._code(selected, dithers, steps, context).inner
@@ -178,9 +170,11 @@ class SIGM(SubsampledMechanism):
         empty, scales = counts == 0, self._scales(context)
 
         def add(part: slice, words: NDArray[np.uint64], row: int, selected: Mask) -> None:
-            quantizer = selected_quantizer(words, selected[part], 1.0, "shifted")
-            where = rows[row, part], selected[part], counts[part], scales
-            add_decoded_selected(*where, *quantizer, self.sampling_probability, total[part])
+            chosen = selected[part]
+            dither, step, offset = selected_quantizer(words, chosen, 1.0, "shifted")
+            scale = scales[counts[part][chosen]]
+            decoded = (rows[row, part][chosen] - dither) * (step * scale) + offset * scale
+            total[part][chosen] += decoded / self.sampling_probability
 
         for row, client in enumerate(clients):
             words = partial(next_words, rand.shared_with_server(client, "layered dither"))
@@ -188,7 +182,7 @@ class SIGM(SubsampledMechanism):
             in_chunks(total.size, words, partial(add, row=row, selected=selected))
             if empty.any():
                 total += self.noise_share(client, context, rand, empty)
-        return self._released(total, context, rand, symbols)
+        return self._released(total, context, rand)
 
     def code(self, context: RoundContext) -> Code:
         """Return Elias gamma, which a reader can decode without shared randomness."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_fedq.functional.exact_error.dither import add_centred_dither, dither_levels
+from lightning_fedq.functional.exact_error.dither import centred_dither
 from lightning_fedq.functional.linear_decode import decode_total, sum_of_rows
 from lightning_fedq.functional.segments import normalise_segments, segment_lines
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, Stream
@@ -76,20 +76,21 @@ class SubtractiveDither(Mechanism):
             for first in range(0, context.dim, _CHUNK):
                 part = out[first : first + _CHUNK]
                 clipped += normalise_segments(values, first, lines, False, units[: len(part)])
-                dither_levels(units[: len(part)], stream.words64(len(part)), self._levels, part)
+                exact = units[: len(part)] * self._levels + centred_dither(stream.words64(len(part))) + 0.5
+                part[:] = np.clip(np.floor(exact), -self._levels, self._levels)
         return Message(symbols.reshape(update.shape), self.bits * symbols.numel(), clipped)
 
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        missing = -sum_of_rows(symbols).numpy()  # negative, because `add_centred_dither` only adds
+        total = sum_of_rows(symbols).numpy()
         for client in clients:
             stream = self._dither(client, rand)
             for first in range(0, context.dim, _CHUNK):
-                part = missing[first : first + _CHUNK]
-                add_centred_dither(stream.words64(len(part)), part)
+                part = total[first : first + _CHUNK]
+                part -= centred_dither(stream.words64(len(part)))
         base, slope = len(clients) * context.center, context.radius / self._levels
-        return decode_total(torch.from_numpy(-missing), context.segments, base, slope)
+        return decode_total(torch.from_numpy(total), context.segments, base, slope)
 
     def code(self, context: RoundContext) -> FixedLength:
         """Return signed integers of `bits` bits."""

@@ -49,7 +49,7 @@ class Entry(NamedTuple):
             only raises `dim`.
         dim: Number of coordinates of the vector that is charged for.
         terms: Terms on which the price of the charge depends, as JSON. "" where they are not known.
-        ledger: Name under which the charge was made. "" in files of versions without names.
+        ledger: Name under which the charge was made. "" for entries without clients, and for clients' logs.
         number: Number of this charge under that name, from 1.
     """
 
@@ -79,23 +79,20 @@ class Journal:
 
     def __init__(self, path: Path, mechanism: str, num_clients: int, position: int = 0) -> None:
         self.path = path.resolve()
-        header, older = (
-            json.dumps({"fedq ledger": version, "mechanism": mechanism, "clients": num_clients}) + "\n"
-            for version in (_VERSION, 1)
-        )
+        owner = {"fedq ledger": _VERSION, "mechanism": mechanism, "clients": num_clients}
+        header = json.dumps(owner).encode() + b"\n"
         if not path.exists():
-            self._create(header.encode())
+            self._create(header)
         with path.open("rb") as file:
             header_line, first = file.readline(), file.tell()
         if not header_line.endswith(b"\n"):
             raise ValueError(f"{path} has lost its first line and all later ones. {_COST}")
-        if header_line not in (header.encode(), older.encode()):
+        if header_line != header:
             raise ValueError(
                 f"{path} is the journal of another federation than {num_clients} clients of {mechanism}, or "
                 "damaged. Resume with the federation of the checkpoint, or put the file back."
             )
         self._num_clients = num_clients
-        self._unsigned = header_line == older.encode()  # lines of version 1 had no checksum
         self.position = max(position, first)
         if path.stat().st_size < self.position:
             raise ValueError(
@@ -112,7 +109,7 @@ class Journal:
             mend: Whether to repair the end of the file for the next line. False leaves the file unchanged.
 
         Raises:
-            ValueError: If a complete line is no valid entry, or is of a version that did not write lengths.
+            ValueError: If a complete line is no valid entry.
         """
         entries = self.read_unknown(lambda name, number: False, mend)
         return [
@@ -152,25 +149,20 @@ class Journal:
         """Return the entry of a line.
 
         Raises:
-            ValueError: If the line is damaged or has no length.
+            ValueError: If the line is damaged.
         """
         try:
             fields = json.loads(line)
-            if not (self._unsigned and "crc" not in fields) and line != sign_entry(fields):
+            if line != sign_entry(fields):
                 raise ValueError("the checksum is wrong")
             name, number = str(fields.get("ledger", "")), int(fields.get("number", 0))
             clients = None if is_known(name, number) else self._named(fields["clients"])
             entry = int(fields["round"]), int(fields["attempt"]), str(fields["state"]), clients
-            dim, terms = fields.get("dim"), str(fields.get("terms", ""))
+            dim, terms = int(fields["dim"]), str(fields.get("terms", ""))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{self.path} is damaged at byte {self.position}, so the spending is not known. {_COST}"
             ) from error
-        if not isinstance(dim, int):
-            raise ValueError(
-                f"{self.path} is of an older version and lacks the number of parameters of round {entry[0]}. "
-                "Load only the weights and begin a new federation."
-            )
         return Entry(*entry, dim, terms, name, number)
 
     def _written(self, clients: Sequence[int] | None) -> object:
@@ -275,7 +267,7 @@ def is_journal_for(path: Path, mechanism: str, num_clients: int) -> bool:
 
 
 def list_ledgers(path: Path) -> set[str]:
-    """Return the names of the ledgers that have charges in a journal, "" for versions that wrote none."""
+    """Return the names of the ledgers that have charges in a journal, "" for entries without a name."""
     names: set[str] = set()
     with path.open("rb") as file:
         for line in file:

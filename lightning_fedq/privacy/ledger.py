@@ -245,7 +245,7 @@ class Ledger:
         self._read_entries(journal)
 
     def _is_known(self, name: str, number: int) -> bool:
-        """Return whether a charge is counted. Versions without names numbered nothing."""
+        """Return whether a charge is counted. An entry without a name is no charge."""
         return bool(name) and number <= self._get_charges(name)[0]
 
     def _read_entries(self, journal: Journal, own: bool = True) -> None:
@@ -257,7 +257,7 @@ class Ledger:
         """
         for entry in journal.read_unknown(self._is_known, mend=own):
             if entry.terms:
-                terms = _current_terms(json.loads(entry.terms))
+                terms = json.loads(entry.terms)
                 _check_terms(terms, self.terms)
                 self.terms = terms
             self.dim = max(self.dim, entry.dim)
@@ -268,10 +268,9 @@ class Ledger:
                 continue
             if own:  # the stream is used, if the keys outlive the process
                 self._taken.add((entry.round, entry.attempt))
-            name = entry.ledger or self._id  # older versions wrote no names
             if not self._is_known(entry.ledger, entry.number):
                 rows = slice(None) if entry.clients is None else entry.clients
-                self._add(name, rows)
+                self._add(entry.ledger, rows)
                 if not own:
                     self._charges_of_other_runs.numpy()[rows] += 1
 
@@ -321,14 +320,13 @@ class Ledger:
         """
         self._parts, self._streams = _parts(state), state["streams"].clone()
         self._load_other_runs(state)
-        self.dim, self.terms = state["dim"], _current_terms(state["terms"])
+        self.dim, self.terms = state["dim"], state["terms"]
 
     def _load_other_runs(self, state: dict[str, Any]) -> None:
         """Take over which charges of a state came from journals of other runs."""
-        others = state.get("other_runs")
-        if others is not None:
-            self._charges_of_other_runs = torch.maximum(self._charges_of_other_runs, others["charges"])
-            self.other_runs = {**others["journals"], **self.other_runs}
+        others = state["other_runs"]
+        self._charges_of_other_runs = torch.maximum(self._charges_of_other_runs, others["charges"])
+        self.other_runs = {**others["journals"], **self.other_runs}
 
     def state(self, *tensors: Tensor) -> str:
         """Return 64 bits of a SHA-256 digest of the model and the range with which a round begins.
@@ -499,27 +497,24 @@ class Ledger:
         Raises:
             ValueError: If the state is of another federation, or its rounds were charged on other terms.
         """
-        mechanism, beside = state["mechanism"], state.get("beside")
-        if isinstance(beside, dict):  # in version 0.2, a ledger of releases of clients outside the rounds
-            mechanism += f", and {beside['mechanism']} beside" if beside["rounds"] else ""
-        if mechanism != self.mechanism or len(state["charges"]) != self.num_clients:
+        if state["mechanism"] != self.mechanism or len(state["charges"]) != self.num_clients:
             raise ValueError(
-                f"The ledger is of {len(state['charges'])} clients of {mechanism}, but this federation has "
-                f"{self.num_clients} clients of {self.mechanism}. Resume with the checkpoint's federation."
+                f"The ledger is of {len(state['charges'])} clients of {state['mechanism']}, but this "
+                f"federation has {self.num_clients} clients of {self.mechanism}. "
+                "Resume with the checkpoint's federation."
             )
-        terms = _current_terms(state.get("terms"))
-        _check_terms(terms, self.terms)
-        self.terms = self.terms or terms
-        self.dim = max(self.dim, state.get("dim", 0))
+        _check_terms(state["terms"], self.terms)
+        self.terms = self.terms or state["terms"]
+        self.dim = max(self.dim, state["dim"])
         self._streams = (
             state["streams"].clone() if repeatable else _latest_attempts(self._streams, state["streams"])
         )
         self._load_other_runs(state)
-        parts, name = _parts(state), state.get("id")
-        self.recorded_names = frozenset({"", name or "", *parts})
+        parts, name = _parts(state), state["id"]
+        self.recorded_names = frozenset({"", *parts})
         self.names_no_journal = bool(state["rounds"]) and not state["journal"]
         if repeatable and (name == self._id or not self.rounds):
-            self._parts, self._id = parts, name or self._id
+            self._parts, self._id = parts, name
         elif not self._add_unknown(parts) and name in (self._id, *self._parts):
             return  # a state of this ledger's own past
         else:
@@ -557,15 +552,10 @@ def pad_segments(context: RoundContext, dim: int) -> RoundContext:
 def _parts(state: dict[str, Any]) -> dict[str, tuple[int, Tensor]]:
     """Return rounds and charges of a saved state by the name under which they were charged."""
     rounds, charges, parts = state["rounds"], state["charges"].clone(), {}
-    for name, other in state.get("others", {}).items():
+    for name, other in state["others"].items():
         parts[name] = other["rounds"], other["charges"].clone()
         rounds, charges = rounds - other["rounds"], charges - other["charges"]
-    return {**parts, state.get("id") or secrets.token_hex(8): (rounds, charges)}
-
-
-def _current_terms(terms: dict[str, str] | None) -> dict[str, str] | None:
-    """Return terms of an earlier version under their present names."""
-    return terms and {{"liars": "num_byzantine"}.get(name, name): value for name, value in terms.items()}
+    return {**parts, state["id"]: (rounds, charges)}
 
 
 def _check_terms(charged: Mapping[str, str] | None, terms: Mapping[str, str] | None) -> None:

@@ -78,8 +78,6 @@ def from_json(text: str) -> PrivacyReport:
                 f"privacy.json is no {SCHEMA}, but of another version of this package. Compute it again: "
                 "`fedq privacy CONFIG`, or `fedq privacy CKPT` with a checkpoint of the run"
             )
-        if isinstance(fields, dict):
-            fields = {"limit": "", "smaller_delta": None, **fields}  # earlier files do not have these
         report: PrivacyReport = from_plain(PrivacyReport, fields)
         terms = from_plain(dict[str, tuple[str, ...]], fields.get("kinds"), "kinds")
         stated = {text for row in (*report.all_rows, *report.with_secure_keys) for text in row.assumptions}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, islice
@@ -136,7 +136,7 @@ class DryWorker(ClientWorker):
         client.trainer.fit_loop.epoch_loop._results = results
         return client
 
-    def _check_unsent_tensors(self, client: Client, before: Mapping[str, Tensor] | None) -> None:
+    def _check_unsent_tensors(self, client: Client) -> None:
         self._look(client)
 
     def try_out(
@@ -146,7 +146,6 @@ class DryWorker(ClientWorker):
         look: Callable[[Client], object] = lambda client: None,
         again: bool = False,
         change: Change | None = None,
-        loader: Any = None,
     ) -> Tensor:
         """Train a client on its first batches, and return its update, `(dim,)`.
 
@@ -155,16 +154,15 @@ class DryWorker(ClientWorker):
             look: Called with the trained copy, before it is dropped.
             again: Repeat the client's batches if it has fewer than `most`?
             change: Function that changes each batch before the training.
-            loader: Loader to train from. None is the clients' own loader.
         """
-        loader, there = self._loader() if loader is None else loader, len(stack.batch_sizes)
+        there = len(stack.batch_sizes)
         passes = -(-most // there) if again and there else 1
         weights = self.vector.read()
         weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
         self._look = look
         try:
             with preserve_generators():
-                batches: Any = chain.from_iterable(loader.stack_batches(stack) for _ in range(passes))
+                batches: Any = chain.from_iterable(self._loader().stack_batches(stack) for _ in range(passes))
                 batches = batches if change is None else map(change, batches)
                 short = replace(stack, batch_sizes=(passes * stack.batch_sizes)[:most])
                 update = self.train(short, batches, weights).updates[0]

@@ -20,7 +20,7 @@ from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.algorithms import Correction
 from lightning_fedq.algorithms.byzantine.counting import count_byzantine
 from lightning_fedq.clients.forks import find_fork_obstacle
-from lightning_fedq.clients.hooks import report_copied_callbacks, report_hooks
+from lightning_fedq.clients.hooks import report_copied_callbacks
 from lightning_fedq.clients.personal import report_personal_parameters
 from lightning_fedq.clients.stack_size import choose_clients_per_step
 from lightning_fedq.clients.stale import untried
@@ -52,13 +52,7 @@ from lightning_fedq.training.isolation import IsolationTrial, describe_trial
 from lightning_fedq.training.loops import average_by_rounds
 from lightning_fedq.training.population import Population, SimulatedClients, will_share_metrics
 from lightning_fedq.training.privacy_target import CalibratedTarget
-from lightning_fedq.training.ranks import (
-    OtherRankStoppedError,
-    RankEngine,
-    agree_on_start,
-    idle_cores,
-    warn_idle_ranks,
-)
+from lightning_fedq.training.ranks import OtherRankStoppedError, RankEngine, agree_on_start, warn_idle_ranks
 from lightning_fedq.training.rehearsal import report_unrehearsed_end
 from lightning_fedq.training.round import Rounds, RoundStart
 from lightning_fedq.training.secret_cohorts import check_claim, check_run
@@ -139,7 +133,7 @@ class FederatedFit(Rounds):
             warn_unlogged_monitors(trainer, {**self.side.findings.names, **dict.fromkeys(validated)})
         self.side.check_algorithm(federation.mechanism)
         if to_try:
-            self.side.check_smallest(to_try[0])
+            self.side.check_smallest()
         self.averages = untried(trainer, self._find_trial_obstacle(), self.side.findings.raised)
         if self.averages:
             rank_zero_info(self.averages)
@@ -180,7 +174,6 @@ class FederatedFit(Rounds):
         if isinstance(self.engine, RankEngine):
             self.engine.rank_state = self.side
         report_copied_callbacks(trainer.callbacks)  # type: ignore[attr-defined]
-        report_hooks(trainer)
         average_by_rounds(trainer, lambda: self._steps, undo)
         population.is_training = True
 
@@ -433,13 +426,6 @@ class FederatedFit(Rounds):
         last = self.client_evaluations[-1] if self.client_evaluations else None
         if self._evaluator is not None and last is not None and last.round == self.records[-1].round:
             last.log(self._trainer, self._evaluator.exact)
-
-    def report_idle_cores(self) -> None:
-        """Report how much faster several ranks would be, if this fit could use them."""
-        takes_ranks = self.population.takes_ranks and self.engine.tampering is None
-        stacks = -(-self._federation.planner.cohort_size // self.clients_per_step)
-        if takes_ranks and (words := idle_cores(self.side.seconds, stacks)) is not None:
-            rank_zero_info(words)
 
     def replace_weights(self, weights: Tensor) -> None:
         """Set the weights of server and module to `weights`, `(dim,)`. Call it between rounds only."""

@@ -24,19 +24,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lightning_fedq.functional.one_bit.threshold_coin import (
-    one_probability,
-    output_scale,
-    pair_law,
-    pair_mse,
-    worst_pair_mse,
-)
+from lightning_fedq.functional.one_bit.threshold_coin import pair_law, worst_pair_mse
 from lightning_fedq.keys.randomness import ClientRandomness, SeededKeys
 from lightning_fedq.mechanisms import LDPQ, CorBin
 from lightning_fedq.mechanisms.bases.one_bit import OneBitMechanism
 from lightning_fedq.mechanisms.interface import RoundContext
 from lightning_fedq.reports.runs import fresh_folder, save_figure, write_rows, write_summary
 from reproductions.bench import Claim
+from reproductions.corbin.errors import one_probability, output_scale, pair_mse
 
 RADIUS, CENTER = 0.5, 0.0
 _RARE = 25

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from lightning_fedq.functional.one_bit.privacy import coin_sum_pmf
-from lightning_fedq.functional.one_bit.threshold_coin import output_scale, pair_mse, worst_pair_mse
+from lightning_fedq.functional.one_bit.threshold_coin import worst_pair_mse
 from lightning_fedq.keys.randomness import ClientRandomness, SeededKeys, fill_rows
 from lightning_fedq.mechanisms import CorBin
 from lightning_fedq.mechanisms.bases import one_bit
@@ -24,6 +24,7 @@ from lightning_fedq.mechanisms.interface import Adversary, RoundContext
 from lightning_fedq.privacy.report import privacy_report
 from lightning_fedq.privacy.run import ASSUMED, Run
 from reproductions.bench import Claim, settle
+from reproductions.corbin.errors import output_scale, pair_mse
 
 DELTA = 1e-5
 PAPER = {"clients": 50, "unpaired": 0.2, "epsilon": 5.0, "parameters": 11_173_962}

@@ -23,8 +23,8 @@ import torch
 from numpy.typing import NDArray
 from scipy import special, stats
 
-from lightning_fedq.functional.exact_error.dither import add_dequantized_row, dither_quantize_row
-from lightning_fedq.functional.exact_error.irwin_hall import Array, irwin_hall_cdf
+from lightning_fedq.functional.exact_error.dither import dither_quantize_row
+from lightning_fedq.functional.exact_error.irwin_hall import Array
 from lightning_fedq.functional.exact_error.layered import WORDS_PER_COORDINATE, layer_row
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.mechanisms import SIGM, AggregateGaussian, IrwinHall, LayeredGaussian
@@ -33,7 +33,7 @@ from lightning_fedq.mechanisms.interface import RoundContext
 from lightning_fedq.reports.runs import Row, fresh_folder, write_atomically
 from reproductions.bench import Claim
 from reproductions.exact.claims import finish
-from reproductions.exact.formulas import target_cdf
+from reproductions.exact.formulas import irwin_hall_cdf, target_cdf
 
 BLOCK = 10_000
 EDGE = 3.7
@@ -198,14 +198,14 @@ def block_errors(case: Case, n: int, block: int, seed: int) -> tuple[Array, Arra
                 summed[row] += symbols
                 wanted[row] += values
             elif sent is None:
-                add_dequantized_row(symbols, dither, step, offset, total[row])
+                total[row] += (symbols - dither) * step + offset
                 wanted[row] += values
             else:
                 total[row] += np.where(sent, (symbols - dither) * step + offset, 0.0)
                 wanted[row] += np.where(sent, values, 0.0)
     if common:
         for row in range(len(INPUTS)):
-            add_dequantized_row(summed[row], dithers, step, n * offset, total[row])
+            total[row] += (summed[row] - dithers) * step + n * offset
     return (total + empty - wanted) / spread, mean
 
 

@@ -14,12 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_fedq.functional.one_bit.threshold_coin import (
-    CoinThresholds,
-    coin_thresholds,
-    one_bit_quantize,
-    splice_words,
-)
+from lightning_fedq.functional.one_bit.threshold_coin import CoinThresholds, coin_thresholds, splice_words
+from tests.functional.one_bit.oracle import one_bit_quantize
 
 Quantize = Callable[[Tensor, Tensor, Tensor, Tensor, CoinThresholds], Tensor]
 Splice = Callable[[NDArray[np.uint32], NDArray[np.uint32], int, int, int], None]

@@ -12,14 +12,14 @@ import torch
 import lightning_fedq as fedq
 from lightning_fedq.functional.exact_error.decompose import Special
 from lightning_fedq.functional.one_bit.coupled_coins import flip_threshold
-from lightning_fedq.functional.one_bit.threshold_coin import WORD_BITS, one_bit_quantize, one_bit_thresholds
+from lightning_fedq.functional.one_bit.threshold_coin import WORD_BITS
 from lightning_fedq.keys.randomness import ClientRandomness, Stream
 from lightning_fedq.mechanisms import paired_coins, rotated_axes, rotated_coins
-from lightning_fedq.mechanisms.bases.additive_noise import WholeVector
 from lightning_fedq.mechanisms.bases.claims import independent_claims
 from lightning_fedq.mechanisms.bases.one_bit import COINS
 from lightning_fedq.rounds import RoundEngine
 from lightning_fedq.wire.coding import FixedLength
+from tests.functional.one_bit.oracle import one_bit_quantize, one_bit_thresholds
 
 # ---- the mechanisms of section 8 of the specification of useful privacy ----------------------------------
 
@@ -342,13 +342,7 @@ class NoiseSharedButClaimedWhole(fedq.DistributedDiscreteGaussian):
 class ClippedInTheWrongNorm(fedq.GaussianNoise):
     """Every coordinate is clipped to what the whole vector may have: right for one, wrong for many."""
 
-    @property
-    def clipping(self):
-        return _EachCoordinate(self.clip_norm, 2)
-
-
-class _EachCoordinate(WholeVector):
-    def factors(self, rows, context):
+    def clipping_factors(self, rows, context):
         shape = len(rows), len(context.segments)
         return torch.full(shape, 1.0 / self.clip_norm, dtype=torch.float64), 0
 
@@ -548,13 +542,7 @@ EXACT_MEAN_LEAKS = [RangeFromExactMean, NormOfExactMean]
 class ClipPassesNan(fedq.GaussianNoise):
     """Clips by min(1, C / norm), which a norm of NaN passes; harmless while the engine asks first."""
 
-    @property
-    def clipping(self):
-        return _PassesNan(self.clip_norm, 2)
-
-
-class _PassesNan(WholeVector):
-    def factors(self, rows, context):
+    def clipping_factors(self, rows, context):
         kept = nan_passes(self.clip_norm, rows.double().norm(dim=1)) / self.clip_norm
         return kept[:, None].expand(-1, len(context.segments)), 0
 

@@ -375,15 +375,3 @@ row(
     lambda: online(WandbRounds, RunFolder),
     lambda: online(RunFolder, WandbRounds),
 )
-
-
-def flagged(name):
-    return type("Mine", (pl.Callback,), {name: True})()
-
-
-row(
-    "{} defines {}. Rename it to {}.",
-    lambda: fit(fed(), flagged("crosses_clients")),
-    lambda: fit(fed(), flagged("is_shared_by_clients")),
-    error=TypeError,
-)

@@ -265,15 +265,3 @@ row(
 
 def context(radius):
     return RoundContext(0, ((0,), (1,)), (2,), torch.zeros(1), torch.full((1,), radius))
-
-
-def defining(name):
-    return type("Mine", (FedAvg,), {name: classmethod(lambda cls, *given: None)})()
-
-
-row(
-    "{} defines {}, which nobody reads. {}",
-    lambda: defining("plan_settings"),
-    lambda: defining("example"),
-    error=TypeError,
-)

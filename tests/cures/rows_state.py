@@ -37,15 +37,6 @@ def two_writers(one_at_a_time):
     second.append(1, 0, "", None, 8)
 
 
-def older():
-    """A journal of the first version, which wrote no lengths."""
-    Path("older.jsonl").write_text(
-        '{"fedq ledger": 1, "mechanism": "m", "clients": 3}\n'
-        '{"round": 0, "attempt": 0, "state": "", "clients": null}\n'
-    )
-    Journal(Path("older.jsonl"), "m", 3).unread()
-
-
 def private():
     return fed(LDPQ(1.0), seed=None)
 
@@ -180,7 +171,6 @@ row(
     lambda: two_writers(one_at_a_time=True),
     error=RuntimeError,
 )
-row("{} is of an older version and lacks the number of parameters of round {}.", older, weights_only)
 row("{} has {} bytes, but the checkpoint", lambda: cut_journal(back=False), lambda: cut_journal(back=True))
 row(
     "{} has lost its first line and all later ones. Put the file back. Without it, load only the weights",

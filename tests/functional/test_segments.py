@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_fedq.functional.segments import normalise_segments, saturate, segment_lines
+from lightning_fedq.functional.segments import normalise_segments, segment_lines
 
 SEGMENTS = (3, 500, 1, 900)
 CENTERS = torch.tensor([0.0, 0.1, -2.0, 1e3], dtype=torch.float64)
@@ -32,20 +32,3 @@ def test_units_are_the_formula_bit_for_bit(dtype, divide):
         units, part = np.empty(size), wanted[first : first + size]
         assert normalise_segments(row.numpy(), first, lines, divide, units) == int((part.abs() > 1.0).sum())
         assert torch.equal(torch.from_numpy(units), part.clamp(-1.0, 1.0))
-
-
-@pytest.mark.parametrize("zero_is_positive", [True, False])
-def test_saturated_values_are_the_formula_bit_for_bit(zero_is_positive):
-    values = rows()
-    distance = values.double() - expand(CENTERS)
-    signs = distance.sign()
-    assert (signs == 0).sum() > 100
-    if zero_is_positive:
-        signs[distance == 0] = 1.0
-    wanted = (expand(CENTERS) + 2.0 * expand(RADII) * signs).float()
-    wanted[signs == 0] = values[signs == 0]
-    out = torch.empty_like(values)
-    lines = segment_lines(SEGMENTS, CENTERS, RADII)
-    outside = saturate(values.numpy(), lines, zero_is_positive, out.numpy())
-    assert torch.equal(out, wanted)
-    assert outside == int((distance.abs() > expand(RADII)).sum()) > 100

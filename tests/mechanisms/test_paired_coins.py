@@ -5,15 +5,14 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_fedq.functional.one_bit.coupled_coins import pair_mse
-from lightning_fedq.functional.one_bit.threshold_coin import one_bit_thresholds
 from lightning_fedq.keys.randomness import ClientRandomness, SeededKeys
 from lightning_fedq.mechanisms import LDPQ, PairedCoins
 from lightning_fedq.mechanisms.bases.one_bit import COINS
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.losses.pairs import CoinSum, HiddenPair
-from tests.functional.one_bit.oracle import coupled_thresholds
+from tests.functional.one_bit.closed_forms import coupled_pair_mse
+from tests.functional.one_bit.oracle import coupled_thresholds, one_bit_thresholds
 from tests.one_round import decode, encode, make_context
 
 INPUTS = (-1.0, -0.5, 0.0, 0.5, 1.0)
@@ -61,7 +60,7 @@ def test_the_error_of_a_pair_is_the_closed_form_and_below_ldp_fl(values):
     mechanism = PairedCoins(epsilon_per_coordinate=1.0)
     bits, context = bits_of(mechanism, values, 200_000)
     squares = (decode(mechanism, bits, (0, 1), context).double() - sum(values)) ** 2
-    expected = pair_mse(*values, 1.0, mechanism.coin)
+    expected = coupled_pair_mse(*values, 1.0, mechanism.coin)
     assert abs(squares.mean().item() - expected) <= 5 * squares.std().item() / math.sqrt(len(squares))
     assert expected < 2 * LDPQ(1.0).coin.scale ** 2 - sum(x * x for x in values)
 

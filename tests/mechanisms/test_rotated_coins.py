@@ -150,7 +150,7 @@ def test_probabilities_move_no_further_than_the_claim_counts(paired, size, monke
     seen = []
 
     def recorded(rows, which, first, words, ranges, low, high, bits):
-        x = np.clip(rows[0, first : first + words.shape[1]].astype(np.float64) / ranges[2, 0], -1.0, 1.0)
+        x = np.clip(rows[0, first : first + words.shape[1]].astype(np.float64) * ranges[2, 0], -1.0, 1.0)
         thresholds = low + np.floor((x + 1.0) * 0.5 * (high - low) + 0.5)
         seen.append(thresholds / 2**32 * ((coin.high - coin.low) / 2**32 if paired else 1.0))
         return real(rows, which, first, words, ranges, low, high, bits)
@@ -177,7 +177,7 @@ def test_the_norm_is_clipped_for_what_float32_cannot_hold(bad, paired, monkeypat
 
     def recorded(rows, which, first, words, ranges, low, high, bits):
         assert np.isfinite(rows).all() and np.isfinite(ranges).all()
-        x = np.clip(rows[0, first : first + words.shape[1]].astype(np.float64) / ranges[2, 0], -1.0, 1.0)
+        x = np.clip(rows[0, first : first + words.shape[1]].astype(np.float64) * ranges[2, 0], -1.0, 1.0)
         seen.append(np.linalg.norm(x))
         return real(rows, which, first, words, ranges, low, high, bits)
 

@@ -2,8 +2,8 @@ import pytest
 import torch
 from scipy import stats
 
-from lightning_fedq.functional.exact_error.irwin_hall import irwin_hall_cdf
 from lightning_fedq.mechanisms import SubtractiveDither
+from reproductions.exact.formulas import irwin_hall_cdf
 from tests.one_round import decode, encode, make_context
 
 

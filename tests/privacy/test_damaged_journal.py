@@ -75,16 +75,6 @@ def test_a_log_that_never_got_its_header_begins_again(path, monkeypatch, step):
     assert StreamLog(path, OWNER).charges == 1
 
 
-def test_lines_without_a_checksum_are_read_in_a_file_of_the_earlier_version(path):
-    path.write_text(
-        f'{{"fedq ledger": 1, "mechanism": "{OWNER}", "clients": 1}}\n'
-        '{"round": 0, "attempt": 0, "state": "m", "clients": null, "dim": 8}\n'
-    )
-    log = StreamLog(path, OWNER)
-    log.use(1, 0, 8, "m", "")
-    assert StreamLog(path, OWNER).charges == 2
-
-
 def test_a_line_without_a_checksum_is_refused_in_a_file_of_this_version(path):
     used(path, 0)
     with path.open("a") as file:

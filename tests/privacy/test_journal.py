@@ -59,20 +59,6 @@ def test_another_federation_is_refused(path, mechanism, clients):
         Journal(path, mechanism, clients)
 
 
-def test_lines_of_an_older_version_do_not_say_how_long_a_vector_was(path):
-    path.parent.mkdir()
-    path.write_text(
-        '{"fedq ledger": 1, "mechanism": "m", "clients": 3}\n'
-        '{"round": 0, "attempt": 0, "state": "", "clients": null}\n'
-    )
-    end = path.stat().st_size
-    journal = Journal(path, "m", 3, end)  # nothing in it that the checkpoint does not know
-    journal.append(1, 0, "", None, 8)
-    assert [entry.dim for entry in Journal(path, "m", 3, end).unread()] == [8]
-    with pytest.raises(ValueError, match=r"lacks the number of parameters .* Load only the weights"):
-        Journal(path, "m", 3).unread()
-
-
 def test_many_clients_are_written_in_bits(path):
     """Half of 10^6 took 3.95 MB a round as numbers."""
     chosen = tuple(range(0, 1_000_000, 2))

@@ -91,17 +91,6 @@ def test_another_federation_is_refused():
         Ledger(3, "other").load_state_dict(state)
 
 
-def test_a_state_of_the_release_before_goes_on_unless_it_has_charges_beside_its_rounds():
-    """There `beside` was nothing, or a ledger of what clients had released beside the rounds."""
-    state = Ledger(3, "m").state_dict()
-    restored = Ledger(3, "m")
-    for beside in (None, {"mechanism": "Gaussian", "rounds": 0}):
-        restored.load_state_dict({**state, "beside": beside})
-    assert restored.rounds == 0
-    with pytest.raises(ValueError, match="of m, and Gaussian beside, but this federation has 3"):
-        restored.load_state_dict({**state, "beside": {"mechanism": "Gaussian", "rounds": 2}})
-
-
 # ---- in the engine ---------------------------------------------------------------------------------------
 
 
@@ -399,25 +388,6 @@ def test_every_charge_is_known_once_whoever_resumes_whose_checkpoint(tmp_path, s
         step(draw, number, ledgers, states, written, tmp_path)
         for one in ledgers:
             one.check()
-
-
-def test_an_older_journal_is_read_twice_rather_than_never(tmp_path):
-    """Its lines do not say under which name they were charged."""
-    path = tmp_path / "ledger.jsonl"
-    Journal(path, "m", 3).append(0, 0, "", None, 8)
-    ledger = Ledger(3, "m")
-    ledger.keep(Journal(path, "m", 3), repeatable=False)
-    ledger.keep(Journal(path, "m", 3), repeatable=False)
-    assert ledger.charges.tolist() == [2] * 3
-
-
-def test_terms_of_an_earlier_version_are_known_by_their_present_names():
-    old = Ledger(4, "LDPQ(1.0)")
-    old.set_terms({"num_byzantine": "2"})
-    state = {**old.state_dict(), "terms": {"liars": "2"}}
-    new = Ledger(4, "LDPQ(1.0)")
-    new.load_state_dict(state)
-    assert new.num_byzantine == 2
 
 
 def test_lines_that_are_known_are_not_decoded_again(tmp_path, monkeypatch):

@@ -151,13 +151,6 @@ def subtract_scalar_dithers(keys: Keys, step: float, total: Floats) -> None:
                 part[j] -= step * _dither_word(key, start + j)
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def subtract_scalar_dithers_per_message(keys: Keys, step: float, totals: Floats) -> None:
-    """Subtract step u_j from totals[k, j], where u is the dither of key k of `quantize_scalar`."""
-    for k in range(totals.shape[0]):
-        subtract_scalar_dithers(keys[k : k + 1], step, totals[k])
-
-
 # ---- bits -----------------------------------------------------------------------------------------------
 
 
@@ -255,21 +248,6 @@ def add_decoded(
                     row, signed = _row(base, start + i, num_rows), (2.0 * sent[i] - 1.0) * scale
                     for j in range(size):
                         part[i * size + j] += offset[j] + signed * weights[row, j]
-
-
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def add_decoded_per_message(
-    bits: NDArray[np.uint8],
-    stage: int,
-    weights: Floats,
-    keys: Keys,
-    scales: Floats,
-    offset: Floats,
-    totals: Floats,
-) -> None:
-    """Add each message to a separate row of `totals`, as `add_decoded` does."""
-    for k in range(totals.shape[0]):
-        add_decoded(bits[k : k + 1], stage, weights, keys[k : k + 1], scales[k : k + 1], offset, totals[k])
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]

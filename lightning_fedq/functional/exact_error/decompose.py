@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 from scipy import optimize
 
 from lightning_fedq.functional.chunks import in_chunks
+from lightning_fedq.functional.exact_error.depths import draw_depths
 from lightning_fedq.functional.exact_error.irwin_hall import (
     Array,
     half_support,
@@ -42,7 +43,6 @@ from lightning_fedq.functional.exact_error.irwin_hall import (
     irwin_hall_slope,
 )
 from lightning_fedq.functional.exact_error.layered import WORDS_PER_COORDINATE
-from lightning_fedq.functional.exact_error.mixture_loops import cut_once, special_radii
 from lightning_fedq.functional.exact_error.tables import (
     NOWHERE,
     InverseTable,
@@ -165,28 +165,6 @@ class Decomposition:
         beyond = np.cumsum((mass * np.diff(z))[::-1])[::-1]
         return float((beyond / target_pdf(z[1:], "gaussian"))[middle < 7.1].max())
 
-    @cached_property
-    def sure(self) -> tuple[int, float]:
-        """Bounds by which `mixture_loops.special_radii` finds most core coordinates without logarithms.
-
-        Let c be the smallest probability in the table up to a radius r. If a coin is below c, and the product
-        of the two tails shows that the layer's radius is at most r, the coordinate belongs to the core. This
-        property takes the r on the table's grid at which the most coordinates are decided, and returns
-        (floor(2^53 c), the bound on the product in units of 2^-106).
-        """
-        cells = self.coin.coefficients
-        if not len(cells):
-            return 0, math.inf
-        lowest_of_cell = cells[:, 0] - np.abs(cells[:, 1:]).sum(1)
-        lowest = np.maximum(np.minimum.accumulate(lowest_of_cell) - 1e-12, 0.0)
-        radius = self.coin.width * np.arange(len(cells))  # `lowest` covers one cell beyond this radius
-        depth = 0.5 * radius**2 if self.target == "gaussian" else math.sqrt(2.0) * radius
-        # P(Gamma(2, 1) <= depth), the law of -ln of the product of two tails
-        is_within = 1.0 - np.exp(-depth) * (1.0 + depth)
-        best = int((lowest * is_within).argmax())
-        product = math.exp(-depth[best]) * (1.0 + 1e-9) * 2.0**106
-        return math.floor(float(lowest[best]) * 2.0**53), product
-
     def cap_shift(self, least_bits: int = LEAST_SCALE_BITS) -> float:
         """Return a bound, in stds, on the distance by which the cap on A moves an output."""
         return 2.0**-least_bits * (1.0 + half_support(self.n))
@@ -265,13 +243,12 @@ def draw_special(
     """
 
     def find(part: slice, drawn: NDArray[np.uint64]) -> tuple[NDArray[np.int64], Array]:
-        size = part.stop - part.start
-        places, radii = np.empty(size + 1, np.int64), np.empty(size + 1)
-        coin = plan.coin
-        num_special = special_radii(
-            drawn, plan.target == "gaussian", coin.coefficients, coin.width, *plan.sure, places, radii
-        )
-        return places[:num_special] + part.start, radii[:num_special].copy()
+        depths, gaussian = np.empty(part.stop - part.start), plan.target == "gaussian"
+        draw_depths(drawn, gaussian, depths)
+        radii = np.sqrt(2.0 * depths) if gaussian else depths * math.sqrt(0.5)
+        coins = (drawn[::WORDS_PER_COORDINATE] >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        special = np.flatnonzero(coins >= plan.coin(radii))
+        return special + part.start, radii[special]
 
     chunks = in_chunks(count, lambda size: words(WORDS_PER_COORDINATE * size), find)
     places, radius = (np.concatenate(parts) for parts in zip(*chunks, strict=True))
@@ -310,6 +287,10 @@ def _draw_pieces(
             break
         drawn = words(len(active))
         uniforms = (drawn >> np.uint64(11)).astype(np.float64) * 2.0 ** (-53) + 2.0 ** (-54)
-        places = cut.sample(uniforms) / (2.0 * half_support(plan.n))
-        still = cut_once(places, drawn, unit, num_cuts, level, least_scale, active, size, middle)
-        active = active[:still]
+        # a copy of the core is cut out, and the remainder on one side is kept
+        places = np.minimum(cut.sample(uniforms) / (2.0 * half_support(plan.n)), 0.5)
+        side = 1.0 - 2.0 * (drawn & np.uint64(1)).astype(np.float64)
+        middle[active] += size[active] * side * (places + 0.5) / 2.0
+        size[active] *= 0.5 - places
+        is_large = size[active] * unit[active] >= least_scale
+        active = active[is_large & (num_cuts[active] > level)]

@@ -18,8 +18,6 @@ Flags = NDArray[np.bool_]
 
 LEAST_DEPTH = 2.0**-60
 """Smallest depth. The mass below is less than 1e-26, and smaller depths are clamped."""
-BLOCK = 512
-"""Number of depths whose arrays stay in the nearest cache."""
 _ATANH = (
     0.3333333333333333,
     0.19999999999999762,
@@ -76,11 +74,11 @@ def minus_logs(tails: Floats, low: Flags, out: Floats) -> None:
     -ln(1 - t) = 2 atanh(t / (2 - t)) of an exact t up to 1/2.
 
     Args:
-        tails: Tails in (0, 1/2], `(n,)`, n up to `BLOCK`.
+        tails: Tails in (0, 1/2], `(n,)`.
         low: Choice between the two logarithms, `(n,)`.
         out: Results, `(n,)`, overwritten. It must not be `tails`.
     """
-    mantissas = np.empty(BLOCK, np.int64)
+    mantissas = np.empty(tails.size, np.int64)
     bits, parts = tails.view(np.int64), mantissas.view(np.float64)
     for j in range(tails.size):
         mantissas[j] = (bits[j] & _MANTISSA) | _HALF  # in [1/2, 1)
@@ -100,26 +98,26 @@ def draw_depths(words: Words, gaussian: bool, depths: Floats) -> None:
     """Turn the four words of each coordinate into its depth l. The top 53 bits of word 0 are not used.
 
     Args:
-        words: `(4 n,)` uniform 64-bit words, n up to `BLOCK`.
+        words: `(4 n,)` uniform 64-bit words.
         gaussian: Gaussian law if true, else Laplace.
         depths: `(n,)`, overwritten.
     """
     size, low_bits = depths.size, np.uint64(2047)
-    tails, low, second = np.empty(BLOCK), np.empty(BLOCK, np.bool_), np.empty(BLOCK)
+    tails, low, second = np.empty(size), np.empty(size, np.bool_), np.empty(size)
     for j in range(size):
         word = words[4 * j + 1]
         fraction = (np.float64(words[4 * j] & low_bits) + 0.5) * 2.0**-11
         low[j] = word < ~word
         fraction = fraction if word < ~word else 1.0 - fraction
         tails[j] = (np.float64(min(word, ~word)) + fraction) * 2.0**-64
-    minus_logs(tails[:size], low[:size], depths)
+    minus_logs(tails, low, depths)
     for j in range(size):
         word = words[4 * j + 2]
         fraction = (np.float64((words[4 * j + 3] & low_bits) >> np.uint64(1)) + 0.5) * 2.0**-10
         low[j] = word < ~word
         fraction = fraction if word < ~word else 1.0 - fraction
         tails[j] = (np.float64(min(word, ~word)) + fraction) * 2.0**-64
-    minus_logs(tails[:size], low[:size], second[:size])
+    minus_logs(tails, low, second)
     for j in range(size):
         cosine = 1.0
         if gaussian:
@@ -139,14 +137,15 @@ def complementary_depths(depths: Floats, out: Floats) -> None:
     """Compute -ln(1 - e^-l) for depths l.
 
     Args:
-        depths: Depths in [2^-60, 200], `(n,)`, n up to `BLOCK`.
+        depths: Depths in [2^-60, 200], `(n,)`.
         out: Results, `(n,)`, overwritten. It must not be `depths`.
     """
-    tails, low, scales = np.empty(BLOCK), np.empty(BLOCK, np.bool_), np.empty(BLOCK, np.int64)
+    size = depths.size
+    tails, low, scales = np.empty(size), np.empty(size, np.bool_), np.empty(size, np.int64)
     powers = scales.view(np.float64)
-    for j in range(depths.size):
+    for j in range(size):
         scales[j] = (1023 - np.int64(depths[j] * (1.0 / _LN2))) << 52  # 2^-octaves, as bits
-    for j in range(depths.size):
+    for j in range(size):
         octaves = np.floor(depths[j] * (1.0 / _LN2))
         # the first product is exact, because octaves have 9 bits
         r = (depths[j] - octaves * _LN2_HIGH) - octaves * _LN2_LOW
@@ -157,4 +156,4 @@ def complementary_depths(depths: Floats, out: Floats) -> None:
         rise = r * (1.0 - r * p)  # 1 - e^-r
         low[j] = octaves == 0.0
         tails[j] = min(rise if octaves == 0.0 else (1.0 - rise) * powers[j], 0.5)
-    minus_logs(tails[: depths.size], low[: depths.size], out)
+    minus_logs(tails, low, out)

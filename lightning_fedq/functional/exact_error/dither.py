@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 
-import numba
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -36,56 +35,6 @@ def centred_dither(words: NDArray[np.uint64]) -> NDArray[np.float64]:
     return centred
 
 
-def dither_quantize(values: Tensor, dither: Tensor, step: Tensor | float) -> Tensor:
-    """Quantise to M = floor(x / w + U + 1/2).
-
-    Args:
-        values: Floats, `(..., dim)`.
-        dither: Dithers that are uniform on (-1/2, 1/2), in the shape of `values`.
-        step: Step w > 0, broadcastable, in units of `values`.
-
-    Returns:
-        int64 tensor of `values`' shape.
-    """
-    return torch.floor(values.double() / step + dither + 0.5).to(torch.int64)
-
-
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def add_centred_dither(words: NDArray[np.uint64], total: NDArray[np.float64]) -> None:
-    """Add `centred_dither(words)` to a running sum, in one pass."""
-    shift, half_cells = np.uint64(11), np.int64(1 << 52)
-    for j in range(words.size):
-        total[j] += (np.float64(np.int64(words[j] >> shift) - half_cells) + 0.5) * 2.0**-53
-
-
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def add_uniforms(words: NDArray[np.uint64], total: NDArray[np.float64]) -> None:
-    """Add `Stream.uniforms` minus 1/2 to a running sum, in one pass."""
-    for j in range(words.size):
-        total[j] += np.float64(np.int64(words[j] >> np.uint64(12))) * 2.0**-52 + 2.0**-53 - 0.5
-
-
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def dither_levels(
-    units: NDArray[np.float64], words: NDArray[np.uint64], levels: int, out: NDArray[np.int32]
-) -> None:
-    """Quantise to integers from -levels to levels.
-
-    It equals `dither_quantize(levels * units, centred_dither(words), 1)`, clamped.
-
-    Args:
-        units: `(n,)` in [-1, 1].
-        words: `(n,)` uniform words.
-        levels: The largest integer.
-        out: `(n,)`, overwritten.
-    """
-    shift, half_cells, last = np.uint64(11), np.int64(1 << 52), np.float64(levels)
-    for j in range(words.size):
-        dither = (np.float64(np.int64(words[j] >> shift) - half_cells) + 0.5) * 2.0**-53
-        out[j] = np.int32(min(max(np.floor(units[j] * last + dither + 0.5), -last), last))
-
-
-@numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
 def dither_quantize_row(
     values: NDArray[np.floating],
     scale: float,
@@ -93,38 +42,23 @@ def dither_quantize_row(
     step: NDArray[np.float64],
     symbols: NDArray[np.signedinteger],
 ) -> float:
-    """Quantise one row in one pass. Equals `dither_quantize(scale * values, dither, step)`.
+    """Quantise one row to M = floor(scale x / w + U + 1/2).
 
     Args:
-        values: `(n,)` float32 or float64.
+        values: x, `(n,)` float32 or float64.
         scale: Factor on the values (clipping), in [0, 1].
-        dither: `(n,)`.
-        step: `(n,)`, > 0.
+        dither: U, uniform on (-1/2, 1/2), `(n,)`.
+        step: w, `(n,)`, > 0.
         symbols: Signed integers, `(n,)`, overwritten. A symbol that is too large is set to 0.
 
     Returns:
         The largest |M|, which the caller must compare with the range of the type of `symbols`.
     """
-    largest = 0.0
-    for j in range(values.size):
-        symbol = np.floor(np.float64(values[j]) * scale / step[j] + dither[j] + 0.5)
-        largest = max(largest, abs(symbol))
-        # casting a larger float or a NaN is undefined
-        symbols[j] = np.int64(symbol) if abs(symbol) < LARGEST else 0
-    return largest
-
-
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def add_dequantized_row(
-    symbols: NDArray[np.integer],
-    dither: NDArray[np.float64],
-    step: NDArray[np.float64],
-    offset: NDArray[np.float64],
-    total: NDArray[np.float64],
-) -> None:
-    """Add (M - U) w + offset to a running float64 sum, in one pass."""
-    for j in range(symbols.size):
-        total[j] += (symbols[j] - dither[j]) * step[j] + offset[j]
+    with np.errstate(invalid="ignore", over="ignore"):
+        exact = np.floor(values.astype(np.float64) * scale / step + dither + 0.5)
+    sizes = np.abs(exact)
+    symbols[:] = np.where(sizes < LARGEST, exact, 0.0)  # casting a larger float or a NaN is undefined
+    return float(np.fmax.reduce(sizes, initial=0.0))
 
 
 def round_to_grid(values: Tensor, grid: float) -> Tensor:

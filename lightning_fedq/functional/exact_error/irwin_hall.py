@@ -2,17 +2,15 @@
 
 X = S / sqrt(n / 12), where S is the sum of n uniforms on (-1/2, 1/2). The support of X is
 (-sqrt(3 n), sqrt(3 n)). Density and slope keep their relative accuracy in the tails (`PDF_ERROR`,
-`SLOPE_ERROR`). Each of three evaluations is used where it is accurate:
+`SLOPE_ERROR`). Each of two evaluations is used where it is accurate:
 
 * n <= 40: the B-spline recursion in the distance to the nearer end of the support. All its terms are
-  positive. It gives density, slope and distribution function up to the edge.
+  positive. It gives density and slope up to the edge.
 * n > 40, density and slope for |x| <= 10: exponential tilting. S tilted by theta has the density
   exp(theta s) f(s) / M(theta) with M(theta) = (sinh(theta / 2) / (theta / 2))^n. Near its mean this density
   is close to a Gaussian one. For 22 to 36 values of theta, its Taylor polynomial about the mean is computed
   once for each n from the characteristic function. A point is evaluated by the polynomial of the nearest
   mean, times M(theta) exp(-theta s). Density and slope are taken to be 0 for |x| > 10, as f(10) < 1e-22.
-* n > 40, distribution function: a cosine series of period 20 with at most 28 terms. Its absolute error is
-  below 1e-14 for |x| <= 10. Beyond, it is taken to be 0 or 1.
 
 The alternating sum of the textbooks is useless beyond n = 20, because its terms cancel.
 
@@ -54,8 +52,6 @@ The bound is more than four times the larger one, as a margin for other points.
 """
 
 _SPLINES = 40
-_PERIOD = 20.0
-_TERMS = 28
 _REACH = 10.0
 _PANELS = 12
 _TILT_STEP = 0.5
@@ -240,20 +236,6 @@ def _tilts(n: int) -> _Tilts:
     return _Tilts(0.5 * (means[1:] + means[:-1]), means, widths, rates, scales, density[:-1], slope)
 
 
-def _frequencies(n: int) -> tuple[Array, Array]:
-    """Return frequencies t and coefficients (sin z / z)^n of the cosine series, where z = t sqrt(3 / n)."""
-    t: Array = 2.0 * math.pi / _PERIOD * np.arange(1, _TERMS + 1, dtype=np.float64)
-    z = t * math.sqrt(3.0 / n)
-    square = z * z
-    # Taylor series of ln(sin z / z)
-    series = -square / 6.0 - square**2 / 180.0 - square**3 / 2835.0 - square**4 / 37800.0
-    small = z < 0.05
-    safe = np.where(small, 1.0, z)
-    log_sinc = np.where(small, series, np.log(np.abs(np.sin(safe) / safe)))
-    coefficients: Array = np.exp(n * log_sinc)
-    return t, coefficients
-
-
 def irwin_hall_pdf(x: Array | float, n: int) -> Array:
     """Return the density of the standardised law. Its relative error is below `PDF_ERROR`.
 
@@ -301,27 +283,3 @@ def irwin_hall_slope(x: Array | float, n: int) -> Array:
         tilts = _tilts(n)
         values = np.where(size > _REACH, 0.0, tilts.evaluate(np.minimum(size, _REACH), tilts.slope))
     return np.where(points < 0.0, -values, values)
-
-
-def irwin_hall_cdf(x: Array | float, n: int) -> Array:
-    """Return the distribution function of the standardised law.
-
-    Raises:
-        ValueError: If n < 1.
-
-    Examples:
-        >>> float(irwin_hall_cdf(0.0, 3))
-        0.5
-    """
-    points, edge = np.asarray(x, np.float64), half_support(n)
-    if n <= _SPLINES:
-        # the sum of M_(n+1)(u - k) over k has the derivative M_n(u)
-        lower: Array = _splines(n + 1, points, n).sum(0)
-        return np.where(points <= 0.0, lower, 1.0 - lower)
-    limit = 0.5 * _PERIOD
-    inside = np.clip(points, -min(edge, limit), min(edge, limit))
-    t, coefficients = _frequencies(n)
-    values = 0.5 + inside / _PERIOD
-    for frequency, weight in zip(t.tolist(), (2.0 / _PERIOD * coefficients / t).tolist(), strict=True):
-        values += weight * np.sin(frequency * inside)
-    return np.minimum(np.maximum(values, 0.0), 1.0)

@@ -24,71 +24,14 @@ from typing import Literal
 
 import numba
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from lightning_fedq.functional.checks import check_positive
-from lightning_fedq.functional.exact_error.depths import BLOCK, LEAST_DEPTH, complementary_depths, draw_depths
+from lightning_fedq.functional.exact_error.depths import complementary_depths, draw_depths
 
 Law = Literal["gaussian", "laplace"]
 Layering = Literal["direct", "shifted"]
 
 WORDS_PER_COORDINATE = 4
-
-
-def check_law(law: str, layering: str, sigma: float) -> None:
-    """Check the settings of a layered quantiser.
-
-    Raises:
-        ValueError: If the law or the layering is unknown, or sigma is not > 0 and finite.
-    """
-    if law not in ("gaussian", "laplace"):
-        raise ValueError(f"law must be 'gaussian' or 'laplace', got {law!r}")
-    if layering not in ("direct", "shifted"):
-        raise ValueError(f"layering must be 'direct' or 'shifted', got {layering!r}")
-    check_positive(sigma=sigma)
-
-
-def half_width(depth: Tensor, law: Law, sigma: float) -> Tensor:
-    """Return half the width of the level set at depth l: s sqrt(2 l) (Gaussian) or s l / sqrt 2 (Laplace)."""
-    return sigma * (2.0 * depth).sqrt() if law == "gaussian" else sigma / math.sqrt(2.0) * depth
-
-
-def complementary_depth(depth: Tensor) -> Tensor:
-    """Return -ln(1 - e^-l), computed without e^-l near 0 or 1.
-
-    Examples:
-        >>> complementary_depth(torch.tensor([0.25]))
-        tensor([1.5087])
-    """
-    near = -torch.log(-torch.expm1(-depth))
-    far = -torch.log1p(-torch.exp(-depth))
-    return torch.where(depth < math.log(2.0), near, far)  # each form loses digits on the other side
-
-
-def layer(depth: Tensor, side: Tensor, law: Law, layering: Layering, sigma: float) -> tuple[Tensor, Tensor]:
-    """Return the step and the offset of the layer at a depth.
-
-    Args:
-        depth: Depths > 0, float64.
-        side: +1 or -1, independent of the depth. Only the shifted layering uses it.
-        law: Law of the error, with mean 0.
-        layering: Direct or shifted.
-        sigma: Standard deviation of the error, > 0.
-
-    Returns:
-        `(step, offset)`, each of `depth`'s shape, in the units of sigma.
-
-    Raises:
-        ValueError: If the law or the layering is unknown, or sigma is not > 0 and finite.
-    """
-    check_law(law, layering, sigma)
-    half = half_width(depth.clamp(min=LEAST_DEPTH), law, sigma)
-    if layering == "direct":
-        return 2.0 * half, torch.zeros_like(half)
-    other = half_width(complementary_depth(depth.clamp(min=LEAST_DEPTH)), law, sigma)
-    return half + other, 0.5 * side * (half - other)
 
 
 def minimal_step(law: Law, sigma: float) -> float:
@@ -100,7 +43,6 @@ def minimal_step(law: Law, sigma: float) -> float:
         >>> round(minimal_step("gaussian", 1.0), 3)
         2.355
     """
-    check_law(law, "shifted", sigma)
     return sigma * (2.0 * math.sqrt(math.log(4.0)) if law == "gaussian" else math.sqrt(2.0) * math.log(2.0))
 
 
@@ -131,22 +73,19 @@ def layer_row(
         offset: `(n,)`, overwritten.
     """
     shift, half_cells = np.uint64(11), np.int64(1 << 52)
-    depths, others = np.empty(BLOCK), np.empty(BLOCK)
-    for start in range(0, dither.size, BLOCK):
-        drawn, size = words[4 * start :], min(BLOCK, dither.size - start)
-        u, w, mid = dither[start : start + size], step[start : start + size], offset[start : start + size]
-        for j in range(size):
-            u[j] = (np.float64(np.int64(drawn[4 * j] >> shift) - half_cells) + 0.5) * 2.0**-53
-        draw_depths(drawn, gaussian, depths[:size])
-        if not shifted:
-            for j in range(size):
-                w[j] = 2.0 * _half_width(depths[j], gaussian, sigma)
-                mid[j] = 0.0
-            continue
-        complementary_depths(depths[:size], others[:size])
-        for j in range(size):
-            half = _half_width(depths[j], gaussian, sigma)
-            other = _half_width(others[j], gaussian, sigma)
-            w[j] = half + other
-            gap = 0.5 * (half - other)
-            mid[j] = -gap if drawn[4 * j + 3] & np.uint64(1) else gap
+    depths, others = np.empty(dither.size), np.empty(dither.size)
+    for j in range(dither.size):
+        dither[j] = (np.float64(np.int64(words[4 * j] >> shift) - half_cells) + 0.5) * 2.0**-53
+    draw_depths(words, gaussian, depths)
+    if not shifted:
+        for j in range(dither.size):
+            step[j] = 2.0 * _half_width(depths[j], gaussian, sigma)
+            offset[j] = 0.0
+        return
+    complementary_depths(depths, others)
+    for j in range(dither.size):
+        half = _half_width(depths[j], gaussian, sigma)
+        other = _half_width(others[j], gaussian, sigma)
+        step[j] = half + other
+        gap = 0.5 * (half - other)
+        offset[j] = -gap if words[4 * j + 3] & np.uint64(1) else gap

@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import torch
 from scipy import integrate
 
-from lightning_fedq.functional.exact_error.layered import Law, Layering, layer
+from lightning_fedq.functional.exact_error.layered import Law, Layering
 
 
 def layer_mean(function: Callable[[float], float], law: Law, layering: Layering) -> float:
@@ -21,11 +20,13 @@ def layer_mean(function: Callable[[float], float], law: Law, layering: Layering)
     The density of the height v is the step w itself. So the mean of g is the integral of peak w(p) g(w(p))
     over p = v / peak in (0, 1).
     """
-    side = torch.ones((), dtype=torch.float64)
+
+    def half_width(depth: float) -> float:
+        return math.sqrt(2.0 * depth) if law == "gaussian" else depth / math.sqrt(2.0)
 
     def integrand(p: float) -> float:
-        depth = torch.tensor(-math.log(p), dtype=torch.float64)
-        step = layer(depth, side, law, layering, 1.0)[0].item()
+        depth = -math.log(p)
+        step = half_width(depth) + half_width(-math.log1p(-p) if layering == "shifted" else depth)
         return step * function(step)
 
     half = 0.5 if layering == "shifted" else 1.0

@@ -144,13 +144,15 @@ class PolynomialTable:
 
     def __call__(self, points: Array) -> Array:
         """Evaluate at `(n,)` points >= 0."""
-        out = np.empty_like(points)
-        for j, point in enumerate(points):
-            out[j] = evaluate(self.coefficients, self.width, point)
-        return out
+        places, end = points / self.width, len(self.coefficients)
+        cells = np.minimum(places.astype(np.int64), end - 1)
+        t, (*lower, values) = 2.0 * (places - cells) - 1.0, self.coefficients[cells].T
+        for coefficient in reversed(lower):
+            values = values * t + coefficient
+        return np.where(places < end, values, 0.0)
 
 
-NOWHERE = PolynomialTable(1.0, np.zeros((0, _DEGREE + 1)), 0.0)
+NOWHERE = PolynomialTable(1.0, np.zeros((1, _DEGREE + 1)), 0.0)
 """The function that is 0 everywhere."""
 
 
@@ -162,14 +164,3 @@ def polynomial_table(function: Callable[[Array], Array], width: float, count: in
     between = coefficients @ np.vander(_CHECKS, _DEGREE + 1, increasing=True).T
     error = float(np.abs(between - function(centres + 0.5 * width * _CHECKS)).max())
     return PolynomialTable(width, coefficients, error)
-
-
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def evaluate(coefficients: Array, width: float, point: float) -> float:
-    """Evaluate a `PolynomialTable` at one point >= 0."""
-    place = point / width
-    if place >= len(coefficients):
-        return 0.0
-    cell = int(place)
-    t, row = 2.0 * (place - cell) - 1.0, coefficients[cell]
-    return float(((((row[5] * t + row[4]) * t + row[3]) * t + row[2]) * t + row[1]) * t + row[0])

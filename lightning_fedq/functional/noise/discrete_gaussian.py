@@ -155,29 +155,11 @@ def sum_gap(n: int, sigma: float) -> float:
     return 10.0 * float(np.exp(-2.0 * math.pi**2 * sigma**2 * shares).sum())
 
 
-def renyi_divergence(order: float, norm: float, one_norm: float, dim: int, n: int, sigma: float) -> float:
-    """Return a bound on the Renyi divergence between a sum of n discrete Gaussians and the shifted sum.
-
-    Args:
-        order: Order alpha > 1.
-        norm: l2 norm D2 of the shift, in integer steps.
-        one_norm: l1 norm D1 of the shift, at most sqrt(dim) D2 and D2^2.
-        dim: Number of coordinates.
-        n: Number of summands.
-        sigma: Parameter of each summand, in integer steps.
-    """
-    tau, two, one = sum_gap(n, sigma), norm / (math.sqrt(n) * sigma), one_norm / (math.sqrt(n) * sigma)
-    return min(
-        order * two**2 / 2.0 + tau * dim,
-        order / 2.0 * (two**2 + 2.0 * one * tau + tau**2 * dim),
-        order / 2.0 * (two + math.sqrt(dim) * tau) ** 2,
-    )
-
-
 def concentration(norm: float, one_norm: float, dim: int, n: int, sigma: float) -> float:
     """Return rho such that the Renyi divergence is at most rho alpha at every order alpha (zCDP).
 
-    It is the smaller of the last two bounds of `renyi_divergence`, divided by alpha.
+    It is the smaller of two bounds on the Renyi divergence between a sum of n draws of parameter sigma, and
+    this sum shifted by `norm` in l2 and by `one_norm` in l1, divided by alpha.
 
     Examples:
         >>> round(concentration(1.0, 1.0, 1, 10, 5.0), 4)

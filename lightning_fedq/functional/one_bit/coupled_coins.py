@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
@@ -59,70 +58,18 @@ def flip_threshold(coin: CoinThresholds) -> int:
     return flip
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def coupled_quantize_row(
-    update: NDArray[np.float32],
-    first: int,
-    words: NDArray[np.uint32],
-    secret: NDArray[np.uint8],
-    ranges: NDArray[np.float64],
-    low: int,
-    high: int,
-    flip: int,
-    whole: int,
-    bits: NDArray[np.uint8],
-) -> int:
-    """Quantise a stretch of one row in one pass. A bit is 1 if its word is below its threshold.
+def coupled_quantize(
+    units: NDArray[np.float64], words: NDArray[np.uint32], secret: NDArray[np.uint8], coin: CoinThresholds
+) -> NDArray[np.bool_]:
+    """Quantise values of one member of a pair. A bit is 1 if its word is below its threshold.
 
     Args:
-        update: Row of updates, `(dim,)`.
-        first: First coordinate of the stretch.
-        words: Uniform 32-bit words, one for each coordinate of the stretch, `(n,)`.
+        units: Values in [-1, 1], in units of the radius, `(n,)`.
+        words: Uniform 32-bit words, `(n,)`.
         secret: The member's secret bits, 0 or 1, complemented for the second member, `(n,)`.
-        ranges: End, centre and radius of each segment, `(3, segments)`.
-        low: Smallest threshold of the inner coin.
-        high: Largest threshold of the inner coin, below 2^32.
-        flip: `flip_threshold` of the inner coin.
-        whole: 2^word_bits.
-        bits: Quantised bits, `(dim,)`. The stretch is overwritten.
-
-    Returns:
-        Number of clipped coordinates.
+        coin: Thresholds of the inner coin.
     """
-    start, clipped, end = first, 0, first + words.size
-    lowest, span = np.float64(low), np.float64(high - low)
-    often, apart = np.float64(flip), np.float64(whole - 2 * flip)
-    for segment in range(ranges.shape[1]):
-        stop = min(int(ranges[0, segment]), end)
-        if start >= stop:
-            continue
-        center, inverse = ranges[1, segment], 1.0 / ranges[2, segment]
-        values, out = update[start:stop], bits[start:stop]
-        drawn, shared = words[start - first : stop - first], secret[start - first : stop - first]
-        for j in range(values.size):
-            x = (np.float64(values[j]) - center) * inverse
-            clipped += (x > 1.0) | (x < -1.0)
-            x = min(max(x, -1.0), 1.0)
-            size = abs(x)
-            response = lowest + span * np.float64(x > 0.0)
-            flipped = often + apart * np.float64(shared[j])
-            out[j] = drawn[j] < np.uint32(np.int64(size * response + (1.0 - size) * flipped + 0.5))
-        start = stop
-    return clipped
-
-
-def pair_mse(first: float, second: float, radius: float, coin: CoinThresholds) -> float:
-    """Return the mean squared error of a pair's decoded sum.
-
-    It is r^2 [2 alpha^2 - 2 alpha (1 - |x1|)(1 - |x2|) - x1^2 - x2^2], which is the error of the best
-    coupling.
-
-    Args:
-        first: First member's value minus the centre, within the radius.
-        second: Second member's value minus the centre, within the radius.
-        radius: Half-width of the range.
-        coin: Thresholds that are used.
-    """
-    x1, x2, alpha = first / radius, second / radius, coin.scale
-    together = 2.0 * alpha * (1.0 - abs(x1)) * (1.0 - abs(x2))
-    return radius**2 * (2.0 * alpha**2 - together - x1**2 - x2**2)
+    size, flip = np.abs(units), flip_threshold(coin)
+    response = coin.low + (coin.high - coin.low) * (units > 0.0).astype(np.float64)
+    flipped = flip + ((1 << coin.word_bits) - 2 * flip) * secret.astype(np.float64)
+    return words < (size * response + (1.0 - size) * flipped + 0.5).astype(np.int64)

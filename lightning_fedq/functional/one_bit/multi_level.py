@@ -11,7 +11,6 @@ References:
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
@@ -34,15 +33,9 @@ def multi_level_shifts(words: NDArray[np.uint32]) -> NDArray[np.float64]:
     return shifts
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
 def multi_level_quantize(
-    units: NDArray[np.float64],
-    words: NDArray[np.uint32],
-    shifts: NDArray[np.float64],
-    levels: int,
-    step: float,
-    out: NDArray[np.uint8],
-) -> None:
+    units: NDArray[np.float64], words: NDArray[np.uint32], shifts: NDArray[np.float64], levels: int
+) -> NDArray[np.uint8]:
     """Round each coordinate at random to the level below or above it, without bias.
 
     Args:
@@ -50,15 +43,13 @@ def multi_level_quantize(
         words: Uniform 32-bit words, `(n,)`.
         shifts: Shifts of `multi_level_shifts`, or zeros for two levels, `(n,)`.
         levels: Number of levels k >= 2.
-        step: `level_step(levels)`.
-        out: Symbols in [0, levels), `(n,)`, overwritten.
+
+    Returns:
+        Symbols in [0, levels), `(n,)`.
     """
-    share = 2.0 / levels
-    for j in range(units.size):
-        place = (units[j] + 1.0 + shifts[j] * share) / step
-        fixed = np.int64(np.floor(place * 4294967296.0 + 0.5))  # the level, and 32 bits of the fraction
-        up = np.int64(words[j]) < (fixed & 4294967295)
-        out[j] = np.uint8((fixed >> 32) + up)
+    places = (units + 1.0 + shifts * (2.0 / levels)) / level_step(levels)
+    fixed = np.floor(places * 2.0**32 + 0.5).astype(np.int64)  # the level, and 32 bits of the fraction
+    return ((fixed >> 32) + (words < (fixed & (2**32 - 1)))).astype(np.uint8)
 
 
 def multi_level_dequantize_sum(

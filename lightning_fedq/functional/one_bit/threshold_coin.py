@@ -19,9 +19,9 @@ from typing import Any
 
 import numba
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
+
+from lightning_fedq.functional.segments import normalise_segments
 
 WORD_BITS = 32
 
@@ -85,42 +85,6 @@ def coin_thresholds(epsilon: float, word_bits: int = WORD_BITS) -> CoinThreshold
     return CoinThresholds(low, 2**word_bits - low, word_bits)
 
 
-def one_bit_thresholds(update: Tensor, center: Tensor, radius: Tensor, coin: CoinThresholds) -> Tensor:
-    """Map every coordinate to its integer threshold. Values outside the range are clipped.
-
-    Args:
-        update: Finite floats, `(..., dim)`.
-        center: Centres of the ranges, broadcastable to `update`, in its units.
-        radius: Half-widths of the ranges, broadcastable to `update`, >= 1e-300 (`RoundContext` checks it).
-            The inverse must be finite, or a value at the centre gives NaN and the privacy level does not
-            hold.
-        coin: Thresholds of the randomised bit.
-
-    Returns:
-        int64 tensor of `update`'s shape with values in [coin.low, coin.high].
-    """
-    x = ((update.double() - center.double()) * (1.0 / radius.double())).clamp(-1.0, 1.0)
-    return coin.low + torch.floor((x + 1.0) * (0.5 * (coin.high - coin.low)) + 0.5).to(torch.int64)
-
-
-def one_bit_quantize(
-    update: Tensor, words: Tensor, center: Tensor, radius: Tensor, coin: CoinThresholds
-) -> Tensor:
-    """Quantise each coordinate to one bit, which is 1 if the word is below the threshold.
-
-    Args:
-        update: Finite floats, `(..., dim)`.
-        words: int64 tensor of the same shape, uniform on [0, 2^coin.word_bits).
-        center: Centres of the ranges, broadcastable to `update`.
-        radius: Half-widths of the ranges, broadcastable to `update`, >= 1e-300.
-        coin: Thresholds of the randomised bit.
-
-    Returns:
-        uint8 bits of `update`'s shape.
-    """
-    return (words < one_bit_thresholds(update, center, radius, coin)).to(torch.uint8)
-
-
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def one_bit_quantize_rows(
     updates: NDArray[np.float32],
@@ -132,14 +96,14 @@ def one_bit_quantize_rows(
     high: int,
     bits: NDArray[np.uint8],
 ) -> int:
-    """Quantise a stretch of some rows in one pass, to the same bits as `one_bit_quantize`.
+    """Quantise a stretch of some rows in one pass, a bit for each word.
 
     Args:
         updates: Updates, `(num_rows, dim)`, C-contiguous.
         rows: Numbers of the rows to quantise, `(k,)`.
         first: First coordinate of the stretch.
         words: Uniform 32-bit words, one for each coordinate of the stretch, `(k, n)`, C-contiguous.
-        ranges: End, centre and radius of each segment, `(3, segments)`.
+        ranges: End, centre and inverse radius of each segment, `(3, segments)`.
         low: Smallest threshold.
         high: Largest threshold, < 2^32.
         bits: Quantised bits, `(num_rows, dim)`, C-contiguous. The stretch is overwritten.
@@ -147,23 +111,13 @@ def one_bit_quantize_rows(
     Returns:
         Number of clipped coordinates.
     """
-    half, clipped, end = 0.5 * (high - low), 0, first + words.shape[1]
+    half, clipped, end, units = 0.5 * (high - low), 0, first + words.shape[1], np.empty(words.shape[1])
     for i in range(rows.size):
-        start = first
-        for segment in range(ranges.shape[1]):
-            stop = min(int(ranges[0, segment]), end)
-            if start >= stop:
-                continue
-            center, inverse = ranges[1, segment], 1.0 / ranges[2, segment]
-            values, out = updates[rows[i], start:stop], bits[rows[i], start:stop]
-            drawn = words[i, start - first : stop - first]
-            for j in range(values.size):
-                x = (np.float64(values[j]) - center) * inverse
-                clipped += (x > 1.0) | (x < -1.0)
-                x = min(max(x, -1.0), 1.0)
-                # the argument of the cast is >= 0.5, so truncation rounds down
-                out[j] = drawn[j] < np.uint32(low + np.int64((x + 1.0) * half + 0.5))
-            start = stop
+        clipped += normalise_segments(updates[rows[i]], first, ranges, False, units)
+        drawn, out = words[i], bits[rows[i], first:end]
+        for j in range(units.size):
+            # the argument of the cast is >= 0.5, so truncation rounds down
+            out[j] = drawn[j] < np.uint32(low + np.int64((units[j] + 1.0) * half + 0.5))
     return clipped
 
 
@@ -201,20 +155,22 @@ def splice_rows(
             splice_words(words[row], shared[places[row, 0]], shift, mask, mask if places[row, 1] else 0)
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def stratify_words(words: NDArray[np.uint32], offsets: NDArray[np.uint32], rank: int, strata: int) -> None:
-    """Move private words into strata, in place.
+def stratify_words(
+    words: NDArray[np.uint32], offsets: NDArray[np.uint32], rank: int, strata: int
+) -> NDArray[np.uint32]:
+    """Move private words into strata.
 
-    A word becomes (pi 2^32 + word) // strata, where pi = (rank + offset) mod strata. If the offset is uniform
-    on {0, ..., strata - 1}, each word stays exactly uniform on 32 bits. Words of different ranks fall into
-    different strata.
+    The result is ((rank + offset) mod strata 2^32 + word) / strata, rounded down. It is uniform if the offset
+    and the word are.
+
+    Args:
+        words: Private words, `(n,)`.
+        offsets: Public offset of each coordinate, below `strata`.
+        rank: Rank of the client in its group.
+        strata: Number of strata, the size of the group.
     """
-    for j in range(words.size):
-        stratum = np.uint64(offsets[j]) + np.uint64(rank)
-        if stratum >= np.uint64(strata):
-            stratum -= np.uint64(strata)  # once is enough, because both terms are below `strata`
-        # the result is below 2^32, because the stratum is below `strata`
-        words[j] = np.uint32(((stratum << np.uint64(32)) | np.uint64(words[j])) // np.uint64(strata))
+    stratum = (offsets.astype(np.uint64) + np.uint64(rank)) % np.uint64(strata)
+    return (((stratum << np.uint64(32)) | words) // np.uint64(strata)).astype(np.uint32)
 
 
 # ---- closed forms, all in float64, for one coordinate -------------------------------------------------
@@ -248,44 +204,6 @@ def pair_law(first: float, second: float, shared_bits: int | None) -> tuple[floa
     return both, first - both, second - both, 1.0 - first - second + both
 
 
-def output_scale(epsilon: float) -> float:
-    """Return alpha = coth(epsilon / 2), the ideal output scale of a one-bit epsilon-LDP quantiser.
-
-    Examples:
-        >>> round(output_scale(1.0), 3)
-        2.164
-    """
-    return 1.0 / math.tanh(epsilon / 2.0)
-
-
-def one_probability(value: float, center: float, radius: float, epsilon: float) -> float:
-    """Return P(bit = 1) = 1/2 + x tanh(epsilon / 2) / 2, x = (value - center) / radius clipped to [-1, 1].
-
-    Examples:
-        >>> round(one_probability(1.0, 0.0, 1.0, 1.0), 3)
-        0.731
-    """
-    x = min(max((value - center) / radius, -1.0), 1.0)
-    return 0.5 + 0.5 * x * math.tanh(epsilon / 2.0)
-
-
-def pair_mse(
-    first: float, second: float, center: float, radius: float, epsilon: float, shared_bits: int | None
-) -> float:
-    """Return the mean squared error of a pair's decoded sum, 2 r alpha |s| - s^2 + 8 r^2 alpha^2 excess.
-
-    Here s is the sum of the two values minus twice the centre, and `pair_excess` is the excess. With
-    `shared_bits=None` the error is the minimum over all couplings of the two marginals (Frechet-Hoeffding).
-
-    Examples:
-        >>> round(pair_mse(0.0, 0.0, 0.0, 1.0, 1.0, 5), 3)
-        0.0
-    """
-    scaled, s = radius * output_scale(epsilon), first + second - 2.0 * center
-    q1, q2 = (one_probability(value, center, radius, epsilon) for value in (first, second))
-    return 2.0 * scaled * abs(s) - s * s + 8.0 * scaled**2 * pair_excess(q1, q2, shared_bits)
-
-
 def worst_pair_mse(scale: float, shared_bits: int | None) -> float:
     """Return the largest mean squared error of a pair's decoded sum over all inputs, in units of radius^2.
 
@@ -301,7 +219,7 @@ def worst_pair_mse(scale: float, shared_bits: int | None) -> float:
 
 
 def worst_group_variance(size: int, span: float) -> float:
-    """Return an upper bound on `group_variance` over all probabilities in an interval of length `span`.
+    """Return a bound on the variance of a group's number of ones, for probabilities within a `span`.
 
     Strata never make two bits agree more often than independent bits, so size / 4 is a bound. The second term
     of the formula is at most 1/4. The first term is size^2 / (2 (size - 1)) E|D|(1 - |D|), where D is the

@@ -21,7 +21,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -46,87 +46,6 @@ from lightning_fedq.mechanisms.interface import (
 )
 from lightning_fedq.privacy.losses import GaussianLoss, GaussianSumLoss, LaplaceLoss, Loss
 from lightning_fedq.wire.coding import FixedLength
-
-
-class Clipping(Protocol):
-    """Rule that clips updates before noise is added. Two clipped updates are at most two bounds apart.
-
-    Attributes:
-        unit: Unit of the claim that one bound belongs to.
-    """
-
-    unit: ClassVar[Unit]
-
-    def units(self, context: RoundContext) -> Tensor:
-        """Return the bound of each segment, `(len(segments),)` float64, in units of the update."""
-
-    def factors(self, rows: Tensor, context: RoundContext) -> tuple[Tensor, int]:
-        """Return factors `(n, segments)` that scale segments to bounds, and the number of clipped values.
-
-        Args:
-            rows: `(n, dim)` updates, before the centre is subtracted.
-            context: Public facts of the round.
-        """
-
-    def compositions(self, context: RoundContext) -> int:
-        """Return the number of compositions of the noise's loss in one round."""
-
-    def longest_update(self, dim: int) -> float | None:
-        """Return the largest l2 norm of a clipped update of `dim` coordinates, or None without a bound."""
-
-
-@dataclass(frozen=True)
-class WholeVector(Clipping):
-    """Clipping of the whole update to one bound in the l1 or l2 norm (`order`)."""
-
-    unit: ClassVar[Unit] = Unit.MESSAGE
-
-    clip_norm: float
-    order: int
-
-    def __post_init__(self) -> None:
-        check_positive(clip_norm=self.clip_norm)
-
-    def units(self, context: RoundContext) -> Tensor:
-        """Return the clipping norm, for every segment."""
-        return torch.full_like(context.radius, self.clip_norm)
-
-    def factors(self, rows: Tensor, context: RoundContext) -> tuple[Tensor, int]:
-        """Return one factor per row. A row that is too long shrinks in every coordinate."""
-        if context.center.any():
-            rows = rows.double() - context.expand(context.center)
-        factors, clipped = unit_ball_factors(rows, self.clip_norm, self.order)
-        return factors[:, None].expand(-1, len(context.segments)), int(clipped.sum()) * rows.shape[1]
-
-    def compositions(self, context: RoundContext) -> int:
-        """Return 1, because one loss covers the update."""
-        return 1
-
-    def longest_update(self, dim: int) -> float:
-        """Return the bound for l2, and sqrt(pi / (2 dim)) times the bound for l1."""
-        return self.clip_norm * (1.0 if self.order == 2 else math.sqrt(math.pi / (2.0 * dim)))
-
-
-class PerCoordinate(Clipping):
-    """Clipping of every coordinate to the round's range."""
-
-    unit: ClassVar[Unit] = Unit.COORDINATE
-
-    def units(self, context: RoundContext) -> Tensor:
-        """Return the radius of each segment."""
-        return context.radius
-
-    def factors(self, rows: Tensor, context: RoundContext) -> tuple[Tensor, int]:
-        """Return the inverse radius of every segment. `encode` clips to the range later, on the grid."""
-        return (1.0 / context.radius).expand(len(rows), -1), 0
-
-    def compositions(self, context: RoundContext) -> int:
-        """Return the number of coordinates."""
-        return context.dim
-
-    def longest_update(self, dim: int) -> None:
-        """Return None, because no norm is clipped."""
-        return
 
 
 @dataclass(frozen=True)
@@ -156,27 +75,37 @@ class ClaimedNoise(GridNoise):
 
 @dataclass(frozen=True)
 class AdditiveNoise(Mechanism):
-    """Base of the noise baselines: a distribution, a clipping rule and a multiplier define a mechanism."""
+    """Base of the noise baselines: a distribution, a clipping rule and a multiplier define a mechanism.
+
+    Two clipped updates are at most two bounds apart.
+    """
 
     homomorphic = True
     has_exchangeable_clients = True
     law: ClassVar[Literal["gaussian", "laplace"]]
+    claim_unit: ClassVar[Unit]
+    """Unit of the claim that one bound belongs to."""
 
     def __post_init__(self) -> None:
-        _ = self.noise, self.clipping  # both refuse invalid parameters
+        _ = self.noise  # refuses invalid parameters
 
     @property
     @abstractmethod
     def multiplier(self) -> float:
         """Noise scale (std or mean absolute value) over sensitivity under replace-one adjacency."""
 
-    @property
     @abstractmethod
-    def clipping(self) -> Clipping:
-        """Clipping rule."""
+    def bounds(self, context: RoundContext) -> Tensor:
+        """Return the bound of each segment, `(len(segments),)` float64, in units of the update."""
 
-    def longest_update(self, dim: int) -> float | None:
-        return self.clipping.longest_update(dim)
+    @abstractmethod
+    def clipping_factors(self, rows: Tensor, context: RoundContext) -> tuple[Tensor, int]:
+        """Return factors `(n, segments)` that scale segments to bounds, and the number of clipped values.
+
+        Args:
+            rows: `(n, dim)` updates, before the centre is subtracted.
+            context: Public facts of the round.
+        """
 
     def clipping_range(self, context: RoundContext) -> tuple[Tensor, Tensor]:
         return context.center, context.radius
@@ -190,7 +119,7 @@ class AdditiveNoise(Mechanism):
         # symbols are int16 or int32
         rows = update.detach().reshape(len(rand.clients), context.dim)
         rows = rows if rows.dtype in (torch.float32, torch.float64) else rows.double()
-        factors, clipped = self.clipping.factors(rows, context)  # bounds the sensitivity of the noise
+        factors, clipped = self.clipping_factors(rows, context)  # bounds the sensitivity of the noise
         noise = self.noise
         dtype = torch.int16 if noise.bits <= 16 else torch.int32
         symbols = torch.empty(rows.shape, dtype=dtype)
@@ -202,7 +131,7 @@ class AdditiveNoise(Mechanism):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        steps = self.clipping.units(context) * self.noise.step  # the noise has mean 0
+        steps = self.bounds(context) * self.noise.step  # the noise has mean 0
         return decode_sum(symbols, context.segments, len(clients) * context.center.double(), steps)
 
     def code(self, context: RoundContext) -> FixedLength:
@@ -211,13 +140,11 @@ class AdditiveNoise(Mechanism):
 
     def influence(self, client: int, context: RoundContext) -> float:
         # a message may have the smallest integer of the code in every coordinate
-        reach = 2.0 ** (self.noise.bits - 1) * self.noise.step
-        rule = self.clipping
-        return reach * context.dim ** (1.0 / rule.order) if isinstance(rule, WholeVector) else reach
+        return 2.0 ** (self.noise.bits - 1) * self.noise.step
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
         """Return the noise's variance over the number of clients."""
-        return self.clipping.units(context) ** 2 * (self.noise.variance / len(clients))
+        return self.bounds(context) ** 2 * (self.noise.variance / len(clients))
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """Return the loss of the client's own noise, and for sums of all hidden clients' Gaussian noise."""
@@ -230,7 +157,8 @@ class AdditiveNoise(Mechanism):
     ) -> PrivacyClaim:
         """Return the claim against an adversary with colluders, to which `num_noises` noises are unknown."""
         loss, slack = self.noise.loss(num_noises, context.dim)
-        slack = replace(slack, per_loss=self.clipping.compositions(context) == context.dim)
+        compositions = 1 if self.claim_unit is Unit.MESSAGE else context.dim
+        slack = replace(slack, per_loss=compositions == context.dim)
         fresh = kind.SECRET_KEYS(
             "noise is fresh in every round and attempt and comes from keys that the adversary does not hold"
         )
@@ -250,17 +178,56 @@ class AdditiveNoise(Mechanism):
         return PrivacyClaim(
             adversary,
             loss,
-            self.clipping.compositions(context),
+            compositions,
             assumptions=(fresh, sampled, *extra),
             slack=slack,
-            unit=self.clipping.unit,
+            unit=self.claim_unit,
             colluders=colluders,
         )
 
 
 @dataclass(frozen=True)
-class VectorNoise(AdditiveNoise):
-    """Noise per update: one clipping norm, l2 for Gaussian noise and l1 for Laplace.
+class ClippedVector(AdditiveNoise):
+    """Noise on whole updates, clipped to one norm: l2 for Gaussian noise and l1 for Laplace.
+
+    Args:
+        clip_norm: Largest norm of an update, to which longer updates are scaled down, > 0.
+    """
+
+    claim_unit = Unit.MESSAGE
+
+    clip_norm: float
+
+    def __post_init__(self) -> None:
+        check_positive(clip_norm=self.clip_norm)
+        super().__post_init__()
+
+    @property
+    def _order(self) -> int:
+        return 2 if self.law == "gaussian" else 1
+
+    def bounds(self, context: RoundContext) -> Tensor:
+        return torch.full_like(context.radius, self.clip_norm)
+
+    def clipping_factors(self, rows: Tensor, context: RoundContext) -> tuple[Tensor, int]:
+        # one factor per row, as a row that is too long shrinks in every coordinate
+        if context.center.any():
+            rows = rows.double() - context.expand(context.center)
+        factors, clipped = unit_ball_factors(rows, self.clip_norm, self._order)
+        return factors[:, None].expand(-1, len(context.segments)), int(clipped.sum()) * rows.shape[1]
+
+    def longest_update(self, dim: int) -> float:
+        """Return the bound for l2, and sqrt(pi / (2 dim)) times the bound for l1."""
+        return self.clip_norm * (1.0 if self._order == 2 else math.sqrt(math.pi / (2.0 * dim)))
+
+    def influence(self, client: int, context: RoundContext) -> float:
+        dims: float = context.dim ** (1.0 / self._order)
+        return super().influence(client, context) * dims
+
+
+@dataclass(frozen=True)
+class VectorNoise(ClippedVector):
+    """Noise per update, of a given multiplier.
 
     Args:
         clip_norm: Largest norm of an update, to which longer updates are scaled down, > 0.
@@ -269,7 +236,6 @@ class VectorNoise(AdditiveNoise):
 
     level = "noise_multiplier"
 
-    clip_norm: float
     noise_multiplier: float
 
     def __post_init__(self) -> None:
@@ -279,10 +245,6 @@ class VectorNoise(AdditiveNoise):
     @property
     def multiplier(self) -> float:
         return self.noise_multiplier
-
-    @property
-    def clipping(self) -> WholeVector:
-        return WholeVector(self.clip_norm, 2 if self.law == "gaussian" else 1)
 
 
 @dataclass(frozen=True)
@@ -294,6 +256,7 @@ class CoordinateNoise(AdditiveNoise):
     """
 
     level = "epsilon_per_coordinate"
+    claim_unit = Unit.COORDINATE
 
     epsilon_per_coordinate: float
 
@@ -301,6 +264,9 @@ class CoordinateNoise(AdditiveNoise):
         check_positive(epsilon_per_coordinate=self.epsilon_per_coordinate)
         super().__post_init__()
 
-    @property
-    def clipping(self) -> PerCoordinate:
-        return PerCoordinate()
+    def bounds(self, context: RoundContext) -> Tensor:
+        return context.radius
+
+    def clipping_factors(self, rows: Tensor, context: RoundContext) -> tuple[Tensor, int]:
+        # `encode` clips to the range later, on the grid
+        return (1.0 / context.radius).expand(len(rows), -1), 0

@@ -57,8 +57,6 @@ from lightning_fedq.wire.entropy_coding import Elias
 from lightning_fedq.wire.range_coding import ConditionalRange
 
 Array = NDArray[np.float64]
-Row = NDArray[np.floating]
-Symbols = NDArray[np.signedinteger]
 
 GRID_BITS = 5
 INEXACT = 1e-6
@@ -74,13 +72,6 @@ FRESH = kind.SECRET_KEYS(
 HONEST_SERVER = kind.MODELS_ONLY(
     "the server, which knows every dither, is honest and shows nothing but the released models"
 )
-
-
-RowEncoder = Callable[[int, Row, float, Symbols], tuple[float, Code]]
-"""Encoder of one client.
-
-It takes the client, its update, the clipping factor and an array for the symbols. It returns the largest
-|symbol| and the message's code."""
 
 
 class Quantizer(NamedTuple):
@@ -166,17 +157,6 @@ class ExactError(Mechanism):
         """Return a lower bound on all steps, in units of the clipping norm, if `has_shortest_step`."""
         raise TypeError(f"steps of {type(self).__name__} have no lower bound")
 
-    def row_encoder(self, context: RoundContext, rand: PublicRandomness) -> RowEncoder:
-        """Return a function that writes a client's symbols. Values common to all are computed once."""
-        quantizer_of = self.quantizers(context, rand)
-
-        def encode_row(client: int, values: Row, factor: float, out: Symbols) -> tuple[float, Code]:
-            quantizer = quantizer_of(client)
-            largest = dither_quantize_row(values, factor, quantizer.dither, quantizer.step, out)
-            return largest, self._code(quantizer, context)
-
-        return encode_row
-
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
         # symbols are int32 or int64
         rows = update.detach().reshape(len(rand.clients), context.dim)
@@ -185,17 +165,24 @@ class ExactError(Mechanism):
         symbols = torch.empty(rows.shape, dtype=self.symbol_dtype)
         # a cohort's sum stays within half of the integers
         room = torch.iinfo(self.symbol_dtype).max / (2 * len(context.cohort) if self.homomorphic else 2)
-        encoder = self.row_encoder(context, rand)  # dithering makes the error's distribution exact
+        quantizer_of = self.quantizers(context, rand)
 
         def encode_row(row: int) -> int:
             values, out = rows[row].contiguous().numpy(), symbols[row].numpy()
-            largest, code = encoder(rand.clients[row], values, factors[row].item(), out)
+            quantizer, factor = quantizer_of(rand.clients[row]), factors[row].item()
+
+            def quantize(part: slice, _: None) -> float:
+                dither, step = quantizer.dither[part], quantizer.step[part]
+                return dither_quantize_row(values[part], factor, dither, step, out[part])
+
+            # dithering makes the error's distribution exact
+            largest = max(in_chunks(context.dim, lambda _: None, quantize))
             if not largest < room:
                 raise ValueError(
                     f"a symbol of client {rand.clients[row]} is {largest:.3g}, too large for the sum of "
                     f"{len(context.cohort)} clients. Raise noise_multiplier, got {self.noise_multiplier:.3g}."
                 )
-            return code.num_bits(symbols[row])
+            return self._code(quantizer, context).num_bits(symbols[row])
 
         if context.dim > CHUNK:  # threads divide one client's coordinates, which takes less memory
             num_bits = [encode_row(row) for row in range(len(rows))]

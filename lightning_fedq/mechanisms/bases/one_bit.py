@@ -8,9 +8,8 @@ coupling.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -57,32 +56,6 @@ class ComplementaryBits:
         self.type, self.shift = f"u{num_bytes}", WORD_BITS - 8 * num_bytes
 
 
-def _draw_shared(couplings: Sequence[ComplementaryBits], count: int) -> NDArray[Any]:
-    """Draw the shared bits of each pair for `count` coordinates, one row a pair."""
-    shared = np.empty((len(couplings), count), couplings[0].type if couplings else np.uint8)
-    if couplings:
-        fill_rows([one.stream for one in couplings], shared)
-    return shared
-
-
-def _couple(
-    words: NDArray[np.uint32],
-    places: NDArray[np.int64],
-    couplings: Sequence[ComplementaryBits],
-    shared: NDArray[Any],
-) -> None:
-    """Replace the high bits of private words by shared bits, in place.
-
-    Args:
-        words: `(rows, count)` private words.
-        places: `(rows, 2)`, each row's pair (-1 if unpaired) and its rank in the pair.
-        couplings: Couplings of the pairs.
-        shared: `(pairs, count)` shared bits.
-    """
-    if couplings:
-        splice_rows(words, shared, places, couplings[0].shift, couplings[0].mask)
-
-
 def stack_by_group(
     context: RoundContext, clients: Sequence[int]
 ) -> dict[tuple[int, ...], list[tuple[int, int]]]:
@@ -92,22 +65,6 @@ def stack_by_group(
         group, rank = context.place(client)
         groups.setdefault(group, []).append((row, rank))
     return groups
-
-
-def _batches(
-    groups: dict[tuple[int, ...], list[tuple[int, int]]], num_rows: int
-) -> Iterator[list[tuple[tuple[int, ...], list[tuple[int, int]]]]]:
-    """Split the groups of a batch into parts of about `num_rows` rows. A group stays in one part."""
-    batch: list[tuple[tuple[int, ...], list[tuple[int, int]]]] = []
-    rows = 0
-    for group, members in groups.items():
-        if batch and rows + len(members) > num_rows:
-            yield batch
-            batch, rows = [], 0
-        batch.append((group, members))
-        rows += len(members)
-    if batch:
-        yield batch
 
 
 @dataclass(frozen=True)
@@ -145,27 +102,28 @@ class OneBitMechanism(Mechanism):
         """Return the bits of a batch `(clients, dim)` uint8, and the number of clipped coordinates."""
         values, coin, clipped = rows.contiguous().numpy(), self.coin, 0
         bits, scratch = np.empty(values.shape, np.uint8), np.empty(_BLOCK, np.uint32)
-        ranges = segment_lines(context.segments, context.center, context.radius)
-        num_slots = _BLOCK // min(_CHUNK, context.dim)
-        for groups in _batches(stack_by_group(context, rand.clients), num_slots):
-            order, streams, places, couplings = self._streams(groups, rand)
+        ranges = segment_lines(context.segments, context.center, 1.0 / context.radius)
+        groups = list(stack_by_group(context, rand.clients).items())
+        num_groups = _BLOCK // (2 * min(_CHUNK, context.dim))  # of two clients at most
+        for begin in range(0, len(groups), num_groups):
+            order, streams, places, couplings = self._streams(groups[begin : begin + num_groups], rand)
             for first in range(0, context.dim, _CHUNK):
                 size = min(_CHUNK, context.dim - first)
-                shared = _draw_shared(couplings, size)
-                for begin in range(0, len(order), num_slots):
-                    part = slice(begin, begin + num_slots)
-                    words = scratch[: len(order[part]) * size].reshape(-1, size)
-                    fill_rows(streams[part], words)  # private words of each client
-                    _couple(words, places[part], couplings, shared)  # makes errors of a pair cancel
-                    clipped += one_bit_quantize_rows(
-                        values, order[part], first, words, ranges, coin.low, coin.high, bits
-                    )
+                words = scratch[: len(order) * size].reshape(-1, size)
+                fill_rows(streams, words)  # private words of each client
+                if couplings:  # makes errors of a pair cancel
+                    shared = np.empty((len(couplings), size), couplings[0].type)
+                    fill_rows([one.stream for one in couplings], shared)
+                    splice_rows(words, shared, places, couplings[0].shift, couplings[0].mask)
+                clipped += one_bit_quantize_rows(
+                    values, order, first, words, ranges, coin.low, coin.high, bits
+                )
         return torch.from_numpy(bits), clipped
 
     def _streams(
         self, groups: Sequence[tuple[tuple[int, ...], list[tuple[int, int]]]], rand: ClientRandomness
     ) -> tuple[NDArray[np.int64], list[Stream], NDArray[np.int64], list[ComplementaryBits]]:
-        """Return rows of a batch, private streams, places (see `_couple`), and the pairs' couplings."""
+        """Return rows of a batch, private streams, pair (-1: none) and rank, and couplings."""
         order, streams, places, couplings = [], [], [], list[ComplementaryBits]()
         for group, members in groups:
             coupling = self.coupling(group, rand)

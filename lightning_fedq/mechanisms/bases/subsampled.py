@@ -34,12 +34,11 @@ from torch import Tensor
 
 import lightning_fedq.privacy.assumptions as kind
 from lightning_fedq.functional.checks import check_positive
-from lightning_fedq.functional.chunks import CHUNK, in_chunks
+from lightning_fedq.functional.chunks import in_chunks
 from lightning_fedq.functional.exact_error.dither import release_grid, round_to_grid
 from lightning_fedq.functional.exact_error.float_error import Inputs, LawError, layered_law_error
 from lightning_fedq.functional.hadamard import padded_size
 from lightning_fedq.functional.rotation import Words, rotate, rotate_back, sign_words
-from lightning_fedq.functional.sampled_loops import add_below, subtract_noise
 from lightning_fedq.functional.segments import normalise_segments
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.mechanisms.bases.exact_error import GRID_BITS, Array, exact_claims
@@ -119,7 +118,7 @@ class SubsampledMechanism(Mechanism):
         """Return the signs of the public rotation."""
         return rand.public("flattening").words(sign_words(padded_size(context.dim)))
 
-    def _released(self, total: Array, context: RoundContext, rand: PublicRandomness, like: Tensor) -> Tensor:
+    def _released(self, total: Array, context: RoundContext, rand: PublicRandomness) -> Tensor:
         """Return a decoded sum `(D,)`, in units of clip_value, in the form that `decode` returns."""
         values = torch.from_numpy(total * self.clip_value)
         if self.flatten:
@@ -139,26 +138,24 @@ class SubsampledMechanism(Mechanism):
     def _add_selected(self, client: int, rand: PublicRandomness, total: NDArray[Any]) -> None:
         """Add 1 to `total` at the coordinates that a client sends."""
         threshold = math.floor(self.sampling_probability * 2.0**32)
+
         if threshold == 2**32:
             total += True
             return
-        stream = rand.members(f"selection {client}")
-        in_chunks(total.size, stream.words, lambda part, words: add_below(words, threshold, total[part]))
+
+        def add(part: slice, words: NDArray[np.uint32]) -> None:
+            total[part] += words < np.uint32(threshold)
+
+        in_chunks(total.size, rand.members(f"selection {client}").words, add)
 
     def counts(self, context: RoundContext, rand: PublicRandomness) -> NDArray[np.int32]:
         """Return the number of clients of the cohort that send each coordinate.
 
         Every party computes it, from O(n dim) words.
         """
-        threshold, dim = math.floor(self.sampling_probability * 2.0**32), self._round(context).dim
-        if threshold == 2**32:
-            return np.full(dim, len(context.cohort), np.int32)
-        total = np.zeros(dim, np.int32)
-        streams = [rand.members(f"selection {client}") for client in context.cohort]
-        for first in range(0, dim, CHUNK):
-            part = total[first : first + CHUNK]
-            for stream in streams:
-                add_below(stream.words(part.size), threshold, part)
+        total = np.zeros(self._round(context).dim, np.int32)
+        for client in context.cohort:
+            self._add_selected(client, rand, total)
         return total
 
     def noise_share(
@@ -169,12 +166,10 @@ class SubsampledMechanism(Mechanism):
         stream, total = rand.shared_with_server(client, "noise share"), np.zeros(self._round(context).dim)
 
         def add(part: slice, words: NDArray[np.uint64]) -> None:
-            dither, step, _ = selected_quantizer(words, None if where is None else where[part], std, "direct")
-            if where is None:
-                # (M - U) w at M = 0, because a direct layer has no offset
-                np.multiply(-dither, step, out=total[part])
-            else:
-                subtract_noise(where[part], dither, step, total[part])
+            chosen = slice(None) if where is None else where[part]
+            dither, step, _ = selected_quantizer(words, chosen, std, "direct")
+            # (M - U) w at M = 0, because a direct layer has no offset
+            total[part][chosen] = -dither * step
 
         in_chunks(total.size, partial(next_words, stream), add)
         return total

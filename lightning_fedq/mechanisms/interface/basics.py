@@ -12,11 +12,6 @@ from torch import Tensor
 
 from lightning_fedq.functional.checks import check_fields
 from lightning_fedq.mechanisms.interface.context import Message, RoundContext
-from lightning_fedq.mechanisms.interface.old_names import (
-    MECHANISM_NAMES,
-    refuse_old_names,
-    refuse_removed_names,
-)
 
 if TYPE_CHECKING:
     from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
@@ -33,14 +28,8 @@ class MechanismBasics(ABC):
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Check parameters with `check_fields` before a subclass's own `__post_init__` reads them.
-
-        Raises:
-            TypeError: If the subclass defines a name that has another name since 0.3.0, or is gone.
-        """
+        """Check parameters with `check_fields` before a subclass's own `__post_init__` reads them."""
         super().__init_subclass__(**options)
-        refuse_old_names(cls, MECHANISM_NAMES)
-        refuse_removed_names(cls)
         if (own := vars(cls).get("__post_init__")) is None:
             return
 

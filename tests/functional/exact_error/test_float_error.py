@@ -9,8 +9,8 @@ import pytest
 from scipy import special
 
 from lightning_fedq.functional.exact_error.decompose import decomposition
-from lightning_fedq.functional.exact_error.depths import BLOCK, LEAST_DEPTH, complementary_depths, draw_depths
-from lightning_fedq.functional.exact_error.dither import add_dequantized_row, dither_quantize_row
+from lightning_fedq.functional.exact_error.depths import LEAST_DEPTH, complementary_depths, draw_depths
+from lightning_fedq.functional.exact_error.dither import dither_quantize_row
 from lightning_fedq.functional.exact_error.float_error import Inputs, aggregate_law_error, layered_law_error
 from lightning_fedq.functional.exact_error.layered import layer_row
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
@@ -43,13 +43,13 @@ def exact_depth(row):
 
 def test_depths_in_float64_are_as_accurate_as_stated():
     """Relatively, below 2^-48.9 = 2.1 2^-50."""
-    for rows in np.split(extreme_words(), range(BLOCK, 3000, BLOCK)):
-        depths = np.empty(len(rows))
-        draw_depths(rows.ravel(), True, depths)
-        with mpmath.workdps(60):
-            for row, depth in zip(rows, depths, strict=True):
-                exact = max(exact_depth(row), mpmath.mpf(LEAST_DEPTH))
-                assert abs(mpmath.mpf(depth) - exact) <= 2.0**-48.9 * exact
+    rows = extreme_words()
+    depths = np.empty(len(rows))
+    draw_depths(rows.ravel(), True, depths)
+    with mpmath.workdps(60):
+        for row, depth in zip(rows, depths, strict=True):
+            exact = max(exact_depth(row), mpmath.mpf(LEAST_DEPTH))
+            assert abs(mpmath.mpf(depth) - exact) <= 2.0**-48.9 * exact
 
 
 def test_complementary_depths_are_as_accurate_as_stated():
@@ -57,13 +57,12 @@ def test_complementary_depths_are_as_accurate_as_stated():
     rng = np.random.default_rng(0)
     multiples = math.log(2.0) * np.repeat(np.arange(1, 150), 3) * (1.0 + np.tile([-1e-15, 0.0, 1e-15], 149))
     depths = np.concatenate([[LEAST_DEPTH, 104.0], np.exp2(rng.uniform(-60, 6.7, 1500)), multiples])
-    for part in np.split(depths, range(BLOCK, len(depths), BLOCK)):
-        found = np.empty(len(part))
-        complementary_depths(part, found)
-        with mpmath.workdps(60):
-            for depth, value in zip(part, found, strict=True):
-                exact = -mpmath.log(-mpmath.expm1(-mpmath.mpf(depth)))
-                assert abs(mpmath.mpf(value) - exact) <= 2.0**-49.5 * exact
+    found = np.empty(len(depths))
+    complementary_depths(depths, found)
+    with mpmath.workdps(60):
+        for depth, value in zip(depths, found, strict=True):
+            exact = -mpmath.log(-mpmath.expm1(-mpmath.mpf(depth)))
+            assert abs(mpmath.mpf(value) - exact) <= 2.0**-49.5 * exact
 
 
 @pytest.mark.parametrize("bits", [4, 6, 7])
@@ -128,9 +127,9 @@ def test_a_message_is_displaced_by_as_little_as_stated(shifted):
     rng = np.random.default_rng(8)
     values = rng.normal(size=count) * 10.0 ** rng.uniform(-6, 6, count)
     values[::3] = (rng.integers(-40, 40, values[::3].size) - dither[::3] + 0.5) * step[::3]  # near an edge
-    symbols, decoded = np.empty(count, np.int64), np.zeros(count)
+    symbols = np.empty(count, np.int64)
     dither_quantize_row(values, 1.0, dither, step, symbols)
-    add_dequantized_row(symbols, dither, step, offset, decoded)
+    decoded = (symbols - dither) * step + offset
     for x, u, w, mid, symbol, found in zip(values, dither, step, offset, symbols, decoded, strict=True):
         x, u, w, mid = Fraction(x), Fraction(u), Fraction(w), Fraction(mid)
         place = x / w + u + Fraction(1, 2) - int(symbol)

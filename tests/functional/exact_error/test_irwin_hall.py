@@ -9,10 +9,10 @@ from lightning_fedq.functional.exact_error.irwin_hall import (
     PDF_ERROR,
     SLOPE_ERROR,
     half_support,
-    irwin_hall_cdf,
     irwin_hall_pdf,
     irwin_hall_slope,
 )
+from reproductions.exact.formulas import irwin_hall_cdf
 
 # section 11 of the specification: f(0), f(1), f(2), f(3), upper tail at 2, -f'(1)
 VECTORS = {

@@ -5,8 +5,8 @@ import pytest
 import torch
 from scipy import stats
 
-from lightning_fedq.functional.exact_error.dither import centred_dither, dither_quantize
-from lightning_fedq.functional.exact_error.layered import check_law, layer, layer_row, minimal_step
+from lightning_fedq.functional.exact_error.dither import centred_dither
+from lightning_fedq.functional.exact_error.layered import layer_row, minimal_step
 from lightning_fedq.functional.exact_error.layered_cost import known_dither_delta, layer_mean
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
 from reproductions.exact.formulas import (
@@ -16,7 +16,7 @@ from reproductions.exact.formulas import (
     lower_bound,
     upper_bound,
 )
-from tests.functional.exact_error.reference import dither_dequantize
+from tests.functional.exact_error.reference import dither_dequantize, dither_quantize, layer
 
 CASES = [(law, kind) for law in ("gaussian", "laplace") for kind in ("direct", "shifted")]
 
@@ -195,19 +195,6 @@ def test_mean_steps_equal_the_table():
     assert found == pytest.approx([3.1915382432, 2.5247464681, 2.8284271247, 1.6652830915], abs=1e-9)
     logs = [-layer_mean(math.log2, *case) for case in CASES]
     assert logs == pytest.approx([-1.5263219523, -1.3306303043, -1.1099488636, -0.6031117429], abs=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("cauchy", "direct", 1.0), "law must be 'gaussian' or 'laplace', got 'cauchy'"),
-        (("gaussian", "sideways", 1.0), "layering must be 'direct' or 'shifted', got 'sideways'"),
-        (("gaussian", "direct", 0.0), "sigma must be > 0 and finite, got 0.0"),
-    ],
-)
-def test_bad_laws_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        check_law(*arguments)
 
 
 def test_no_entropy_of_nothing():

@@ -11,12 +11,12 @@ from lightning_fedq.functional.noise.discrete_gaussian import (
     discrete_gaussian,
     discrete_gaussian_variance,
     gaussian_weights,
-    renyi_divergence,
     rounded_norm_bound,
     sum_gap,
 )
 from lightning_fedq.functional.noise.inversion import thresholds
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
+from reproductions.exact.formulas import renyi_divergence
 
 
 def words(purpose="discrete"):

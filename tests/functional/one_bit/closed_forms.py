@@ -3,7 +3,7 @@
 import math
 from itertools import combinations
 
-from lightning_fedq.functional.one_bit.threshold_coin import output_scale
+from reproductions.corbin.errors import output_scale
 
 
 def single_mse(value, center, radius, epsilon):
@@ -33,3 +33,14 @@ def group_variance(probabilities: list[float]) -> float:
             phi_a, phi_b = g * a - math.floor(g * a), g * b - math.floor(g * b)
             inside += 2.0 * (min(phi_a, phi_b) - phi_a * phi_b)
     return spread / (2 * (g - 1)) + inside / (g * (g - 1))
+
+
+def coupled_pair_mse(first, second, radius, coin):
+    """The mean squared error of a pair's decoded sum.
+
+    It is r^2 [2 alpha^2 - 2 alpha (1 - |x1|)(1 - |x2|) - x1^2 - x2^2], which is the error of the best
+    coupling.
+    """
+    x1, x2, alpha = first / radius, second / radius, coin.scale
+    together = 2.0 * alpha * (1.0 - abs(x1)) * (1.0 - abs(x2))
+    return radius**2 * (2.0 * alpha**2 - together - x1**2 - x2**2)

@@ -4,8 +4,9 @@ from fractions import Fraction
 import pytest
 import torch
 
-from lightning_fedq.functional.one_bit.coupled_coins import flip_threshold, inner_coin, pair_mse
+from lightning_fedq.functional.one_bit.coupled_coins import flip_threshold, inner_coin
 from lightning_fedq.functional.one_bit.threshold_coin import coin_thresholds
+from tests.functional.one_bit.closed_forms import coupled_pair_mse
 from tests.functional.one_bit.oracle import coupled_thresholds
 
 BITS = 10
@@ -27,7 +28,7 @@ def thresholds(epsilon, word_bits=BITS):
     [((0.3, -0.2), 1.0, 6.81176093), ((0.6, 0.4), 2.0, 2.297866385), ((-0.9, -0.8), 0.5, 31.72826519)],
 )
 def test_the_spec_s_errors(values, epsilon, expected):
-    assert pair_mse(*values, 1.0, coin_thresholds(epsilon)) == pytest.approx(expected, rel=1e-8)
+    assert coupled_pair_mse(*values, 1.0, coin_thresholds(epsilon)) == pytest.approx(expected, rel=1e-8)
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 0.5, 1.0, 2.0, 4.0])

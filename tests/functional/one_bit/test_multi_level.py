@@ -26,9 +26,7 @@ def test_the_mean_over_words_is_the_value(levels):
         shifts = np.zeros(1)
 
     def quantize(value, word, v):
-        out, x = np.empty(1, np.uint8), np.array([value])
-        multi_level_quantize(x, np.array([word], np.uint32), v, levels, level_step(levels), out)
-        return int(out[0])
+        return int(multi_level_quantize(np.array([value]), np.array([word], np.uint32), v, levels)[0])
 
     for value, shift in product([-1.0, -0.83, 0.0, 0.2, 0.999, 1.0], shifts):
         v = np.array([shift])

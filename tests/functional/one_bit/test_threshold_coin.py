@@ -11,7 +11,9 @@ import torch
 
 from lightning_fedq.functional.one_bit import threshold_coin as ob
 from lightning_fedq.functional.one_bit.threshold_coin import coin_thresholds
+from reproductions.corbin import errors
 from tests.functional.one_bit.closed_forms import group_variance, single_mse
+from tests.functional.one_bit.oracle import one_bit_quantize, one_bit_thresholds
 
 INF = None  # unlimited shared bits
 
@@ -28,7 +30,7 @@ def close(value, expected, rel=1e-10):
     [(0.1, 20.0166638896), (0.5, 4.08298816507), (1, 2.16395341374), (3, 1.10479139298), (5, 1.01356730981)],
 )
 def test_output_scale(epsilon, alpha):
-    close(ob.output_scale(epsilon), alpha)
+    close(errors.output_scale(epsilon), alpha)
     close(coin_thresholds(epsilon).scale, alpha, rel=1e-7)
 
 
@@ -36,14 +38,14 @@ def test_output_scale(epsilon, alpha):
     "epsilon, high", [(0.1, 0.524979187479), (0.5, 0.622459331202), (1, 0.731058578630), (5, 0.993307149076)]
 )
 def test_largest_probability(epsilon, high):
-    close(ob.one_probability(9.0, 0.0, 1.0, epsilon), high)
+    close(errors.one_probability(9.0, 0.0, 1.0, epsilon), high)
     close(coin_thresholds(epsilon).probabilities[1], high, rel=1e-9)
 
 
 def test_single_client():
-    q = ob.one_probability(0.35, 0.1, 0.5, 1.0)
+    q = errors.one_probability(0.35, 0.1, 0.5, 1.0)
     close(q, 0.615529289315)
-    outputs = [0.1 + sign * 0.5 * ob.output_scale(1.0) for sign in (-1, 1)]
+    outputs = [0.1 + sign * 0.5 * errors.output_scale(1.0) for sign in (-1, 1)]
     close(outputs[0], -0.981976706869)
     close(outputs[1], 1.18197670687)
     close(single_mse(0.35, 0.1, 0.5, 1.0), 1.10817359421)
@@ -71,19 +73,19 @@ PAIRS = [
 
 @pytest.mark.parametrize("first, second, epsilon, bits, law, mse", PAIRS)
 def test_pairs_at_radius_one_half(first, second, epsilon, bits, law, mse):
-    q1, q2 = (ob.one_probability(value, 0.0, 0.5, epsilon) for value in (first, second))
+    q1, q2 = (errors.one_probability(value, 0.0, 0.5, epsilon) for value in (first, second))
     for value, expected in zip(ob.pair_law(q1, q2, bits), law, strict=True):
         close(value, expected)
-    close(ob.pair_mse(first, second, 0.0, 0.5, epsilon, bits), mse)
+    close(errors.pair_mse(first, second, 0.0, 0.5, epsilon, bits), mse)
 
 
 @pytest.mark.parametrize("epsilon, worst", [(0.5, 6.16597633015), (1, 2.32790682748), (5, 0.51365934576)])
 def test_worst_pair(epsilon, worst):
-    close(ob.worst_pair_mse(ob.output_scale(epsilon), 3) / 2, worst)
+    close(ob.worst_pair_mse(errors.output_scale(epsilon), 3) / 2, worst)
 
 
 def test_worst_pair_at_ln_3():
-    close(ob.output_scale(math.log(3)), 2.0)
+    close(errors.output_scale(math.log(3)), 2.0)
     close(ob.worst_pair_mse(2.0, 1), 4.0)
     close(ob.worst_pair_mse(2.0, 0), 8.0)
 
@@ -114,7 +116,7 @@ def test_an_infinite_epsilon_has_no_privacy_and_says_so():
 def test_thresholds_stay_in_the_coin_and_hit_its_ends():
     coin, one = coin_thresholds(0.7), torch.ones(1)
     x = torch.tensor([-9.0, -1.0, 0.0, 1.0, 9.0, 1e30, -1e30])
-    thresholds = ob.one_bit_thresholds(x, 0 * one, one, coin).tolist()
+    thresholds = one_bit_thresholds(x, 0 * one, one, coin).tolist()
     assert thresholds == [coin.low, coin.low, 2**31, coin.high, coin.high, coin.high, coin.low]
 
 
@@ -153,8 +155,8 @@ def test_no_pair_is_worse_than_the_worst():
     """Scan of 201^2 inputs for 4 levels and 4 numbers of shared bits; the bound is attained to 1%."""
     grid = np.linspace(-1, 1, 201).tolist()
     for epsilon, bits in product((0.3, 1.0, math.log(3), 4.0), (1, 2, 5, INF)):
-        worst = ob.worst_pair_mse(ob.output_scale(epsilon), bits)
-        found = max(ob.pair_mse(a, b, 0.0, 1.0, epsilon, bits) for a in grid[::4] for b in grid)
+        worst = ob.worst_pair_mse(errors.output_scale(epsilon), bits)
+        found = max(errors.pair_mse(a, b, 0.0, 1.0, epsilon, bits) for a in grid[::4] for b in grid)
         assert found <= worst * (1 + 1e-12)
         assert found >= 0.99 * worst
 
@@ -166,9 +168,9 @@ def test_the_row_kernel_equals_the_tensor_form_over_segments_and_chunks():
     sizes, center = [1, 600, 399], torch.tensor([0.1, -0.2, 0.3], dtype=torch.float64)
     radius, coin = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64), coin_thresholds(1.3)
     expand = lambda t: t.repeat_interleave(torch.tensor(sizes))  # noqa: E731
-    expected = ob.one_bit_quantize(updates, words, expand(center), expand(radius), coin)
+    expected = one_bit_quantize(updates, words, expand(center), expand(radius), coin)
     outside = ((updates.double() - expand(center)).abs() > expand(radius)).sum().item()
-    ranges = np.stack([np.cumsum(sizes), center.numpy(), radius.numpy()])
+    ranges = np.stack([np.cumsum(sizes), center.numpy(), 1.0 / radius.numpy()])
     bits, clipped = np.empty((3, 1000), np.uint8), 0
     for rows, (first, stop) in product([[2], [1, 0]], [(0, 300), (300, 601), (601, 1000)]):
         part = words[rows, first:stop].numpy().astype(np.uint32)
@@ -189,8 +191,7 @@ def test_stratified_words_are_the_exact_integer_quotient(strata):
     words = np.concatenate([rng.integers(0, 2**32, 500), [0, 2**32 - 1] * 4]).astype(np.uint32)
     offsets = rng.integers(0, strata, len(words)).astype(np.uint32)
     for rank in {0, strata // 2, strata - 1}:
-        out = words.copy()
-        ob.stratify_words(out, offsets, rank, strata)
+        out = ob.stratify_words(words, offsets, rank, strata)
         expected = [
             (((rank + int(o)) % strata << 32) + int(w)) // strata for o, w in zip(offsets, words, strict=True)
         ]

@@ -10,7 +10,6 @@ from scipy import stats
 
 from lightning_fedq.functional.exact_error.decompose import LEAST_SCALE_BITS
 from lightning_fedq.functional.exact_error.dither import round_to_grid
-from lightning_fedq.functional.exact_error.irwin_hall import irwin_hall_cdf
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.mechanisms.aggregate_gaussian import AggregateGaussian
 from lightning_fedq.mechanisms.bases.calibration import gaussian_noise_multiplier
@@ -22,7 +21,7 @@ from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from lightning_fedq.wire.entropy_coding import Elias
 from lightning_fedq.wire.range_coding import ConditionalRange
-from reproductions.exact.formulas import conditional_entropy
+from reproductions.exact.formulas import conditional_entropy, irwin_hall_cdf
 from tests.one_round import decode, encode, make_context
 
 DIM = 60_000

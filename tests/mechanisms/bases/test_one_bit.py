@@ -8,6 +8,8 @@ import torch
 from lightning_fedq.functional.one_bit import threshold_coin as ob
 from lightning_fedq.keys.randomness import ClientRandomness, RootKeys
 from lightning_fedq.mechanisms import LDPQ, AugCorBin, CorBin
+from reproductions.corbin import errors
+from tests.functional.one_bit.oracle import one_bit_thresholds
 from tests.one_round import decode, encode, make_context
 
 DRAWS = 200_000
@@ -28,7 +30,7 @@ def test_every_marginal_is_the_coin(mechanism):
     values = [0.9, -1.0, 0.0, 0.31, 2.0]
     bits, _ = bits_of(mechanism, values)
     for row, value in zip(bits, values, strict=True):
-        q = ob.one_probability(value, 0.0, 1.0, 1.0)
+        q = errors.one_probability(value, 0.0, 1.0, 1.0)
         assert abs(row.double().mean().item() - q) < 5 * math.sqrt(q * (1 - q) / DRAWS)
 
 
@@ -38,12 +40,12 @@ def test_pairs_have_the_closed_law_and_error(shared_bits, values):
     """Four outcomes and the error within 4.5 standard errors, 18 cases: false alarm 6e-4 for a fresh seed."""
     mechanism = CorBin(1.0, shared_bits)
     bits, context = bits_of(mechanism, values)
-    law = ob.pair_law(*(ob.one_probability(v, 0.0, 1.0, 1.0) for v in values), shared_bits)
+    law = ob.pair_law(*(errors.one_probability(v, 0.0, 1.0, 1.0) for v in values), shared_bits)
     for (one, other), p in zip([(1, 1), (1, 0), (0, 1), (0, 0)], law, strict=True):
         found = ((bits[0] == one) & (bits[1] == other)).double().mean().item()
         assert abs(found - p) <= 4.5 * math.sqrt(max(p * (1 - p), 0.0) / DRAWS) + 1e-9
     squared = (decode(mechanism, bits, (0, 1), context).double() - sum(values)).square()
-    expected = ob.pair_mse(*values, 0.0, 1.0, 1.0, shared_bits)
+    expected = errors.pair_mse(*values, 0.0, 1.0, 1.0, shared_bits)
     assert abs(squared.mean().item() - expected) <= 4.5 * squared.std().item() / math.sqrt(DRAWS) + 1e-6
 
 
@@ -63,7 +65,7 @@ def test_swapping_the_roles_of_a_pair_changes_bits_but_not_the_law():
     context = make_context(mechanism, (1, 0), (DRAWS,))
     second = encode(mechanism, torch.tensor(values)[:, None].expand(-1, DRAWS), context).symbols
     assert not torch.equal(first, second)
-    law = ob.pair_law(*(ob.one_probability(v, 0.0, 1.0, 1.0) for v in values), 3)
+    law = ob.pair_law(*(errors.one_probability(v, 0.0, 1.0, 1.0) for v in values), 3)
     for bits in (first, second):
         both = (bits[0] & bits[1]).double().mean().item()
         assert abs(both - law[0]) < 5 * math.sqrt(law[0] * (1 - law[0]) / DRAWS)
@@ -88,7 +90,7 @@ def test_both_paths_agree_at_the_smallest_radius():
     """Frequencies of the compiled path within 5 standard errors of the tensor path's thresholds."""
     mechanism, values = LDPQ(1.0), [0.0, 1.0, -1.0, 1e-30]
     coin, one = mechanism.coin, torch.ones(1, dtype=torch.float64)
-    thresholds = ob.one_bit_thresholds(torch.tensor(values), 0.0 * one, 1e-300 * one, coin)
+    thresholds = one_bit_thresholds(torch.tensor(values), 0.0 * one, 1e-300 * one, coin)
     assert thresholds.tolist() == [1 << coin.word_bits - 1, coin.high, coin.low, coin.high]
     bits, _ = bits_of(mechanism, values, radius=1e-300)
     chances = (thresholds.double() / 2**coin.word_bits).tolist()
