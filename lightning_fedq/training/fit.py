@@ -133,7 +133,7 @@ class FederatedFit(Rounds):
             warn_unlogged_monitors(trainer, {**self.side.findings.names, **dict.fromkeys(validated)})
         self.side.check_algorithm(federation.mechanism)
         if to_try:
-            self.side.check_smallest()
+            self.side.check_smallest(to_try[0])
         self.averages = untried(trainer, self._find_trial_obstacle(), self.side.findings.raised)
         if self.averages:
             rank_zero_info(self.averages)
