@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.callbacks import Federated
 from lightning_fedq.data.batches import LocalWork, Stack
 from lightning_fedq.keys.randomness import RootKeys, SeededKeys
 from lightning_fedq.mechanisms import CPA, CorBin, SignRR, SubtractiveDither, TopK
@@ -278,10 +277,6 @@ def test_a_round_that_is_about_to_start_is_not_waited_for_twice():
 # ---- refused --------------------------------------------------------------------------------------------
 
 
-def fed(mechanism=None, **options):
-    return Federated(mechanism or CorBin(1.0), 4, seed=0, **options)
-
-
 def test_ranks_with_other_settings_are_refused_by_name():
     group = Meeting(1)
     group.broadcast = lambda facts, place: {**facts, "mechanism": "CorBin(9)"}
@@ -330,9 +325,3 @@ def test_of_cpus_any_will_do_and_of_accelerators_there_must_be_one_a_rank():
 def test_backends_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="must be 'gloo', 'nccl' or None, got 'mpi'"):
         DistributedClientsStrategy("mpi")
-
-
-def test_lightning_knows_the_strategy_by_name():
-    assert "fedq_clients" in pl.strategies.StrategyRegistry.available_strategies()
-    strategy = pl.strategies.StrategyRegistry.get("fedq_clients")
-    assert isinstance(strategy, DistributedClientsStrategy)
