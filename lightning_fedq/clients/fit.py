@@ -13,6 +13,7 @@ This module depends on no mechanism, round, server or other client.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -89,6 +90,7 @@ class ClientFit:
         self._callbacks = [c for c in trainer.callbacks if trains_with_clients(c)]
         self._shared = tuple(filter(knows_clients, trainer.callbacks))
         self._crossing = [c for c in trainer.callbacks if is_shared_by_clients(c)]
+        self._fetcher: Any = None
         # `id` of the user's tensors, which a copy may share (metrics, frozen tensors) and must not free
         self._user_tensors: set[int] = set()
 
@@ -195,10 +197,16 @@ class ClientFit:
         child, loops = client.trainer, client.trainer.fit_loop
         resume_counters(child, steps, logged)
         loops.max_batches = len(batches)
-        loops._combined_loader = pl.utilities.CombinedLoader(batches, "max_size_cycle")
-        fetcher = loops._data_fetcher = pl.loops.utilities._select_data_fetcher(child, child.state.stage)
+        loops._combined_loader = _combined(batches)
+        if self._fetcher is None:  # cached, because Lightning inspects the signature of `training_step`
+            self._fetcher = type(pl.loops.utilities._select_data_fetcher(child, child.state.stage))
+        fetcher = loops._data_fetcher = self._fetcher()
         fetcher.setup(loops._combined_loader)
-        iter(fetcher)
+        if self._fetcher is pl.loops.fetchers._PrefetchDataFetcher:  # read each batch only when it is used
+            fetcher.iterator = zip(batches, itertools.count(), itertools.repeat(0))
+            fetcher.length, fetcher.done = len(batches), not len(batches)
+        else:
+            iter(fetcher)
         loops.epoch_loop.run(fetcher)
         child._logger_connector.epoch_end_reached()
         child._logger_connector._current_fx = "on_train_epoch_end"  # keeps values that others have logged
@@ -215,6 +223,19 @@ class ClientFit:
 def _empty_tensor(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Return an empty tensor, which replaces the data of a dropped client's tensors."""
     return torch.empty(0, dtype=dtype, device=device)
+
+
+@functools.cache
+def _combined_loader_attributes() -> dict[str, Any]:
+    """Return the attributes of Lightning's loader of one iterable, cached because its constructor is slow."""
+    return vars(pl.utilities.CombinedLoader(None, "max_size_cycle"))
+
+
+def _combined(batches: Batches) -> Any:
+    """Make Lightning's loader of these batches without its slow constructor."""
+    loader: Any = object.__new__(pl.utilities.CombinedLoader)
+    vars(loader).update(_combined_loader_attributes(), _iterables=batches, _flattened=[batches])
+    return loader
 
 
 def _tensors(module: pl.LightningModule) -> list[Any]:

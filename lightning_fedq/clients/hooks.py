@@ -9,6 +9,8 @@ client starts with their result.
 
 from __future__ import annotations
 
+import dis
+import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -117,6 +119,63 @@ def report_copied_callbacks(callbacks: list[pl.Callback]) -> None:
             f"{', '.join(names)} belong to the fit: once per round, batch hooks get a NaN loss and one "
             "sample of zeros. Read losses from trainer.callback_metrics."
         )
+
+
+def report_hooks(trainer: Any) -> None:
+    """Log, before round 1, the user's hooks that mean something else where one epoch is a round.
+
+    These are hooks that run once a round and ask for a period in steps, and validation hooks that call an
+    optimiser, such as `optimizer.eval()` of schedule-free ones.
+    """
+    periods, switches = [], []
+    for owner, host in [(one, pl.Callback) for one in trainer.callbacks] + [
+        (trainer.lightning_module, pl.LightningModule)
+    ]:
+        of_clients = host is pl.LightningModule or trains_with_clients(owner)
+        per_step = (*STEP_HOOKS, "on_train_epoch_end", "training_step") if of_clients else ()
+        for hook in (name for name in dir(host) if name.startswith("on_") and name not in per_step):
+            if has_user_hook(owner, hook) and (hook in vars(owner) or is_overridden(hook, owner, host)):
+                function = getattr(getattr(owner, hook), "__func__", getattr(owner, hook))
+                names = _find_code_names(type(owner), function)
+                if {"global_step", "%"} <= names:
+                    periods.append(f"{type(owner).__name__}.{hook}")
+                if hook.startswith("on_validation") and {"optimizers", "optimizer"} & names:
+                    switches.append(f"{type(owner).__name__}.{hook}")
+    if switches:
+        rank_zero_info(
+            f"{', '.join(switches)} call an optimiser, but clients train with copies of it. Switch it in "
+            "on_train_epoch_end, which every client calls (schedule-free optimisers: optimizer.eval())."
+        )
+    if periods:
+        rank_zero_info(
+            f"{', '.join(periods)} use global_step % n, but run once a round, where global_step jumps by the "
+            "steps of a round. Compare global_step // n with its last value, or count trainer.current_epoch."
+        )
+
+
+def _find_code_names(kind: type, function: Any) -> set[str]:
+    """Return the names in a function and in the methods of its class that it names, and "%" if it has one."""
+    codes = [code] if (code := getattr(function, "__code__", None)) is not None else []
+    seen, names = set[Any](), set[str]()
+    while codes:
+        code = codes.pop()
+        if code in seen:
+            continue
+        seen.add(code)
+        names |= {*code.co_names}
+        names |= {
+            "%"
+            for one in dis.get_instructions(code)
+            if "MODULO" in one.opname or (one.opname == "BINARY_OP" and one.argrepr[:1] == "%")
+        }
+        codes += [const for const in code.co_consts if isinstance(const, types.CodeType)]
+        methods = (getattr(kind, name, None) for name in code.co_names if name.isidentifier())
+        codes += [
+            one.__code__
+            for one in methods
+            if isinstance(one, types.FunctionType) and one.__module__.partition(".")[0] not in _HOST
+        ]
+    return names
 
 
 def call_hooks(trainer: Any, callbacks: list[Any], hook: str, *args: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import io
+import random
 import threading
 import types
 import weakref
@@ -22,7 +23,7 @@ from torch.optim import Optimizer
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.clients.object_table import ObjectTable, SharedObject
-from lightning_fedq.data.generator_turns import GENERATORS
+from lightning_fedq.data.generator_turns import GENERATORS, new_generator
 
 _DISPATCH = Tensor.__torch_dispatch__
 _DEVICES = ("cpu", "cuda", "mps")
@@ -206,16 +207,34 @@ def _reduce_lock(value: Any, table: ObjectTable) -> Any:
     return (threading.Lock if type(value) is type(threading.Lock()) else threading.RLock), ()
 
 
-def _refuse_generator(value: Any, table: ObjectTable) -> Any:
-    """Refuse a random generator of a subclass, of which clients would have the same draws."""
-    raise TypeError(
-        f"{type(value).__name__} is a subclass of a random generator, which can't be seeded for each client"
-    )
+def _reduce_generator(value: Any, table: ObjectTable) -> Any:
+    """Rebuild a random generator of a subclass: its attributes, and the draws of the library's class."""
+    # `gauss_next` is a stored draw, not an attribute of the subclass
+    attributes = {name: item for name, item in vars(value).items() if name != "gauss_next"}
+    return _new_generator, (type(value), new_generator(value, 0)), attributes, None, None, _fill_attributes
+
+
+def _new_generator(kind: Any, like: Any) -> Any:
+    """Make a random generator of a subclass with the state of a generator of the library's class."""
+    own: Any = type(like)
+    if own is torch.Generator:
+        return kind.__new__(kind, device=like.device).set_state(like.get_state())
+    made = kind.__new__(kind)
+    if own is np.random.Generator:
+        own.__init__(made, like.bit_generator)
+    elif own is np.random.RandomState:
+        own.__init__(made)
+        own.set_state(made, like.get_state())
+    elif issubclass(kind, random.SystemRandom):  # has no state, because it asks the operating system
+        made.gauss_next = None
+    else:
+        own.setstate(made, like.getstate())
+    return made
 
 
 Reduction = Callable[[Any, ObjectTable], Any]
 _REDUCTIONS: dict[Any, Reduction] = {
-    **dict.fromkeys(GENERATORS, _refuse_generator),
+    **dict.fromkeys(GENERATORS, _reduce_generator),
     torch.jit.ScriptModule: _reduce_script,
     Tensor: _reduce_tensor,
     **dict.fromkeys((nn.Module, pl.LightningDataModule, Optimizer), _reduce_to_attributes),

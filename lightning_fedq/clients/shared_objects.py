@@ -10,7 +10,6 @@ import functools
 import io
 import logging
 import math
-import random
 import sys
 import threading
 import types
@@ -33,7 +32,7 @@ _OUTSIDE: tuple[type, ...] = (
     torch.jit.ScriptFunction,
     *(Dataset, DataLoader, Sampler, pl.loggers.Logger, logging.Logger, argparse.ArgumentParser),
     *(pl.Trainer, pl.strategies.Strategy, pl.accelerators.Accelerator),
-    *(threading.Thread, concurrent.futures.Executor, np.memmap, enum.Enum, random.SystemRandom),
+    *(threading.Thread, concurrent.futures.Executor, np.memmap, enum.Enum),
 )
 """Classes whose instances all clients share."""
 _MACHINERY = ("jsonargparse", "torch._dynamo", "torch._inductor", "torch._functorch")

@@ -338,6 +338,7 @@ class ClientStack:
         self._gradients: list[Tensor] = []
         self._adopt_optimizer(optimizer, parameters)
         self._strategy.training_step, self._strategy.backward = self.training_step, self.backward
+        trainer.fit_loop.epoch_loop.stack = self
         if has_user_batch_handling(trainer):
             PerClientHandling(trainer, turns or GeneratorTurns()).installed()
         self._precision.clip_grad_by_norm = self.clip_grad_by_norm

@@ -96,6 +96,11 @@ class PerClientRoundLoader(ClientLoader):
         self.turns = GeneratorTurns()
 
     @property
+    def passes(self) -> Passes:
+        """Loader of each client, of which one iteration is one pass."""
+        return self._passes
+
+    @property
     def loader(self) -> DataLoader[Any]:  # type: ignore[override]
         """Refused, because there is no common loader.
 

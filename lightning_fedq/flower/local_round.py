@@ -361,7 +361,7 @@ class LocalRound(pl.Callback):
                 list(trained)
         else:
             with refused_in_private("Training fails on this client's data"):
-                side.check_smallest()
+                side.check_smallest(to_try[0])
             with refused_in_private("client_statistics fails on this client's data"):
                 side.check_statistics(to_try[0])
         check_watched(self._trainer, side, self._loader(), self.client_indices[0])

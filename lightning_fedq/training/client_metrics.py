@@ -31,6 +31,17 @@ from lightning_fedq.training.rank_group import RankGroup
 _results: Any = pl.trainer.connectors.logger_connector.result  # type: ignore[attr-defined]
 
 
+class _Logged(_results._ResultMetric):  # type: ignore[misc]
+    """A logged value. Lightning moves it to its device with every `log`, which copies all its tensors."""
+
+    def to(self, device: Any, *args: Any, **kwargs: Any) -> Any:
+        """Move the value, unless it is a number whose tensors are on the device already."""
+        on_device = self.is_tensor and all(
+            part.device == device for part in vars(self).values() if isinstance(part, torch.Tensor)
+        )
+        return self if on_device else super().to(device, *args, **kwargs)
+
+
 class ObservedResults(_results._ResultCollection):  # type: ignore[misc]
     """Lightning's collection of logged values, with a function that is called before each is logged.
 
@@ -43,6 +54,11 @@ class ObservedResults(_results._ResultCollection):  # type: ignore[misc]
     def __init__(self, training: bool, on_log: Callable[[str, Any], None], reduce: Any = None) -> None:
         super().__init__(training)
         self.tell, self._reduce = on_log, reduce
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        """Store a new value."""
+        value.__class__ = _Logged
+        super().__setitem__(key, value)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def log(self, fx: str, name: str, value: Any, *args: Any, **kwargs: Any) -> None:

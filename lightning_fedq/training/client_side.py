@@ -189,9 +189,10 @@ class ClientSide:
             self._trainer, self.vector, self.clock, self._loader, self._no_forks, owner, skips, term
         )
 
-    def check_smallest(self) -> None:
+    def check_smallest(self, tried: Stack) -> None:
         """Refuse data with a batch that is too small to train on, see `smallest_batch.check_smallest`."""
-        check_smallest(self.dry(), self._holdings.client_indices, self._holdings.schedule.sizes)
+        held, sizes = self._holdings.client_indices, self._holdings.schedule.sizes
+        check_smallest(self.dry(), self._loader(), held, sizes, tried)
 
     def check_statistics(self, tried: Stack) -> None:
         """Refuse statistics that fail or are not finite, see `rehearsal.check_statistics`."""

@@ -146,6 +146,7 @@ class DryWorker(ClientWorker):
         look: Callable[[Client], object] = lambda client: None,
         again: bool = False,
         change: Change | None = None,
+        loader: Any = None,
     ) -> Tensor:
         """Train a client on its first batches, and return its update, `(dim,)`.
 
@@ -154,15 +155,16 @@ class DryWorker(ClientWorker):
             look: Called with the trained copy, before it is dropped.
             again: Repeat the client's batches if it has fewer than `most`?
             change: Function that changes each batch before the training.
+            loader: Loader to train from. None is the clients' own loader.
         """
-        there = len(stack.batch_sizes)
+        loader, there = self._loader() if loader is None else loader, len(stack.batch_sizes)
         passes = -(-most // there) if again and there else 1
         weights = self.vector.read()
         weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
         self._look = look
         try:
             with preserve_generators():
-                batches: Any = chain.from_iterable(self._loader().stack_batches(stack) for _ in range(passes))
+                batches: Any = chain.from_iterable(loader.stack_batches(stack) for _ in range(passes))
                 batches = batches if change is None else map(change, batches)
                 short = replace(stack, batch_sizes=(passes * stack.batch_sizes)[:most])
                 update = self.train(short, batches, weights).updates[0]

@@ -20,7 +20,7 @@ from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.algorithms import Correction
 from lightning_fedq.algorithms.byzantine.counting import count_byzantine
 from lightning_fedq.clients.forks import find_fork_obstacle
-from lightning_fedq.clients.hooks import report_copied_callbacks
+from lightning_fedq.clients.hooks import report_copied_callbacks, report_hooks
 from lightning_fedq.clients.personal import report_personal_parameters
 from lightning_fedq.clients.stack_size import choose_clients_per_step
 from lightning_fedq.clients.stale import untried
@@ -133,7 +133,7 @@ class FederatedFit(Rounds):
             warn_unlogged_monitors(trainer, {**self.side.findings.names, **dict.fromkeys(validated)})
         self.side.check_algorithm(federation.mechanism)
         if to_try:
-            self.side.check_smallest()
+            self.side.check_smallest(to_try[0])
         self.averages = untried(trainer, self._find_trial_obstacle(), self.side.findings.raised)
         if self.averages:
             rank_zero_info(self.averages)
@@ -174,6 +174,7 @@ class FederatedFit(Rounds):
         if isinstance(self.engine, RankEngine):
             self.engine.rank_state = self.side
         report_copied_callbacks(trainer.callbacks)  # type: ignore[attr-defined]
+        report_hooks(trainer)
         average_by_rounds(trainer, lambda: self._steps, undo)
         population.is_training = True
 

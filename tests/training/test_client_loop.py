@@ -1,25 +1,195 @@
-"""A client trains in loops of its own, which are freed with it."""
+"""A client's steps leave out what nobody listens to, and are Lightning's bit for bit."""
 
 import gc
 import weakref
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch import nn
 
+from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
+from lightning_fedq.clients.client_loop import ClientLoop
 from lightning_fedq.clients.fit import Batches, Client, ClientFit
+from lightning_fedq.clients.hooks import BATCH_HOOKS
 from lightning_fedq.mechanisms import QSGD, CorBin, FedAvg, GaussianNoise
 from lightning_fedq.rounds import RoundEngine
 from lightning_fedq.training import round as one_round
 from tests.digits_run import Classifier, Digits, make_trainer, weights_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
+CALLS = []
+"""Hooks that have run, with the step, the learning rate and the weights that they saw."""
 
 
-def train():
-    federated = Federated(FedAvg(), 4, seed=0, clients_per_step=1, diagnostics=False)
-    make_trainer(federated).fit(Classifier(), datamodule=Digits(160))
+class Book(pl.loggers.Logger):
+    """Keeps what is logged."""
+
+    name, version = "book", 0
+
+    def log_metrics(self, metrics, step=None):
+        CALLS.append(("logged", step, sorted((k, v) for k, v in metrics.items() if "seconds" not in k)))
+
+    def log_hyperparams(self, *args, **kwargs):
+        """Nothing of a training."""
+
+
+def listening(name, parent):
+    """A hook that notes that it was called, and does what Lightning's does."""
+
+    def hook(self, *args, **kwargs):
+        module = self if isinstance(self, pl.LightningModule) else args[1] if len(args) > 1 else None
+        if module is not None and name not in BATCH_HOOKS[:2]:
+            CALLS.append((name, module.global_step, float(next(module.parameters()).double().sum())))
+        else:
+            CALLS.append((name,))
+        return getattr(parent, name)(self, *args, **kwargs)
+
+    return hook
+
+
+def module_with(**members):
+    return lambda: type("Own", (Classifier,), members)(nn.Sequential(nn.Dropout(0.2), nn.Linear(64, 10)))
+
+
+def scheduled(interval):
+    def configure(self):
+        optimizer = torch.optim.Adam(self.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": interval}}
+
+    return configure
+
+
+def noisy(self, batch, batch_idx):
+    """Logs of all kinds, a dictionary, and a step that is skipped."""
+    loss = nn.functional.cross_entropy(self.backbone(batch[0]), batch[1])
+    self.log("each", loss, on_step=True, on_epoch=True, prog_bar=True)
+    self.log("number", batch_idx + self.trainer.global_step, on_step=False, on_epoch=True)
+    CALLS.append((batch_idx, self.trainer.global_step, self.trainer.is_last_batch, self._current_fx_name))
+    return None if batch_idx == 1 else {"loss": loss, "more": loss.detach()}
+
+
+def begins_to_listen(self, batch, batch_idx):
+    """A hook that is there from the second step on, and a setting from the third."""
+    if batch_idx == 1:
+        self.on_after_backward = lambda: CALLS.append(("late", float(self.backbone[1].weight.grad.sum())))
+    self.trainer.gradient_clip_val = 0.01 if batch_idx > 2 else None
+    return nn.functional.cross_entropy(self.backbone(batch[0]), batch[1])
+
+
+def without_number(self, batch):
+    return nn.functional.cross_entropy(self.backbone(batch[0]), batch[1])
+
+
+def by_hand(self, batch, batch_idx):
+    optimizer = self.optimizers()
+    optimizer.zero_grad()
+    self.manual_backward(nn.functional.cross_entropy(self.backbone(batch[0]), batch[1]))
+    optimizer.step()
+
+
+def automatic_off(self):
+    Classifier.__init__(self, nn.Sequential(nn.Linear(64, 10)))
+    self.automatic_optimization = False
+
+
+def twice(self):
+    return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=3)
+
+
+def callback_with(name):
+    return type("Listens", (pl.Callback,), {name: listening(name, pl.Callback)})()
+
+
+MODULE_HOOKS = [*BATCH_HOOKS, "backward", "optimizer_step", "optimizer_zero_grad"]
+MODULE_HOOKS += ["configure_gradient_clipping", "on_before_batch_transfer", "transfer_batch_to_device"]
+MODULE_HOOKS += ["on_after_batch_transfer"]
+Row = tuple[Callable[[], Any], dict[str, Any], bool | None]
+ROWS = {
+    "plain": (module_with(), {}, True),
+    "logs, dictionaries, skipped": (module_with(training_step=noisy), {}, True),
+    "no number": (module_with(training_step=without_number), {}, True),
+    "a schedule of steps": (module_with(configure_optimizers=scheduled("step")), {}, True),
+    "a schedule of epochs": (module_with(configure_optimizers=scheduled("epoch")), {}, True),
+    "several closures": (module_with(configure_optimizers=twice), {}, True),
+    "listens later": (module_with(training_step=begins_to_listen), {}, None),
+    "by hand": (
+        lambda: type("Own", (Classifier,), {"training_step": by_hand, "__init__": automatic_off})(),
+        {},
+        False,
+    ),
+    "accumulates": (module_with(), {"accumulate_grad_batches": 2}, False),
+    "clips norms": (module_with(), {"gradient_clip_val": 0.05}, False),
+    "clips values": (module_with(), {"gradient_clip_val": 0.05, "gradient_clip_algorithm": "value"}, False),
+    "mixed precision": (module_with(), {"precision": "bf16-mixed"}, False),
+    "a profiler": (module_with(), {"profiler": "simple"}, False),
+    "a lambda": (
+        module_with(),
+        {
+            "callbacks": [
+                pl.callbacks.LambdaCallback(on_after_backward=lambda *args: CALLS.append(("lambda",)))
+            ]
+        },
+        False,
+    ),
+    "a callback of other hooks": (
+        module_with(),
+        {"callbacks": [pl.callbacks.LambdaCallback(on_train_epoch_end=lambda *args: None)]},
+        True,
+    ),
+}
+for one in MODULE_HOOKS:
+    ROWS[f"the module's {one}"] = (module_with(**{one: listening(one, pl.LightningModule)}), {}, False)
+for one in BATCH_HOOKS:
+    ROWS[f"a callback's {one}"] = (module_with(), {"callbacks": [callback_with(one)]}, False)
+
+
+def train(make, settings, size=1):
+    CALLS.clear()
+    torch.manual_seed(0)
+    settings = dict(settings)
+    fed = Federated(FedAvg(), 4, seed=0, clients_per_step=size, client_metrics="shared", diagnostics=False)
+    trainer = make_trainer(
+        *settings.pop("callbacks", ()), fed, logger=Book(), log_every_n_steps=1, **settings
+    )
+    module = make()
+    trainer.fit(module, datamodule=Digits(160))
+    assert fed.fit.clients_per_step == size
+    metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    return {n: t.detach().clone() for n, t in module.state_dict().items()}, list(CALLS), metrics
+
+
+IN_STACKS = ["plain", "logs, dictionaries, skipped", "no number", "a schedule of steps", "clips norms"]
+IN_STACKS += ["a callback of other hooks"]
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [*((name, 1) for name in ROWS), *((name, 4) for name in IN_STACKS)]
+)
+def test_a_step_is_lightning_s(name, size, monkeypatch):
+    make, settings, quiet = ROWS[name]
+    found, own = [], ClientLoop.is_quiet
+    monkeypatch.setattr(ClientLoop, "is_quiet", lambda self: found.append(own(self)) or found[-1])
+    weights, calls, metrics = train(make, settings, size)
+    assert set(found) == ({quiet} if quiet is not None else {True, False})
+    monkeypatch.setattr(ClientLoop, "is_quiet", lambda self: False)
+    expected, expected_calls, expected_metrics = train(make, settings, size)
+    assert expected.keys() == weights.keys()
+    for key, tensor in expected.items():
+        assert torch.equal(weights[key], tensor), key
+    assert calls == expected_calls
+    assert metrics == expected_metrics
+    assert "the module's" not in name or any(name.endswith(f" {call[0]}") for call in calls)
+
+
+def test_what_lightning_s_classes_are_given_is_listened_to(monkeypatch):
+    seen = []
+    monkeypatch.setattr(pl.LightningModule, "on_after_backward", lambda self: seen.append(1))
+    train(*ROWS["plain"][:2])
+    assert len(seen) >= 2 * 16
 
 
 def test_a_client_s_objects_are_freed_without_the_collector(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,7 +202,7 @@ def test_a_client_s_objects_are_freed_without_the_collector(monkeypatch: pytest.
     monkeypatch.setattr(ClientFit, "drop", drop)
     gc.disable()
     try:
-        train()
+        train(*ROWS["plain"][:2])
         assert len(left) == 3 * (4 * 2 + 1), "one has tried before the first round"
         assert not any(one() for one in left)
     finally:
@@ -49,7 +219,7 @@ def test_a_client_that_trains_twice_begins_its_batches_anew(monkeypatch: pytest.
             seen.append(client.trainer.fit_loop.epoch_loop.batch_progress.current.ready)
 
     monkeypatch.setattr(ClientFit, "train", twice)
-    train()
+    train(*ROWS["plain"][:2])
     assert set(seen) == {4}
 
 

@@ -1,5 +1,7 @@
 """Periods in steps: a round reaches one if its steps pass a multiple of it, as in plain training."""
 
+import logging
+
 import pytest
 import torch
 
@@ -95,3 +97,44 @@ def test_a_schedule_with_a_frequency_goes_on_as_in_plain_training():
 
         one, plain = (run(clients=n, module=Own(), enable_checkpointing=False) for n in (3, 0))
         assert one.optimizers[0].param_groups[0]["lr"] == plain.optimizers[0].param_groups[0]["lr"]
+
+
+class OnceARound(pl.Callback):
+    def on_validation_end(self, trainer, pl_module):
+        if self.is_due(trainer):
+            pass
+
+    def is_due(self, trainer):
+        return trainer.global_step % 10 == 0
+
+
+class EachStep(pl.Callback):
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        return trainer.global_step % 10
+
+
+class OfTheRun(EachStep):
+    knows_clients = True
+
+
+class InValidation(Logged):
+    def on_validation_epoch_end(self):
+        step = self.global_step
+        return step % 3
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "module", "words"),
+    [
+        ([OnceARound()], Logged(), "OnceARound.on_validation_end"),
+        ([OfTheRun()], Logged(), "OfTheRun.on_train_batch_end"),
+        ([], InValidation(), "InValidation.on_validation_epoch_end"),
+        ([EachStep()], Logged(), ""),
+        ([pl.callbacks.ModelSummary()], Logged(), ""),
+    ],
+)
+def test_a_hook_that_runs_once_a_round_gets_one_line(callbacks, module, words, caplog):
+    with caplog.at_level(logging.INFO):
+        run(*callbacks, rounds=1, module=module, enable_checkpointing=False)
+    lines = [line for line in caplog.messages if "global_step % n" in line]
+    assert len(lines) == bool(words) and all(line.startswith(words) for line in lines)
