@@ -104,22 +104,6 @@ def _first_two_stages(x: Floats, y: Floats) -> None:
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _three_stages(x: Floats, half: int) -> None:
-    """Three stages at distances half, 2 half and 4 half, in one pass."""
-    for s in range(0, x.size, 8 * half):
-        x0, x1 = x[s : s + half], x[s + half : s + 2 * half]
-        x2, x3 = x[s + 2 * half : s + 3 * half], x[s + 3 * half : s + 4 * half]
-        x4, x5 = x[s + 4 * half : s + 5 * half], x[s + 5 * half : s + 6 * half]
-        x6, x7 = x[s + 6 * half : s + 7 * half], x[s + 7 * half : s + 8 * half]
-        for k in range(half):
-            a, b, c, d, e, f, g, h = x0[k], x1[k], x2[k], x3[k], x4[k], x5[k], x6[k], x7[k]
-            a, b, c, d, e, f, g, h = a + b, a - b, c + d, c - d, e + f, e - f, g + h, g - h
-            a, b, c, d, e, f, g, h = a + c, b + d, a - c, b - d, e + g, f + h, e - g, f - h
-            x0[k], x1[k], x2[k], x3[k] = a + e, b + f, c + g, d + h
-            x4[k], x5[k], x6[k], x7[k] = a - e, b - f, c - g, d - h
-
-
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _two_stages(x: Floats, half: int) -> None:
     """Two stages at distances half and 2 half, in one pass."""
     for s in range(0, x.size, 4 * half):
@@ -142,16 +126,12 @@ def _stage(x: Floats, half: int) -> None:
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def stages(x: Floats, done: int) -> None:
-    """Apply all stages at distances of `done` and more, in few passes of up to three stages each.
+    """Apply all stages at distances of `done` and more, two in one pass.
 
     Pass constants as np.int64(...), because numba would compile the function again for a literal.
     """
     while done < x.size:
-        left = x.size // done
-        if left == 8 or left >= 32:
-            _three_stages(x, done)
-            done *= 8
-        elif left >= 4:  # four are two passes of two, which are faster than three and one
+        if x.size // done >= 4:
             _two_stages(x, done)
             done *= 4
         else:
