@@ -99,13 +99,6 @@ def test_gaussian_limit_of_a_billion_copies():
     assert ours == pytest.approx(gaussian_epsilon(epsilon * math.sqrt(count), 1e-5), rel=2e-3)
 
 
-def test_sums_need_one_step_and_counts_start_at_one():
-    with pytest.raises(ValueError, match="Can't add losses"):
-        response(0.1).plus(response(0.2))
-    with pytest.raises(ValueError, match="count must be >= 1"):
-        response(0.1).composed(0, 1e-9)
-
-
 def test_what_is_infinite_already_stays_infinite():
     everything = LossGrid(0.1, -1, np.zeros(3), 1.0)
     assert everything.std == 0.0
