@@ -5,7 +5,7 @@ SGD with one rate for all. Test accuracy of the last global model, by the seed o
 
 With `--private` 1,000 clients of two labels each train a
 linear model of 7,850 parameters, 5 steps of 16 images a round, 20 rounds, behind `RotatedCoins` at epsilon 8
-towards the server behind secure aggregation (accounted, not run: masks change no number), delta 1e-5.
+against the server behind secure aggregation (accounted, not run: masks change no number), delta 1e-5.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ def tables(rows: Sequence[Row], known: Mapping[str, Any]) -> str:
             continue
         seeds = len({row.cell.seed for _, of in found for row in of})
         lines += [
-            f"### {task}, towards {Adversary[adversary.upper()].value}",
+            f"### {task}, against {Adversary[adversary.upper()].value}",
             "",
             f"{about.clients:,} clients, {about.dim:,} parameters, rounds: {about.rounds}, seeds: {seeds}; "
             f"{about.unit}, {about.better} is better{without_privacy(rows, task)}.",
@@ -223,7 +223,7 @@ def picture(rows: Sequence[Row], known: Mapping[str, Any]) -> Figure:
             axis.axhline(1.0, color="0.5", lw=0.9, ls=":")
             axis.text(0.01, 1.0, "the estimate 0", transform=axis.get_yaxis_transform(), **_ON_LINE)
         axis.set(xlabel="epsilon of a client", ylabel=known[task].unit)
-        legend(axis, f"{task},\ntowards {Adversary[adversary.upper()].value}")
+        legend(axis, f"{task},\nagainst {Adversary[adversary.upper()].value}")
     return figure
 
 

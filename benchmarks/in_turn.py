@@ -3,7 +3,7 @@
 MNIST, a linear model (7,850 parameters), 1,000 clients with five images each, cohorts of 100 that take turns,
 100 rounds: each client is asked ten times. Epsilon 2 and 8 over the run at delta 1e-5. `HandedOnGaussian`
 and `DistributedDiscreteGaussian` stand behind masks, 2% of every cohort collude with the server, and the
-target is towards it; `BandedGaussian` trusts the server, and its target is towards those who see the models.
+target is against it; `BandedGaussian` trusts the server, and its target is against those who see the models.
 
 Rates are chosen by validation accuracy with a seed that no row has (`--tune`). A row is one seed; what is
 there already is kept, so a run that was interrupted goes on.

@@ -1,4 +1,4 @@
-"""Draw the pictures of README and of the pages from tables, and check that they are of these tables.
+"""Draw the pictures of README and the pages from tables, and find pictures of earlier tables.
 
 python docs/picture.py [NAME ...]  # draw all pictures, or those that are named (splits, ...)
 python docs/picture.py --check     # exit with status 1 if a table has changed since its picture was drawn
@@ -10,6 +10,7 @@ made its notebook, which has the rows and the same pictures.
 from __future__ import annotations
 
 import base64
+import csv
 import json
 import re
 import sys
@@ -24,6 +25,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
+from lightning_fedq.comparison.table import Pivot
 from lightning_fedq.data import IID, Dirichlet, FeatureShards, LabelShards, Partition, QuantitySkew
 from lightning_fedq.reports.plot_style import legend, panels, series
 from lightning_fedq.reports.runs import save_figure
@@ -135,6 +137,25 @@ def draw_bench(rows: dict[str, Any]) -> Figure:
     return figure
 
 
+# ---- mechanisms at equal epsilon: docs/compare.csv, the runs of guides/compare.md -----------------------
+
+
+def read_compare() -> list[dict[str, Any]]:
+    """Read the figures of each run, as `fedq compare` wrote them into its `table.csv`."""
+    words = ("mechanism", "monitor", "setting")
+    with (DOCS / "compare.csv").open() as file:
+        return [
+            {name: value if name in words else float(value) for name, value in row.items()}
+            for row in csv.DictReader(file)
+        ]
+
+
+def draw_compare(rows: list[dict[str, Any]]) -> Figure:
+    """Draw the picture of the comparison, as `fedq compare` draws it."""
+    title = "digits: epsilon against the server behind secure aggregation, seeds: 2"
+    return Pivot(rows).picture(title, delta=1e-5)
+
+
 # ---- partitions -----------------------------------------------------------------------------------------
 
 CLIENTS = (479, 40, 5)
@@ -243,6 +264,7 @@ PICTURES = (
         lambda rows: draw_useful_epsilon(rows[0]),
     ),
     Picture("useful_privacy", read_bench, draw_bench),
+    Picture("compare", read_compare, draw_compare),
     Picture("splits", partition_samples, draw_partitions, twin=False),
 )
 

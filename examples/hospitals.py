@@ -18,7 +18,7 @@ HOSPITALS, DELTA = 10, 1e-4
 
 
 def run(rounds: int, inside: bool, release: bool) -> tuple[float, float, float]:
-    """Train once: accuracy, epsilon of a row towards everybody, epsilon of a hospital towards outsiders."""
+    """Train once: accuracy, epsilon of a row against everybody, epsilon of a hospital against outsiders."""
     pl.seed_everything(0)
     mechanism = fedq.GaussianNoise(clip_norm=1.0, noise_multiplier=1.0) if release else fedq.FedAvg()
     target = fedq.PrivacyTarget(8.0, DELTA, adversary="outsider") if release else None

@@ -2,7 +2,7 @@
 
 A small transformer reads MNIST two rows at a time. It is pretrained on 10,000 public images; then clients of
 8 images each, which hold theirs upside down, train a low-rank adapter of it (`peft`). A client's epsilon is 8
-towards a server behind masks. Clients and rank are chosen before anybody trains, by noise over signal, as
+against a server behind masks. Clients and rank are chosen before anybody trains, by noise over signal, as
 `fedq plan` does.
 """
 

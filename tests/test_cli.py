@@ -407,22 +407,6 @@ def test_compare_runs_and_reads(tmp_path, capsys):
     assert "nowhere is not the folder of a run. There is no configuration nowhere" in capsys.readouterr().err
 
 
-def test_compare_shows_finished_runs_towards_another_adversary(tmp_path):
-    """Every epsilon is that one's."""
-    path = configuration(tmp_path)
-    for name in ("GaussianNoise", "CorBin"):
-        given = {
-            "CorBin": "{epsilon_per_coordinate: 1.0}",
-            "GaussianNoise": "{clip_norm: 1.0, noise_multiplier: 0.5}",
-        }[name]
-        mechanism = f"Federated.mechanism={{class_path: {name}, init_args: {given}}}"
-        with_folder = "--trainer.callbacks+=lightning_fedq.callbacks.RunFolder"
-        assert main(["fit", str(path), with_folder, "--set", mechanism, f"RunFolder.name={name}"]) == 0
-    assert main(["compare", "runs/GaussianNoise", "runs/CorBin", "--adversary", "eavesdropper"]) == 0
-    found = json.loads(Path("runs/compare/table.json").read_text())["runs"]
-    assert {row["view"] for row in found} == {"EAVESDROPPER"} and found[0]["epsilon"] > 8.0
-
-
 def finished_run(folder, name, rounds, mechanism="CorBin(epsilon_per_coordinate=1.0)"):
     """A run folder with invented numbers."""
     cost = {"uplink_bits": 8e3, "downlink_bits": 8e3, "setup_bits": 0.0, "num_received": 4, "seconds": 1.0}

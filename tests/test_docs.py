@@ -4,12 +4,14 @@
 """
 
 import json
+import math
 import os
 import re
 import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from statistics import mean, stdev
 
 import pytest
 
@@ -146,8 +148,27 @@ def test_pictures_are_of_the_tables_of_today(capsys):
     assert pictures.main(["--check"]) == 0, capsys.readouterr().out
     known = {path.name for picture in pictures.PICTURES for path in picture.files}
     shown = {path.name for path in DOCS.rglob("*.png")}
-    unknown = {"compare.png", "compare_dark.png"}  # the table of its 48 runs was not kept
-    assert known | unknown | {name for path in TUTORIALS for name in drawn_by(path)} == shown
+    assert known | {name for path in TUTORIALS for name in drawn_by(path)} == shown
+
+
+def test_the_comparison_on_its_page_is_of_its_runs():
+    """Scores and bits at epsilon 8 are the means over the seeds in docs/compare.csv."""
+    runs = loaded("docs/picture.py").read_compare()
+    rows = re.findall(
+        r"^\| `([^`]+)`[^|]* \| ([.\d]+) ± ([.\d]+) \| ([.\d]+) \| ([.\d]+) \|$",
+        (DOCS / "guides/compare.md").read_text(),
+        re.M,
+    )
+    assert len(rows) == 3
+    for name, *shown in rows:
+        cells = [run for run in runs if run["mechanism"] == name and run["epsilon"] in (8.0, math.inf)]
+        scores = [run["score"] for run in cells]
+        up, both = (
+            mean(sum(run[part] for part in parts) for run in cells)
+            for parts in (("bits_up", "bits_keys"), ("bits_up", "bits_keys", "bits_down"))
+        )
+        digits = (f"{mean(scores):.3f}", f"{stdev(scores):.1g}", f"{up:.1f}", f"{both:.1f}")
+        assert [float(text) for text in shown] == [float(text) for text in digits], name
 
 
 def drawn_by(tutorial):

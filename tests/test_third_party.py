@@ -8,12 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
 
 from lightning_fedq import mechanisms
 from lightning_fedq.commands.mechanism_text import parse_mechanism
 from lightning_fedq.mechanisms.registry import class_path, declared, installed, mechanism_class
-from tests import test_wheel
 from tests.contract.test_check_mechanism import TinyLever
 
 ROOT = Path(__file__).parents[1]
@@ -174,25 +172,3 @@ def test_a_checkpoint_imports_nothing_but_what_is_named():
     assert parse_mechanism(text, TinyLever) == TinyLever(1.0)
     with pytest.raises(ValueError, match="Can't read the mechanism"):
         parse_mechanism("LDPQ(speed=3)")
-
-
-@pytest.mark.slow
-def test_beside_the_wheel_in_an_environment_of_its_own(tmp_path):
-    """Dependencies and build tools from the registry: gigabytes, minutes."""
-    test_wheel.build(ROOT, "-t", "wheel", "-d", str(tmp_path / "dist"))
-    scripts = test_wheel.environment_of(tmp_path / "env")
-    test_wheel.install(scripts, str(test_wheel.wheel_of(tmp_path / "dist")), str(PACKAGE))
-    folder = tmp_path / "work"
-    folder.mkdir()
-    config = yaml.safe_load(CONFIG.read_text())
-    config["trainer"]["max_epochs"] = 2
-    (folder / "mine.yaml").write_text(yaml.safe_dump(config))
-    test_wheel.shell(folder, scripts / "fedq", "fit", "mine.yaml")
-    (checkpoint,) = folder.glob("checkpoints/*.ckpt")
-    for command in (
-        ("mechanisms", "SQKR"),
-        ("privacy", "mine.yaml"),
-        ("privacy", checkpoint),
-        ("audit", "SQKR", "--draws", "1e5"),
-    ):
-        assert "SQKR" in test_wheel.shell(folder, scripts / "fedq", *command)

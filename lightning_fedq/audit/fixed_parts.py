@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedq.keys.randomness import ClientRandomness, Keys
-from lightning_fedq.mechanisms.interface import Adversary, Mechanism, Message, RoundContext, split_groups
+from lightning_fedq.mechanisms.interface import Adversary, Mechanism, Message, RoundContext, group_clients
 from lightning_fedq.rounds import RoundPlan, RoundPlanner, Tampering
 
 _FAR_APART = 1 << 20
@@ -93,7 +93,7 @@ class FixedPlanner(RoundPlanner):
     def plan(self, round: int, mechanism: Mechanism, attempt: int = 0) -> RoundPlan:
         cohort = self.cohort(round)
         if (groups := self._groups.get(cohort[0])) is None:
-            groups = split_groups(cohort, mechanism.group_sizes(len(cohort)))
+            groups = group_clients(mechanism, cohort)
             self._groups[cohort[0]] = groups
         silent = frozenset(cohort[len(cohort) - self.num_dropped :])
         if self.dropout_probability:

@@ -52,7 +52,9 @@ from lightning_fedq.dpsgd.hooked_steps import HookedSteps
 from lightning_fedq.dpsgd.poisson import PoissonBatches, PoissonEpoch, check_repeats, make_poisson_loader
 from lightning_fedq.dpsgd.refusals import check_accumulation, check_layers, check_settings
 from lightning_fedq.dpsgd.statement import SampleStatement, describe_unit
+from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.keys.randomness import Stream, hkdf_expand, hkdf_extract, pack_fields
+from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.training.checkpoints import count_other_runs
 from lightning_fedq.training.checks import check_shapes
 from lightning_fedq.training.client_metrics import log_figure, warn_unlogged_monitors, watch_training_log
@@ -106,9 +108,6 @@ class DPSGD(pl.Callback):
         rows_per_person: int = 1,
         count_equal_rows: bool = True,
     ) -> None:
-        from lightning_fedq.functional.checks import check_positive
-        from lightning_fedq.privacy.accounting import check_delta
-
         check_positive(noise_multiplier=noise_multiplier, max_grad_norm=max_grad_norm)
         if rows_per_person < 1 or rows_per_person != int(rows_per_person):
             raise ValueError(f"rows_per_person must be a whole number >= 1, got {rows_per_person}")
@@ -211,8 +210,6 @@ class DPSGD(pl.Callback):
 
     def begin(self, work: LocalWork) -> None:
         """Open an account for each client, and keep all earlier charges."""
-        from lightning_fedq.privacy.accounting import check_delta
-
         check_delta(self.delta, max(map(len, work.client_indices)), "samples")
         assert work.dataset is not None
         self.check(work.dataset, work.client_indices)
@@ -430,8 +427,7 @@ class DPSGD(pl.Callback):
             if not hasattr(self, "_loader"):
                 raise ValueError(_FROM_LOADER)
             return {0: 1}
-        engine = self._federated.engine
-        assert engine is not None
+        engine = self._federated.started_engine
         if engine.round == engine.planner.num_rounds:
             return {}
         plan = engine.next_plan()
@@ -555,4 +551,4 @@ class DPSGD(pl.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue the accounts of a checkpoint. Without a seed, charges of this object are kept."""
         self._spent.load_state_dict(state_dict, repeatable=self.seed is not None)
-        self.loss_reduction = state_dict.get("loss_reduction")
+        self.loss_reduction = state_dict["loss_reduction"]

@@ -310,10 +310,9 @@ class Federated(Federation, pl.Callback):
             self.calibrated_target.end_round(self, trainer)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Print the privacy outcome of the run, and report idle CPU cores."""
+        """Print the privacy outcome of the run."""
         for line in describe_outcome(self, trainer):
             rank_zero_info(line)
-        self.fit.report_idle_cores()
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Restore the user's loader and the Trainer's loops."""

@@ -115,8 +115,7 @@ class Langevin(pl.Callback):
     ) -> None:
         """Add the missing noise after the last batch of a round, and update the running moments."""
         federated = find_federated(trainer, "Langevin")
-        engine = federated.engine
-        assert engine is not None
+        engine = federated.started_engine
         if engine.plan is not None:
             return
         record = federated.records[-1]
@@ -127,7 +126,9 @@ class Langevin(pl.Callback):
             )
         plan = engine.planner.plan(record.round, engine.mechanism)
         context = engine.context(plan)
-        missing = 2.0 * self.step_size - self._error_variance(federated, context, plan.cohort)
+        variance = engine.mechanism.noise_variance(context, plan.cohort)
+        assert variance is not None  # `on_fit_start` refuses mechanisms that do not state it
+        missing = 2.0 * self.step_size - variance
         if bool((missing < 0.0).any()):
             raise ValueError(
                 f"The compressor's variance exceeds 2 step_size = {2.0 * self.step_size:g} by "
@@ -139,12 +140,6 @@ class Langevin(pl.Callback):
         engine.weights += noise.to(engine.weights)
         copy_into(engine.weights, list(pl_module.parameters()))
         self._add_sample(engine.weights.detach().double().cpu(), record.round)
-
-    @staticmethod
-    def _error_variance(federated: Federation, context: Any, cohort: tuple[int, ...]) -> Tensor:
-        variance = federated.mechanism.noise_variance(context, cohort)
-        assert variance is not None  # `on_fit_start` refuses mechanisms that do not state it
-        return variance
 
     def _add_sample(self, weights: Tensor, round: int) -> None:
         if round < self.burn_in:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping
+from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,14 +18,13 @@ if TYPE_CHECKING:
 
 def collect_settings(trainer: pl.Trainer, federation: Federation) -> dict[str, Any]:
     """Return the settings of a federation, whose engine exists, as plain values by name."""
-    engine, target, mechanism = federation.engine, federation.privacy_target, federation.mechanism
-    assert engine is not None
+    engine, target, mechanism = federation.started_engine, federation.privacy_target, federation.mechanism
     protecting = sample_protectors(get_callbacks(trainer))
     return {
         "version": version("lightning_fedq"),
         "mechanism": repr(mechanism),
         "mechanism_name": type(mechanism).__name__,
-        "mechanism_settings": _settings_in(repr(mechanism)),
+        "mechanism_settings": _read_settings(mechanism),
         "epsilon": None if target is None else target.epsilon,
         "delta": choose_delta(federation, trainer),
         "adversary": None if target is None else target.against.name.lower(),
@@ -65,18 +64,8 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _settings_in(shown: str) -> dict[str, Any]:
-    """Return the arguments in the `repr` of an object, as Python values or, if they are none, as text."""
-    try:
-        call = ast.parse(shown, mode="eval").body
-    except SyntaxError:
-        return {}
-    return {str(keyword.arg): _plain(keyword.value) for keyword in getattr(call, "keywords", [])}
-
-
-def _plain(node: ast.expr) -> Any:
-    """Return the value of a literal, or the text of any other expression."""
-    try:
-        return ast.literal_eval(node)
-    except ValueError:
-        return ast.unparse(node)
+def _read_settings(mechanism: Any) -> dict[str, Any]:
+    """Return the parameters of a mechanism by name: plain values, and the text of all others."""
+    values = {field.name: getattr(mechanism, field.name) for field in fields(mechanism) if field.repr}
+    plain = (bool, int, float, str, tuple, type(None))
+    return {name: value if isinstance(value, plain) else repr(value) for name, value in values.items()}

@@ -91,7 +91,7 @@ class PrivacyBudget(pl.Callback):
         self.adversary, self.on_exhausted = adversary_named(adversary), on_exhausted
         self.epsilon_spent, self.affordable = 0.0, 0
         self._warned = False
-        self._current_spending: Callable[[], float] = _zero_spending
+        self._current_spending: Callable[[], float] = float  # a class can be pickled, unlike a lambda
         self._blocked: Callable[[], str] = str
         self._began = self._counts_samples = self._seeded = self._secret = False
         self._unit = ""
@@ -159,8 +159,7 @@ class PrivacyBudget(pl.Callback):
                 )
             return protected
         if self.unit is None:
-            engine = federated.engine
-            assert engine is not None
+            engine = federated.started_engine
             claims = engine.mechanism.claims(engine.context(engine.next_plan()))
             if not all(isinstance(claim.loss, NonPrivate) for claim in claims):
                 raise ValueError(
@@ -171,8 +170,7 @@ class PrivacyBudget(pl.Callback):
 
     def _follow_rounds(self, federated: Federation, trainer: pl.Trainer, secret: bool) -> None:
         """Limit the charges of the ledger: each client's, or all released rounds if cohorts are secret."""
-        engine, adversary = federated.engine, self.adversary
-        assert engine is not None
+        engine, adversary = federated.started_engine, self.adversary
         ledger, clients = engine.ledger, engine.planner.num_clients
         delta = check_delta(self.delta, clients, "clients")
         simulated = warn_if_simulated(federated, adversary, "PrivacyBudget")
@@ -355,8 +353,3 @@ def _blocked(engine: RoundEngine, charges: torch.Tensor, limits: torch.Tensor) -
         return ""
     whose = "" if bool((limits == limits[0]).all()) else f" of client {client}"
     return f"{int(limits[client])} rounds{whose} fit into it, and {int(charges[client])} are done"
-
-
-def _zero_spending() -> float:
-    """Return the spending before the first fit. A function can be pickled, unlike a lambda."""
-    return 0.0

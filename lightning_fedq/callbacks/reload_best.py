@@ -13,7 +13,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from lightning_fedq._lightning import pl, rank_zero_warn
-from lightning_fedq.callbacks.trainer_lookup import find_engine, find_federated
+from lightning_fedq.callbacks.trainer_lookup import find_federated
 
 
 class ReloadBest(pl.Callback):
@@ -59,11 +59,12 @@ class ReloadBest(pl.Callback):
         if self.rounds_without < self.patience or self.best_weights is None:
             return
         self.rounds_without = 0
-        if self.best_segments != list(find_engine(trainer, "ReloadBest").segments):
+        fit = find_federated(trainer, "ReloadBest").fit
+        if self.best_segments != list(fit.engine.segments):
             rank_zero_warn("Parameters were added or removed since the best model, so it can't be reloaded")
             self.best_weights, self.best_value = None, None
             return
-        find_federated(trainer, "ReloadBest").fit.replace_weights(self.best_weights)
+        fit.replace_weights(self.best_weights)
         self.num_reloads += 1
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -79,7 +80,7 @@ class ReloadBest(pl.Callback):
         sign = 1.0 if self.mode == "max" else -1.0
         if not math.isnan(value) and (self.best_value is None or sign * value > sign * self.best_value):
             self.best_value, self.rounds_without = value, 0
-            engine = find_engine(trainer, "ReloadBest")
+            engine = find_federated(trainer, "ReloadBest").started_engine
             self.best_weights, self.best_segments = engine.weights.clone(), list(engine.segments)
         else:
             self.rounds_without += 1

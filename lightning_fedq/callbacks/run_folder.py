@@ -19,7 +19,7 @@ from torch import Tensor
 from lightning_fedq._lightning import get_callbacks, pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.callbacks.dpsgd import DPSGD
 from lightning_fedq.callbacks.privacy_budget import PrivacyBudget
-from lightning_fedq.callbacks.trainer_lookup import find_engine, find_federated
+from lightning_fedq.callbacks.trainer_lookup import find_federated
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism
 from lightning_fedq.privacy.document import PAGE, document
@@ -144,7 +144,8 @@ class RunFolder(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Choose the folder: that of the resumed run, or a new one."""
-        federated, engine = find_federated(trainer, "RunFolder"), find_engine(trainer, "RunFolder")
+        federated = find_federated(trainer, "RunFolder")
+        engine = federated.started_engine
         records, client_log = federated.records, federated.client_log
         if self._starts_at and self._starts_at == len(records):
             self.rows = [{**record.metrics(), "seconds": math.nan} for record in records]
@@ -203,7 +204,8 @@ class RunFolder(pl.Callback):
             return
         # save again, because a callback may have chosen another model at the end
         trainer.save_checkpoint(self._folder() / MODEL, weights_only=True)
-        federated, engine = find_federated(trainer, "RunFolder"), find_engine(trainer, "RunFolder")
+        federated = find_federated(trainer, "RunFolder")
+        engine = federated.started_engine
         self._drawn, self._ended = True, stopped(federated, trainer) or self._ended
         self._write(trainer)
         # write the table of each client's samples next to the clients' metrics
@@ -255,21 +257,14 @@ class RunFolder(pl.Callback):
             return f"Each client's number of samples is in clients/holdings.csv, {why}"
         return ""
 
-    def _is_free(self, path: Path) -> bool:
-        """Return whether a folder is below `root` and has no rounds of another run.
-
-        Before its first round a run has written at most its configuration.
-        """
-        is_below = self.root.resolve() in path.resolve().parents
-        return is_below and not (path.is_dir() and {file.name for file in path.iterdir()} - {"config.yaml"})
-
     def _folder(self) -> Path:
         assert self.path is not None
         return self.path
 
     def _write(self, trainer: pl.Trainer) -> None:
         """Write the summary, the privacy report and the report page."""
-        federated, engine = find_federated(trainer, "RunFolder"), find_engine(trainer, "RunFolder")
+        federated = find_federated(trainer, "RunFolder")
+        engine = federated.started_engine
         privacy = self._report(trainer)
         self.summary = self._summarize(trainer, engine, privacy, federated.fit.vector.num_buffers)
         if federated.calibrated_target is not None:
@@ -432,19 +427,18 @@ class RunFolder(pl.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue in the folder of the checkpoint's run if its table has the checkpoint's rounds."""
-        rows = state_dict.get("rows", [])  # checkpoints of 0.2 have all rows
-        rounds = state_dict.get("rounds", len(rows))
-        self.path, last = Path(state_dict["path"]), state_dict.get("last", rows[-1] if rows else {})
+        self.path, rounds, last = Path(state_dict["path"]), state_dict["rounds"], state_dict["last"]
         table = self.path / "metrics.csv"
         saved_rows = read_rows(table) if table.is_file() else []
         if len(saved_rows) >= rounds > 0 and _is_same(last, saved_rows[rounds - 1]):
             self.rows = saved_rows[:rounds]
-        elif rounds or saved_rows or not self._is_free(self.path):  # the folder belongs to another run
+            return
+        if rounds:  # the folder belongs to another run
             rank_zero_warn(
                 f"The checkpoint's run folder {self.path} does not have its rounds. The run continues in a "
                 f"new folder below {self.root}, with the earlier rounds that the federation has recorded."
             )
-            self.path, self._starts_at = None, rounds
+        self.path, self._starts_at = None, rounds
 
 
 def _is_same(row: Row, saved_row: Row) -> bool:

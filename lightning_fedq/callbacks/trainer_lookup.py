@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lightning_fedq._lightning import get_callbacks, pl
-from lightning_fedq.rounds import RoundEngine
 from lightning_fedq.training.settings import Federation
 
 if TYPE_CHECKING:
@@ -33,14 +32,3 @@ def find_federated(trainer: pl.Trainer, asking: str) -> Federated:
         )
     federated: Federated = federations[0]
     return federated
-
-
-def find_engine(trainer: pl.Trainer, asking: str) -> RoundEngine:
-    """Return the round engine of the trainer's federation, which exists from the start of the training on.
-
-    Raises:
-        ValueError: If there is no `Federated` callback.
-    """
-    engine = find_federated(trainer, asking).engine
-    assert engine is not None
-    return engine

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -71,7 +71,7 @@ class ChangedTensors(NamedTuple):
     def compare(cls, before: nn.Module, after: nn.Module) -> ChangedTensors:
         """Find the tensors that differ between a module and a client's trained copy."""
         old, new = named_tensors(before), named_tensors(after)
-        changed = [n for n, t in old.items() if n in new and not _equal(t, new[n])]
+        changed = [n for n, t in old.items() if n in new and not are_equal(t, new[n])]
         buffers = dict(before.named_buffers())
         frozen = {name for name, p in before.named_parameters() if not p.requires_grad}
         floats = [n for n in changed if old[n].is_floating_point() and (n in buffers or n in frozen)]
@@ -95,27 +95,24 @@ class ChangedTensors(NamedTuple):
         return tuple(name for name in names if name in wanted and name not in trained)
 
 
-def find_changed(
-    before: nn.Module | Mapping[str, Tensor], after: nn.Module, names: Sequence[str]
-) -> dict[str, Tensor]:
+def find_changed(before: nn.Module, after: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
     """Return the new values of tensors that training has changed, by name.
 
     Tensors that are missing afterwards, or have another shape or dtype, are left out.
 
     Args:
-        before: Module or tensors before training.
+        before: Module before training.
         after: Trained module.
         names: Names of tensors to compare.
     """
     changed = {}
     for name in names:
         try:
-            old = before[name] if isinstance(before, Mapping) else attrgetter(name)(before)
-            new = attrgetter(name)(after)
+            old, new = attrgetter(name)(before), attrgetter(name)(after)
         except AttributeError:
             continue
         comparable = isinstance(new, Tensor) and (old.shape, old.dtype) == (new.shape, new.dtype)
-        if comparable and not _equal(old.detach(), new.detach()):
+        if comparable and not are_equal(old.detach(), new.detach()):
             changed[name] = new
     return changed
 
@@ -125,12 +122,18 @@ def named_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {name: t.detach() for name, t in [*module.named_parameters(), *module.named_buffers()]}
 
 
-def _equal(left: Tensor, right: Tensor) -> bool:
+def are_equal(left: Tensor, right: Tensor) -> bool:
     """Return whether two tensors are equal in shape, dtype and values. A NaN equals a NaN."""
     if left.shape != right.shape or left.dtype != right.dtype:
         return False
-    # torch.equal treats a NaN as different from itself
-    return bool(torch.equal(left, right) or torch.equal(left.nan_to_num(), right.nan_to_num()))
+    return bool(torch.as_tensor((left == right) | (left != left) & (right != right)).all())
+
+
+def largest_difference(left: Tensor, right: Tensor) -> float:
+    """Return the largest absolute difference of two vectors. Infinite if only one value is a NaN."""
+    if are_equal(left, right):
+        return 0.0
+    return float((left - right).abs().nan_to_num(torch.inf).max())
 
 
 def has_other_state(module: nn.Module) -> bool:

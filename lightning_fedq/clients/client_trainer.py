@@ -18,7 +18,6 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.clients.client_loop import ClientLoop
 from lightning_fedq.clients.object_table import SharedObject
 from lightning_fedq.clients.snapshot import Twin
-from lightning_fedq.clients.undo import Undo
 
 
 class ClientTrainer:
@@ -193,40 +192,6 @@ def _strategy_attributes(strategy: Any, module: Any) -> dict[str, Any]:
         "lr_scheduler_configs": list(strategy.lr_scheduler_configs),
         **({"is_single": True} if hasattr(strategy, "is_single") else {}),  # no communication with ranks
     }
-
-
-def become_client(home: Any, loggers: Sequence[Any], callbacks: Sequence[Any], undo: Undo) -> None:
-    """Turn the user's Trainer into the Trainer of its only client, until `undo` is closed. Nothing is copied.
-
-    A deployed client uses this, because nothing else needs the user's training state.
-
-    Args:
-        home: User's Trainer during its fit.
-        loggers: Loggers of the client.
-        callbacks: Callbacks of the client.
-        undo: Undo list that restores the Trainer's attributes and class. Trained values stay.
-    """
-    whole, strategy, kind = _shallow_copy(home), home.strategy, type(home)
-    as_client, of_strategy, fit_loop, epoch_loop = make_twins(home, loggers, callbacks, callbacks)
-    # new loops by the `id` of the user's loops, which their attributes name
-    new_loops: dict[int, Any] = {
-        id(loop.original): object.__new__(loop.kind)  # type: ignore[arg-type]
-        for loop in (epoch_loop, fit_loop)
-    }
-    for loop in (epoch_loop, fit_loop):
-        attributes = {name: new_loops.get(id(one), one) for name, one in loop.attributes.items()}
-        vars(new_loops[id(loop.original)]).update(attributes)
-    of_trainer = {
-        name: one.original if isinstance(one, Twin) else new_loops.get(id(one), one)
-        for name, one in as_client.attributes.items()
-    }
-    of_trainer |= {"home": whole, "_loggers": list(loggers), "callbacks": list(callbacks)}
-    for one, attributes in ((strategy, of_strategy.attributes), (home, of_trainer)):
-        undo.callback(vars(one).update, dict(vars(one)))
-        undo.callback(vars(one).clear)
-        vars(one).update(attributes)
-    undo.callback(setattr, home, "__class__", kind)
-    home.__class__ = as_client.kind
 
 
 def resume_counters(child: Any, steps: int, logged: int) -> None:

@@ -22,11 +22,10 @@ import torch
 from torchmetrics import Metric
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.clients.client_trainer import become_client, make_twins, resume_counters, user_attributes
+from lightning_fedq.clients.client_trainer import make_twins, resume_counters, user_attributes
 from lightning_fedq.clients.hooks import call_hooks, is_shared_by_clients, knows_clients, trains_with_clients
 from lightning_fedq.clients.reachability import find_named_state
 from lightning_fedq.clients.snapshot import Snapshot
-from lightning_fedq.clients.undo import Undo
 
 _NOWHERE = pl.loggers.logger.DummyLogger()
 _KEPT_BYTES = (32 << 20) - (1 << 16)
@@ -74,25 +73,16 @@ class ClientFit:
         trainer: User's Trainer during its fit.
         loggers: Loggers that clients may write to. None gives a logger that writes nothing.
         number: Number of the only client in this process. None takes the numbers from `copy`.
-        itself: Whether the only client trains the user's own objects, without a copy. The user's objects are
-            then changed.
 
     Attributes:
         shares_metrics: Whether clients update the metric objects of the user's module, not copies.
     """
 
-    def __init__(
-        self,
-        trainer: Any,
-        loggers: Sequence[Any] | None = None,
-        number: int | None = None,
-        itself: bool = False,
-    ) -> None:
+    def __init__(self, trainer: Any, loggers: Sequence[Any] | None = None, number: int | None = None) -> None:
         # glibc returns free memory to the system above twice the largest block that was mapped and freed.
         # After this large block, memory of one step is kept and reused by the next step.
         torch.empty(_KEPT_BYTES, dtype=torch.uint8)
         self._home, self._number = trainer, number
-        self.itself, self._undo = itself, Undo()
         self._snapshots: dict[bool, Snapshot] = {}
         self._reached: dict[int, tuple[Any, str]] | None = None
         self._loggers = loggers
@@ -106,9 +96,6 @@ class ClientFit:
 
     def drop(self, client: Client) -> None:
         """Free a client's tensors and objects at once, without waiting for the garbage collector."""
-        if client.trainer is self._home:
-            self.restore_trainer()
-            return
         for optimizer in client.trainer.strategy.optimizers:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
@@ -120,17 +107,12 @@ class ClientFit:
                 tensor.data = _empty_tensor(tensor.dtype, tensor.device)
         vars(client.trainer).clear()
 
-    def restore_trainer(self) -> None:
-        """Restore the user's Trainer, if a client trained in it."""
-        self._undo.close()
-
     def end_round(self) -> None:
         """Drop the snapshots of the round.
 
         Raises:
             NotCopyableError: If a client has changed a frozen module or tensor that all clients share.
         """
-        self.restore_trainer()
         self.check_frozen()
         self._snapshots = {}
 
@@ -170,10 +152,6 @@ class ClientFit:
         Raises:
             NotCopyableError: If an object of the user's fit can't be pickled.
         """
-        if self.itself and not alone:
-            become_client(self._home, self.client_loggers, [*self._select_callbacks(alone)], self._undo)
-            self._home.clients = (self._number,)
-            return Client(self._home, self._home.lightning_module, self._home.callbacks)
         if alone not in self._snapshots:
             self._snapshots[alone] = self._take_snapshot(alone)
         (trainer, *_), (module, *_) = self._snapshots[alone].load(seed)
@@ -206,11 +184,6 @@ class ClientFit:
         """Return the callbacks of a client: its copied ones, and shared ones unless `alone`."""
         crossing = [] if alone else self._crossing
         return [one for one in self._home.callbacks if one in self._callbacks or one in crossing]
-
-    @property
-    def snapshot(self) -> Snapshot:
-        """Snapshot of the open round, from which clients are loaded."""
-        return self._snapshots[False]
 
     def train(self, client: Client, batches: Batches, steps: int, logged: int = 0) -> None:
         """Train a copy on the batches of a client or a stack, with Lightning's loop and hooks.

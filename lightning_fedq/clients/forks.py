@@ -2,7 +2,7 @@
 
 Trials before the first round run the user's code on clients' data. In this process they could change globals,
 class attributes, caches or data sets. In a fork these changes end with the process. Memory that processes
-share is restored afterwards. Files that the fork writes remain, and the user is told about them.
+share is restored afterwards. Files that the fork writes remain.
 """
 
 from __future__ import annotations
@@ -13,18 +13,14 @@ import multiprocessing
 import os
 import pickle
 import signal
-import stat
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 import torch
-
-from lightning_fedq._lightning import rank_zero_info
-from lightning_fedq.data.sampling import in_short
 
 T = TypeVar("T")
 E = TypeVar("E", bound=BaseException)
@@ -89,7 +85,7 @@ def run_in_fork(work: Callable[[], T]) -> T:
         >>> run_in_fork(lambda: seen.append(1) or len(seen)), seen
         (1, [])
     """
-    before, open_files = _shared_memory(), _sizes_of_open_files()
+    before = _shared_memory()
     read, write = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -115,9 +111,7 @@ def run_in_fork(work: Callable[[], T]) -> T:
         code = os.waitstatus_to_exitcode(status)
         reason = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         raise ForkFailedError(f"The fork for a trial of the training ended with {reason}")
-    value, error, text, written = pickle.loads(answer)
-    grown = {name for name, size in _sizes_of_open_files().items() if open_files.get(name, size) != size}
-    _report_written_files(sorted({*written, *grown}))
+    value, error, text = pickle.loads(answer)
     if error is not None:
         raise error from _ForkError(text)
     return cast(T, value)
@@ -125,19 +119,15 @@ def run_in_fork(work: Callable[[], T]) -> T:
 
 def _run_and_send(work: Callable[[], Any], write: int) -> None:
     """In the fork, run the work, send the result, and exit without the parent's clean-up."""
-    written: dict[str, None] = {}
-    _of_this_fork.append(written)
-    sys.addaudithook(functools.partial(_note_written, written))
-    torch.save = functools.partial(_save_and_note, torch.save, written)  # no audit event for its files
     try:
         gc.disable()  # the collector would write to every page and so copy it
         torch.set_num_threads(1)  # a fork does not have the parent's threads
         multiprocessing.process._children.clear()  # type: ignore[attr-defined]  # nor its workers
         try:
             with warnings.catch_warnings(record=True):
-                answer = pickle.dumps((work(), None, "", list(written)))
+                answer = pickle.dumps((work(), None, ""))
         except BaseException as error:
-            answer = pickle.dumps((None, picklable_error(error), traceback.format_exc(), list(written)))
+            answer = pickle.dumps((None, picklable_error(error), traceback.format_exc()))
         for worker in multiprocessing.active_children():  # a worker would keep the pipe open
             worker.kill()
         with os.fdopen(write, "wb") as pipe:
@@ -146,72 +136,6 @@ def _run_and_send(work: Callable[[], Any], write: int) -> None:
         sys.stderr.flush()
     finally:
         os._exit(0)  # skip atexit functions and finalisers, which belong to the parent
-
-
-def _note_written(written: dict[str, None], event: str, args: tuple[Any, ...]) -> None:
-    """Record the files that Python opens for writing, as an audit hook of a fork."""
-    if event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR):
-        _note_file(written, args[0])
-
-
-def _note_file(written: dict[str, None], file: Any) -> None:
-    """Record a file, unless it is a device or a cache of Python, Numba or torch."""
-    if isinstance(file, str | bytes | os.PathLike):
-        name = os.path.abspath(os.fsdecode(file))
-        caches = (f"{os.sep}__pycache__{os.sep}", f"{os.sep}torchinductor_", f"{os.sep}.cache{os.sep}")
-        if not name.startswith(("/dev/", "/proc/")) and not any(part in name for part in caches):
-            written[name] = None
-
-
-def _save_and_note(
-    save: Callable[..., None], written: dict[str, None], obj: Any, f: Any, *args: Any, **kwargs: Any
-) -> None:
-    """Record the file of `torch.save`, then save."""
-    _note_file(written, f)
-    save(obj, f, *args, **kwargs)
-
-
-def _sizes_of_open_files() -> dict[str, int]:
-    """Return the sizes of open files by name, without those that the parent process also has open.
-
-    Other processes may write to the files of standard output, so these are left out.
-    """
-    files = _open_files("/proc/self/fd")
-    others = {(one.st_dev, one.st_ino) for one in _open_files(f"/proc/{os.getppid()}/fd").values()}
-    for number in (0, 1, 2):
-        with suppress(OSError):
-            stream = os.fstat(number)
-            others.add((stream.st_dev, stream.st_ino))
-    return {name: one.st_size for name, one in files.items() if (one.st_dev, one.st_ino) not in others}
-
-
-def _open_files(folder: str) -> dict[str, os.stat_result]:
-    """Return the regular files among a process's descriptors, by name."""
-    found = {}
-    with suppress(OSError):
-        for number in os.listdir(folder):
-            with suppress(OSError):
-                status = os.stat(f"{folder}/{number}")
-                if stat.S_ISREG(status.st_mode):
-                    found[os.readlink(f"{folder}/{number}")] = status
-    return found
-
-
-_said: set[str] = set()
-_of_this_fork: list[dict[str, None]] = []
-"""Files that were written in this process, if it is a fork. Empty otherwise."""
-
-
-def _report_written_files(names: Sequence[str]) -> None:
-    """Report, once per process, the files that hooks wrote in trials."""
-    for written in _of_this_fork:
-        written.update(dict.fromkeys(names))
-    if names and not _said and not _of_this_fork:
-        _said.update(names)
-        rank_zero_info(
-            f"Trials before the first round have written to {in_short(names, 4)}. "
-            "Write once per round in on_round_end or in a validation hook."
-        )
 
 
 def picklable_error(error: E) -> E | RuntimeError:

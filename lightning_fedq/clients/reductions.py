@@ -134,13 +134,10 @@ def _new_array(memory: Tensor, shape: Any, dtype: Any, offset: int, strides: Any
 
 def _reduce_function(value: Any, table: ObjectTable) -> Any:
     """Copy a function with its closure and attributes. It shares code and globals with the original."""
-    args = SharedObject(value.__code__), SharedObject(value.__globals__), value.__name__, value.__closure__
+    names = SharedObject(value.__globals__)
+    args = SharedObject(value.__code__), names, value.__name__, None, value.__closure__
     state = value.__defaults__, value.__kwdefaults__, value.__qualname__, value.__module__, vars(value)
-    return _new_function, args, state, None, None, _fill_function
-
-
-def _new_function(code: Any, names: Any, name: str, cells: Any) -> Any:
-    return types.FunctionType(code, names, name, None, cells)
+    return types.FunctionType, args, state, None, None, _fill_function
 
 
 def _fill_function(target: Any, state: Any) -> None:
@@ -190,11 +187,7 @@ def _reduce_weak_dict(value: Any, table: ObjectTable) -> Any:
 
 
 def _reduce_weak_set(value: Any, table: ObjectTable) -> Any:
-    return type(value), (), list(value), None, None, _fill_set
-
-
-def _fill_set(target: Any, elements: list[Any]) -> None:
-    target.update(elements)
+    return type(value), (), list(value), None, None, weakref.WeakSet.update
 
 
 def _reduce_cache(value: Any, table: ObjectTable) -> Any:

@@ -38,7 +38,6 @@ from lightning_fedq.clients.object_table import ClonedMemory, ObjectTable, Share
 from lightning_fedq.clients.reachability import find_reachable
 from lightning_fedq.clients.reductions import find_reduction, reduce_by_deepcopy
 from lightning_fedq.clients.shared_objects import (
-    FIXED,
     PLAIN,
     FrozenObject,
     copies_itself,
@@ -125,7 +124,6 @@ class Snapshot:
         table: Objects and memory that are not in the bytes.
         code: Functions and classes of the pickled objects, by `id`.
         met: `id` of every object that pickling visited.
-        generators: Random generators that the state holds.
     """
 
     def __init__(
@@ -149,7 +147,6 @@ class Snapshot:
         self._frozen: list[FrozenObject] = []
         self.reachable: dict[int, tuple[Any, str]] = reachable or {}
         self.code, self.met = dict[int, Any](), set[int]()
-        self.generators = list[Any]()
         self._bytes, self._loads = self._dump(list(roots)), 0
         if reachable is None:
             self.reachable = find_reachable(self.code.values(), self.met)
@@ -164,7 +161,7 @@ class Snapshot:
     def _dump(self, roots: list[Any]) -> bytes:
         """Pickle the state. An error names the path to the object that can't be pickled."""
         file = io.BytesIO()
-        pickler = self._pickler = _Pickler(file, self)
+        pickler = _Pickler(file, self)
         try:
             pickler.dump(([twin.original for twin in self.twins.values()], roots, list(self.twins.values())))
         except NotCopyableError:
@@ -172,18 +169,6 @@ class Snapshot:
         except Exception as error:
             raise _not_picklable_error(roots, pickler.last, error) from error
         return file.getvalue()
-
-    def shared_objects(self, other_snapshot: Snapshot) -> list[Any]:
-        """Return objects that both snapshots copy, and this snapshot's random generators."""
-        mine, theirs = self.copied(), other_snapshot.copied()
-        return [value for key, value in mine.items() if key in theirs] + self.generators
-
-    def copied(self) -> dict[int, Any]:
-        """Return the objects whose copies a client may change, by `id`."""
-        # objects that functions hold have their own entries
-        fixed = (*FIXED, types.FunctionType, types.BuiltinFunctionType)
-        values = (value for _, value in self._pickler.memo.copy().values())
-        return {id(value): value for value in values if not isinstance(value, fixed)}
 
     def note_visit(self, value: Any) -> None:
         """Record an object that pickling visits, and the code that it brings."""
@@ -315,7 +300,6 @@ class _Pickler(pickle.Pickler):
         if number is not None or kind in _CONTAINERS:
             return number
         if kind in GENERATORS and not is_of_the_process(value):
-            snapshot.generators.append(value)
             return "generator", snapshot.table.number(value)
         self.last = value
         return snapshot.share(value) if is_shared(kind, value) else None

@@ -406,35 +406,30 @@ class Vector:
 
     # ---- a client ------------------------------------------------------------------------------------
 
-    def keep_client(self, module: nn.Module, client: int, before: Mapping[str, Tensor] | None = None) -> None:
+    def keep_client(self, module: nn.Module, client: int) -> None:
         """Store a trained client's counters and personal tensors.
 
         Args:
             module: Trained copy of the client.
             client: Number of the client.
-            before: Counters before training, if the client trained the user's own module, not a copy.
         """
         if not self._get_unsent:
             return
         rest = self._read_tensors(module, self._get_unsent, self.unsent)
         wide = torch.float64 if self.members.integers else torch.float32  # exact up to 2^53
         row = flatten([t.detach().to(torch.promote_types(t.dtype, wide)) for t in rest])
-        self.keep_rows([client], row[None], before)
+        self.keep_rows([client], row[None])
 
-    def keep_rows(
-        self, clients: Sequence[int], values: Tensor, before: Mapping[str, Tensor] | None = None
-    ) -> None:
+    def keep_rows(self, clients: Sequence[int], values: Tensor) -> None:
         """Store the counters and personal tensors of several trained clients.
 
         Args:
             clients: Numbers of the clients.
             values: `(len(clients), rest_dim)` tensors in the order of `unsent`: local parameters, float
                 buffers, integer buffers and counters.
-            before: Counters before training. None reads them from the global model.
         """
         if len(self.max_counted):
-            names = self.members.counters
-            start = flatten([before[n] if before else attrgetter(n)(self.module) for n in names]).cpu()
+            start = flatten([attrgetter(name)(self.module) for name in self.members.counters]).cpu()
             increase = values[:, -len(self.max_counted) :].amax(0).cpu().round().long() - start
             self.max_counted = torch.maximum(self.max_counted, increase)
         if not self.personal.names:

@@ -7,9 +7,8 @@ decides whether a round counts. The module depends on no mechanism, round engine
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -101,7 +100,6 @@ class ClientWorker:
         vector, clients = self.vector, stack.clients
         logged, now = self.trainer.fit_loop.epoch_loop._batches_that_stepped, self.clock.steps_before_round
         moved = 0.0 if self.term is None else self.clock.learning_rate_sum
-        before = self._unsent_tensors()
         client = self._copy(stack)
         vector.freeze_statistics(client.module)
         side_by_side = self._side_by_side(client, clients, weights) if len(clients) > 1 else None
@@ -115,8 +113,8 @@ class ClientWorker:
         self.fit.train(client, own, now, logged)  # Lightning's loop, on this stack's batches only
         if side_by_side is None:
             update = (vector.read(client.module).to(weights.dtype) - weights)[None]
-            vector.keep_client(client.module, clients[0], before)
-            self._check_unsent_tensors(client, before)
+            vector.keep_client(client.module, clients[0])
+            self._check_unsent_tensors(client)
         else:
             update = vector.select_sent_columns(side_by_side.updates())
             vector.keep_rows(clients, side_by_side.client_values())
@@ -204,14 +202,7 @@ class ClientWorker:
             len(vector.members.local),
         )
 
-    def _unsent_tensors(self) -> dict[str, Tensor] | None:
-        """Copy the tensors that no update carries before training. None if the client trains a copy."""
-        if not self.fit.itself:
-            return None
-        names = {*self.vector.members.counters, *self.vector.uncarried}
-        return {name: attrgetter(name)(self.trainer.lightning_module).detach().clone() for name in names}
-
-    def _check_unsent_tensors(self, client: Client, before: Mapping[str, Tensor] | None) -> None:
+    def _check_unsent_tensors(self, client: Client) -> None:
         """Raise if training changed float tensors that no update carries. Warn once about integers.
 
         Every client is checked, or only the first of a round if there are many uncarried values.
@@ -228,7 +219,7 @@ class ClientWorker:
             return
         if self.vector.num_uncarried > _LOOKED_AT:
             self._checked_tensors = self.clock.steps_before_round
-        changed = find_changed(before or self.trainer.lightning_module, client.module, names)
+        changed = find_changed(self.trainer.lightning_module, client.module, names)
         floats = [name for name, tensor in changed.items() if tensor.is_floating_point()]
         integers = [name for name in changed if name not in floats]
         if floats:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from lightning_fedq.keys.randomness import ClientRandomness, SeededKeys
-from lightning_fedq.mechanisms.interface import Adversary, Mechanism, RoundContext, Unit, split_groups
+from lightning_fedq.mechanisms.interface import Adversary, Mechanism, RoundContext, Unit, group_clients
 from lightning_fedq.privacy.report import privacy_report
 from lightning_fedq.privacy.run import ASSUMED, Run
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, format_epsilon
@@ -79,7 +79,7 @@ def describe(kind: type[Mechanism], mechanism: Mechanism | None = None, name: st
         name: Name of the row (default: name of the class).
     """
     mechanism = mechanism or example(kind)
-    groups = split_groups(range(CLIENTS), mechanism.group_sizes(CLIENTS))
+    groups = group_clients(mechanism, range(CLIENTS))
     one = torch.ones(1, dtype=torch.float64)
     context = RoundContext(0, groups, (DIM,), 0 * one, one)
     rand = ClientRandomness(SeededKeys(0), range(CLIENTS), 0)

@@ -284,8 +284,7 @@ def _samples(state: dict[str, Any], ledger: Ledger | None, delta: float) -> Samp
         for client, (noise, rate, steps) in enumerate(state["prices"]):
             later = [(noise, rate, int(steps) * lost[client])] * (lost[client] > 0)
             histories[str(client)] = [*histories.get(str(client), ()), *later]
-    rows = state.get("rows_per_person", 1)  # checkpoints of version 0.2 do not have the key
-    return SampleStatement.from_histories(histories, delta, tuple(remarks), rows)
+    return SampleStatement.from_histories(histories, delta, tuple(remarks), state["rows_per_person"])
 
 
 def _read_ledger(path: Path, state: dict[str, Any], repeatable: bool) -> Ledger:

@@ -23,10 +23,9 @@ def check_folder(out: Path, settings: Mapping[str, Any]) -> None:
         settings: All settings, with the configuration. Every comparison has the same keys.
 
     Raises:
-        ValueError: If the folder holds another comparison, one of an earlier version, or settings that can't
-            be read.
+        ValueError: If the folder holds another comparison, or settings that can't be read.
     """
-    path, earlier = out / SETTINGS, out / "cells.csv"
+    path = out / SETTINGS
     if path.exists() or (out / "runs").exists():
         try:
             there = dict(yaml.safe_load(path.read_text()))
@@ -39,11 +38,6 @@ def check_folder(out: Path, settings: Mapping[str, Any]) -> None:
                 f"{out} holds another comparison ({', '.join(names[:_NAMED])}{more}). Name another folder "
                 "with --out."
             )
-    elif earlier.exists():
-        raise ValueError(
-            f"{out} holds a comparison of an earlier version ({earlier.name}). Name another folder with "
-            "--out."
-        )
     write_atomically(path, yaml.safe_dump(dict(settings), sort_keys=False))
 
 

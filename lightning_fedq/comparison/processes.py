@@ -1,22 +1,22 @@
 """Train configurations as `fedq fit` does, one after the other or in several worker processes.
 
 A worker is another interpreter with one thread. It trains one configuration after the other, so it imports
-torch and Lightning only once. It ends when its standard input closes, also if the parent process is gone.
+torch and Lightning only once. It ends when its parent process ends, also if the parent is killed.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
-import subprocess
-import sys
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from importlib import import_module
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any
 
@@ -76,81 +76,42 @@ def train_all(runs: Mapping[Path, Mapping[str, Any]], jobs: int) -> Iterator[tup
         File and reason. The reason is "" if the run was trained.
 
     Raises:
-        RuntimeError: If a worker fails or was killed, for example by the out-of-memory killer.
+        RuntimeError: If a worker was killed, for example by the out-of-memory killer.
     """
     if min(jobs, len(runs)) < 2:
         for file, settings in runs.items():
             yield file, train(file, settings)
         return
-    mine, workers = threading.local(), list[subprocess.Popen[str]]()
-
-    def ask(file: Path) -> str:
-        # each thread of the pool has its own worker process
-        if not hasattr(mine, "worker"):
-            mine.worker = _worker()
-            workers.append(mine.worker)
-        answer = ""
-        with suppress(OSError):  # the worker is gone, so the answer stays ""
-            mine.worker.stdin.write(json.dumps([str(file), runs[file]]) + "\n")
-            mine.worker.stdin.flush()
-            answer = mine.worker.stdout.readline()
-        if not answer:
-            raise RuntimeError(
-                "A worker process ended during a run, perhaps for lack of memory. Repeat the command with "
-                "fewer --jobs."
-            )
-        reason, error = json.loads(answer)
-        if error:
-            raise RuntimeError(error)
-        return str(reason)
-
-    pool = ThreadPoolExecutor(min(jobs, len(runs)))
-    try:
-        files = {pool.submit(ask, file): file for file in runs}
-        for done in as_completed(files):
-            yield files[done], done.result()
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for worker in workers:
-            with suppress(OSError), worker:  # the context closes the pipes, perhaps broken, and waits
-                worker.kill()
-        pool.shutdown()
-
-
-def _worker() -> subprocess.Popen[str]:
-    """Start a process that runs `serve`. It has its own session, so Ctrl-C does not reach it."""
     from lightning_fedq._lightning import pl
 
-    code = f"import {pl.__name__}; from lightning_fedq.comparison.processes import serve; serve()"
-    here = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    return subprocess.Popen(
-        [sys.executable, "-c", code],
-        env=here,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    pool = ProcessPoolExecutor(min(jobs, len(runs)), get_context("spawn"), _begin, (pl.__name__,))
+    try:
+        files = {pool.submit(train, file, settings): file for file, settings in runs.items()}
+        for done in as_completed(files):
+            yield files[done], done.result()
+    except BrokenProcessPool as error:
+        raise RuntimeError(
+            "A worker process ended during a run, perhaps for lack of memory. Repeat the command with fewer "
+            "--jobs."
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
-def serve() -> None:
-    """Train the configurations that arrive on standard input, and write an answer for each.
-
-    A line of input is JSON [file, settings]. A line of output is JSON [reason, error], where both are "" if
-    the run was trained.
-    """
+def _begin(package: str) -> None:
+    """Prepare a worker process: the same Lightning package, one thread, and an end with its parent."""
     import torch
 
+    import_module(package)
     torch.set_num_threads(1)
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # prints of the run go to standard error, so only answers are on the pipe
-    for line in sys.stdin:
-        file, settings = json.loads(line)
-        try:
-            answer = train(Path(file), settings), ""
-        except BaseException as error:
-            answer = "", f"{type(error).__name__}: {error}"
-        print(json.dumps(answer), file=answers, flush=True)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 @contextmanager

@@ -157,12 +157,8 @@ class LocalWork:
 
     def shuffles(self, client: int) -> bool:
         """Return whether the data order of a client depends on a seed."""
-        return self._shuffled[client]
-
-    @cached_property
-    def _shuffled(self) -> list[bool]:
-        drawn = self.sampling is not None
-        return [self.shuffle and (drawn or len(held) > self.batch_size) for held in self.client_indices]
+        has_several_batches = len(self.client_indices[client]) > self.batch_size
+        return self.shuffle and (self.sampling is not None or has_several_batches)
 
 
 class BatchRule(Protocol):

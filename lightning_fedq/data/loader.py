@@ -183,7 +183,7 @@ class ClientBatches(Dataset[Any]):
         collate_fn: Callable[[list[Any]], Any],
         turns: GeneratorTurns | None = None,
     ) -> None:
-        self._dataset, self._collate, self._turns = dataset, collate_fn, turns or GeneratorTurns()
+        self.dataset, self._collate, self._turns = dataset, collate_fn, turns or GeneratorTurns()
         self._turns.held = generators_in(dataset, collate_fn)
         self._tensors: tuple[Tensor, ...] | None = None
         self._subset: Tensor | None = None
@@ -194,11 +194,6 @@ class ClientBatches(Dataset[Any]):
                 subset, inner = indices if subset is None else indices[subset], inner.dataset
             if type(inner) is TensorDataset:
                 self._tensors, self._subset = inner.tensors, subset
-
-    @property
-    def dataset(self) -> Dataset[Any]:
-        """The user's data set."""
-        return self._dataset
 
     def __getitem__(self, asked: Tensor | tuple[Tensor, Sequence[int] | bytes]) -> Any:
         """Fetch one batch.
@@ -238,8 +233,8 @@ class ClientBatches(Dataset[Any]):
                 tensor.index_select(0, flat.to(tensor.device)).view(*indices.shape, *tensor.shape[1:])
                 for tensor in self._tensors
             ]
-        if isinstance(self._dataset, ClientDatasets):
-            self._dataset.close_unused((indices if indices.dim() == 1 else indices[:, 0]).tolist())
+        if isinstance(self.dataset, ClientDatasets):
+            self.dataset.close_unused((indices if indices.dim() == 1 else indices[:, 0]).tolist())
         if indices.dim() == 1:
             return self._fetch_batch(indices.tolist())
         rows = []
@@ -249,8 +244,8 @@ class ClientBatches(Dataset[Any]):
         return stacked(rows)
 
     def _fetch_batch(self, indices: list[int]) -> Any:
-        fetch = getattr(self._dataset, "__getitems__", None)
-        return self._collate(fetch(indices) if fetch else [self._dataset[index] for index in indices])
+        fetch = getattr(self.dataset, "__getitems__", None)
+        return self._collate(fetch(indices) if fetch else [self.dataset[index] for index in indices])
 
 
 @dataclass(frozen=True)

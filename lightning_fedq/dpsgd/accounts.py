@@ -81,9 +81,8 @@ class SampleAccounts:
                 )
 
     def history(self, client: int) -> list[list[float]]:
-        """Return a client's charges as lists: noise multiplier, sampling rate, steps, and `rows` if > 1."""
-        rows = [float(self._rows)] * (self._rows > 1)
-        return [[*entry, *rows] for entry in self._now().get(client, [])]
+        """Return a client's charges as lists: noise multiplier, sampling rate, steps, and `rows`."""
+        return [[*entry, float(self._rows)] for entry in self._now().get(client, [])]
 
     def go_on(self, client: int, history: Sequence[Sequence[float]]) -> None:
         """Continue a client's account from a stored `history`, as soon as the account is opened.
@@ -91,9 +90,9 @@ class SampleAccounts:
         Raises:
             ValueError: If the history was charged for another number of rows per person.
         """
-        for *_, rows in ([*entry, 1][:4] for entry in history):
+        for *_, rows in history:
             self._check_rows(int(rows))
-        self._histories[client] = [(noise, rate, int(steps)) for noise, rate, steps, *_ in history]
+        self._histories[client] = [(noise, rate, int(steps)) for noise, rate, steps, _ in history]
 
     def _check_rows(self, rows: int) -> None:
         """Refuse charges for another number of rows per person, because their adjacency is another one."""
@@ -193,10 +192,9 @@ class SampleAccounts:
             ValueError: If these accounts have spent steps, and they neither wrote the state nor started from
                 it. Also if the state was charged for another number of rows per person.
         """
-        self._check_rows(state_dict.get("rows_per_person", 1))
+        self._check_rows(state_dict["rows_per_person"])
         own = self._now()
-        has_spent = any(own.values())
-        name = state_dict.get("id") or secrets.token_hex(8)  # 0.1.0 wrote no identifier
+        has_spent, name = any(own.values()), state_dict["id"]
         saved: dict[int, History] = {
             int(client): [(noise, rate, steps) for noise, rate, steps in history]
             for client, history in state_dict["histories"].items()

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedq._lightning import pl
+from lightning_fedq.clients.changed_tensors import largest_difference
 from lightning_fedq.clients.fit import Batches, Client, ClientFit
 from lightning_fedq.clients.hooks import call_hooks
 
@@ -187,12 +188,8 @@ def _validate(home: Any, client: Client, logged: dict[str, float | None]) -> Non
 
 
 def _distance(one: list[Tensor], other: list[Tensor]) -> float:
-    """Return the largest absolute difference of two lists of gradients. Tensors with equal NaNs agree."""
-    largest = 0.0
-    for first, second in zip(one, other, strict=True):
-        if not torch.equal(first.nan_to_num(), second.nan_to_num()):
-            largest = max(largest, float((first - second).abs().nan_to_num(torch.inf).max()))
-    return largest
+    """Return the largest absolute difference of two lists of gradients."""
+    return max(map(largest_difference, one, other), default=0.0)
 
 
 def _is_same_number(one: float | None, other: float | None) -> bool:

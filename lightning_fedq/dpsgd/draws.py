@@ -13,8 +13,8 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from lightning_fedq.clients.changed_tensors import are_equal
 from lightning_fedq.data.generator_turns import preserve_generators, seed_generators, states_of_defaults
-from lightning_fedq.dpsgd.refusals import equal
 
 _KEYS = bytes(32), bytes(31) + b"\1"
 """Fixed keys for the trials. No training uses draws from them."""
@@ -72,5 +72,5 @@ def check_draws_of_step(step: Callable[[Any], Any], batch: Any) -> None:
 def _is_same_value(one: Any, other: Any) -> bool:
     """Return whether two leaves of a batch are equal tensors, or other values of the same type."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return equal(one, other)
+        return are_equal(one, other)
     return type(one) is type(other)

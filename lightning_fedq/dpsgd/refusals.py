@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_fedq._lightning import pl
+from lightning_fedq.clients.changed_tensors import are_equal
 
 
 def check_settings(trainer: Any, module: pl.LightningModule) -> None:
@@ -156,7 +157,7 @@ class UnchangedBuffers:
         for name in now.keys() & self._seen.keys():
             buffer, version = self._seen[name]
             known = now[name] is buffer and buffer._version == version
-            if not known or (content and not equal(now[name], self._content[name])):
+            if not known or (content and not are_equal(now[name], self._content[name])):
                 changed.append(name)
         if changed:
             raise ValueError(
@@ -190,7 +191,7 @@ class UnchangedParameters:
         for name in now.keys() & before.keys():
             parameter, version, content = before[name]
             known = now[name] is parameter and parameter._version == version
-            if not known or not equal(_content(now[name]), content):
+            if not known or not are_equal(_content(now[name]), content):
                 changed.append(name)
         if changed:
             self._error = (
@@ -215,11 +216,3 @@ def _content(parameter: Tensor) -> Tensor:
     if parameter.requires_grad:
         return parameter.detach().clone()
     return parameter.detach().sum(dtype=torch.complex128 if parameter.is_complex() else torch.float64)
-
-
-def equal(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors are equal, where NaN equals NaN."""
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    same = (one == other) | (one != one) & (other != other)
-    return bool(torch.as_tensor(same).all())

@@ -75,7 +75,6 @@ def client_app(
         make_client_budget(federated, budget, identities is not None)
     check_client_callbacks(callbacks_in(trainer or {}))
     app = _App()
-    failures, reset_folders = app.failures, set[str]()
 
     def reply(kind: str, message: Message, context: Context) -> Message:
         """Answer a message by a new `RemoteClient`, whose state is in the client's folder."""
@@ -86,8 +85,7 @@ def client_app(
             int(context.node_config.get("partition-id", -1)),
             None if identities is None else identities(context),
             budget(context) if callable(budget) else budget,
-            failures,
-            reset_folders,
+            app.failures,
         )
         client = RemoteClient(config, module, lambda: data(context), trainer or {})
         return Message(to_record(client.reply(kind, from_record(message.content))), reply_to=message)

@@ -71,8 +71,6 @@ class LocalRound(pl.Callback):
         inputs: State and server values besides the weights. None stands for an empty state.
         held_out_seed: Seed that chooses the held-out samples, which are measured and never trained on. None
             takes `seed`.
-        is_reset: Whether all objects that this message trains were made for it alone, so that no copy is
-            needed.
 
     Attributes:
         measured: Validation metrics by model. A metric that is not defined is None.
@@ -99,10 +97,9 @@ class LocalRound(pl.Callback):
         weights: Tensor,
         inputs: RoundInputs | None = None,
         held_out_seed: int | None = None,
-        is_reset: bool = False,
     ) -> None:
         self._federated, self._task, self._weights = federated, task, weights
-        self._inputs, self._is_reset = inputs or RoundInputs({}), is_reset
+        self._inputs = inputs or RoundInputs({})
         round = task.round if isinstance(task, RoundTask | LaterRound) else task or 0
         self._is_done = False
         self._planner = OwnPlanner(1, seed, number=number)
@@ -172,14 +169,6 @@ class LocalRound(pl.Callback):
                     f"{error}"
                 )
         return self
-
-    def shared_objects(self, other_round: LocalRound) -> list[Any]:
-        """Return generators, and objects that this training changes for the next message.
-
-        Args:
-            other_round: A second trial of the same message. Objects in the copies of both trials are shared.
-        """
-        return self._snapshot.shared_objects(other_round._snapshot)
 
     def setup(self, trainer: Any, pl_module: pl.LightningModule, stage: str) -> None:
         """Replace the Trainer's loader and loops with those of the client."""
@@ -297,7 +286,7 @@ class LocalRound(pl.Callback):
         self._counters = BatchCounters(self.vector, counting_layers)
         self._counters.advance(self._num_counted_rounds * max_batches)
         term = inputs.begin_term(local.algorithm, self.vector.num_parameters)
-        self._side.begin("shared", term, number=self.number, itself=self._is_reset)
+        self._side.begin("shared", term, number=self.number)
         check_names(inputs.saved, self.vector.personal.names)
         self._side.worker.states.put(0, inputs.saved)
         self._advance_schedules(steps)
@@ -422,8 +411,6 @@ class LocalRound(pl.Callback):
         )
         with side.training(start, round_statistics) as trained:
             [self.update] = [result.updates[0] for result in trained]
-            if isinstance(self._task, LaterRound):  # read by `shared_objects`
-                self._snapshot = side.worker.fit.snapshot
         if round_statistics is None:
             self._counters.check(len(self._stacks()[0].batch_sizes))
         new_state = side.worker.states.pending().get(0, {})
@@ -436,15 +423,11 @@ class LocalRound(pl.Callback):
     def _commit_steps(self) -> int:
         """Advance schedules and counters behind the training, and return the number of steps."""
         side, strategy = self._side, self._trainer.strategy
-        steps = side.clock.next_round_steps
-        # with `itself`, the training has already advanced schedules, counters and loss scale
-        if not side.worker.fit.itself:
-            # the commit is local: the server says with its next message whether the round counts
-            side.commit([0])
-            steps = side.clock.steps
+        # the commit is local: the server says with its next message whether the round counts
+        side.commit([0])
         # the server validates, so it also runs schedules that follow the validation
         strategy.lr_scheduler_configs = [c for c in strategy.lr_scheduler_configs if not c.reduce_on_plateau]
-        return steps
+        return side.clock.steps
 
     def teardown(self, trainer: Any, pl_module: pl.LightningModule, stage: str) -> None:
         """Restore everything that `setup` replaced."""

@@ -28,9 +28,6 @@ class RegistrationTrial:
         trainer: Arguments of the client's `Trainer`.
         train: Function that runs one trial on the client's data with a module, and returns it. Without a
             later round, it tries the smallest batch.
-
-    Attributes:
-        shares_objects: Whether messages share objects that training changes. True before `run`.
     """
 
     def __init__(
@@ -41,7 +38,6 @@ class RegistrationTrial:
         train: Callable[[pl.LightningModule, LaterRound | None], LocalRound],
     ) -> None:
         self._federated, self._module, self._trainer, self._train = federated, module, trainer, train
-        self.shares_objects = True
 
     def run(self) -> dict[str, str]:
         """Try the training on the smallest batch, and return the count of numbers that travel, by name.
@@ -84,14 +80,14 @@ class RegistrationTrial:
         statistics = self._federated.local.statistics
         round = max(1, 0 if statistics is None else statistics.rounds)  # the first round that trains
         try:
-            self._train_twice(LaterRound(False, round))
+            self._train(self._module(), LaterRound(False, round))
         except RefusedError:  # the later message itself will raise this, with text for both sides
             return
         except Exception as error:
             what = f"this client's data: {type(error).__name__}: {error}"
             rank_zero_warn(f"A trial of a second-round message on two batches fails on {what}")
             try:
-                self._train_twice(LaterRound(True, round))
+                self._train(self._module(), LaterRound(True, round))
             except RefusedError:
                 return
             except Exception:
@@ -99,8 +95,3 @@ class RegistrationTrial:
                     "A second-round message fails here, whatever the data are. The client's log has the "
                     "reason."
                 ) from error
-
-    def _train_twice(self, task: LaterRound) -> None:
-        """Try a message twice, to find objects that messages share (`shares_objects`)."""
-        first, second = (self._train(self._module(), task) for _ in range(2))
-        self.shares_objects = bool(first.shared_objects(second))

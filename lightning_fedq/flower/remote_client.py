@@ -81,8 +81,6 @@ class ClientConfig(NamedTuple):
         budget: Privacy budget of this client over all messages in its log. None leaves the budget to the
             server's ledger.
         failures: Counter of this client's failed trainings. None makes a new one.
-        reset_after_abort: Folders of clients whose messages share only classes, code and data, as a trial at
-            registration showed in this process. Their training objects need no copy. None makes an empty set.
     """
 
     federated: Federated
@@ -91,7 +89,6 @@ class ClientConfig(NamedTuple):
     identities: Identities | None = None
     budget: PrivacyTarget | None = None
     failures: Failures | None = None
-    reset_after_abort: set[str] | None = None
 
 
 class RemoteClient:
@@ -111,9 +108,7 @@ class RemoteClient:
         data: Callable[[], pl.LightningDataModule],
         trainer: dict[str, Any],
     ) -> None:
-        self._federated, self._store, self._partition, self._identities, budget, failures, shared = config
-        self._reset_after_abort = set() if shared is None else shared
-        self._place = f"client {self._partition}" if self._store is None else str(self._store.folder)
+        self._federated, self._store, self._partition, self._identities, budget, failures = config
         self._failures = failures or Failures()
         self._budget = make_client_budget(config.federated, budget, config.identities is not None)
         self._module, self._data, self._trainer = module, data, trainer
@@ -126,11 +121,7 @@ class RemoteClient:
         words = fingerprint(self._federated, module, self._given_rounds)
         words |= training_words(self._trainer, self._module)
         trial = RegistrationTrial(self._federated, self._module, self._trainer, self._train_trial)
-        words |= trial.run()
-        self._reset_after_abort.discard(self._place)
-        if not trial.shares_objects:
-            self._reset_after_abort.add(self._place)
-        return words
+        return words | trial.run()
 
     def _train_trial(self, module: pl.LightningModule, task: LaterRound | None) -> LocalRound:
         """Run one trial of the training on this client's data, and return it."""
@@ -376,9 +367,7 @@ class RemoteClient:
         choice = self._federated.local.client_metrics
         if choice is not None:
             return choice == "shared"
-        one, planner = torch.ones(1, dtype=torch.float64), self._federated.planner
-        groups = planner.expected(0, self.mechanism()).groups
-        return self._is_unprotected(RoundContext(0, groups, (1,), 0.0 * one, one))
+        return self._is_unprotected(self._federated.planner.expected_context(self.mechanism(), 1))
 
     def _train_update(self, fields: Fields, task: RoundTask, weights: Tensor) -> Tensor:
         """Train and return the `(dim,)` update, or a zero update where a failure must stay private.
@@ -471,8 +460,7 @@ class RemoteClient:
             seed = int.from_bytes(os.urandom(7), "big")
             held_out = int.from_bytes(self._folder.secrets(fields).derived("held out")[:7], "big")
         inputs = RoundInputs.from_fields(fields, saved)
-        parts = seed, attempt, weights, inputs, held_out, self._place in self._reset_after_abort
-        local_round = LocalRound(self._federated, fields["client"], *parts)
+        local_round = LocalRound(self._federated, fields["client"], seed, attempt, weights, inputs, held_out)
         return local_round.run(self._module(), self._data(), self._trainer)
 
 

@@ -261,8 +261,7 @@ class LeakageBudget(pl.Callback):
             ValueError: If no probability is feasible and `on_infeasible` is "raise".
         """
         setting, steps = self.settings[client], len(self._work.sizes[client])
-        engine = self._federated.engine
-        assert engine is not None
+        engine = self._federated.started_engine
         dim = engine.weights.numel()
         spread = steps * update_variance(moments, setting.probability, rate)
         # without variance of the batches, any noise is at distance 1
@@ -285,8 +284,7 @@ class LeakageBudget(pl.Callback):
     def _apply(self, clients: Sequence[int]) -> None:
         """Set the noise of the round's mechanism, and the metrics of the round."""
         cohort = [self.settings[client] for client in clients]
-        engine = self._federated.engine
-        assert engine is not None
+        engine = self._federated.started_engine
         if not cohort:
             self._metrics = {}
             return

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_fedq._lightning import pl, rank_zero_warn
-from lightning_fedq.callbacks.trainer_lookup import find_engine, find_federated
+from lightning_fedq.callbacks.trainer_lookup import find_federated
 from lightning_fedq.functional.checks import check_at_least
 from lightning_fedq.keys.randomness import RootKeys
 from lightning_fedq.leakage.gradients import sample_gradients
@@ -140,7 +140,7 @@ class LeakageMonitor(pl.Callback):
             )
             generator = torch.Generator().manual_seed(self.seed + round)
             result = study.run(
-                find_engine(trainer, "LeakageMonitor").mechanism,  # as of this round
+                find_federated(trainer, "LeakageMonitor").started_engine.mechanism,  # as of this round
                 self.adversary,
                 self.attempts,
                 generator,

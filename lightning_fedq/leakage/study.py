@@ -22,7 +22,7 @@ from lightning_fedq.leakage.gradients import LocalSteps, Loss, batch_gradient, s
 from lightning_fedq.leakage.likeness import in_order, mean_square_errors, psnr
 from lightning_fedq.leakage.matching import Attack, OutOfTimeError, Problem
 from lightning_fedq.leakage.views import Observation, observe
-from lightning_fedq.mechanisms.interface import Adversary, Mechanism, RoundContext, split_groups
+from lightning_fedq.mechanisms.interface import Adversary, Mechanism, RoundContext, group_clients
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class Study:
 
     def context(self, mechanism: Mechanism, round: int = 0) -> RoundContext:
         """Return a round of clients 0, 1, ... with the smallest range that holds every candidate's update."""
-        groups = split_groups(range(self.cohort_size), mechanism.group_sizes(self.cohort_size))
+        groups = group_clients(mechanism, range(self.cohort_size))
         largest = self.learning_rate * self.gradients.abs().amax(0).double().cpu()
         radius = torch.stack([part.max() for part in torch.split(largest, list(self.segments))]).clamp(
             min=1e-12

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, SeededKeys
-from lightning_fedq.mechanisms.interface import Adversary, Mechanism, RoundContext, split_groups
+from lightning_fedq.mechanisms.interface import Adversary, Mechanism, RoundContext, group_clients
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.cohorts import CohortLaw, DisjointOnce, Everybody
 from lightning_fedq.privacy.run import Run, Sampling, ThreatModel
@@ -288,7 +288,7 @@ def make_plan_context(mechanism: Mechanism, cohort: int, params: int) -> RoundCo
     Each coordinate has a range of 4.5 / sqrt(params). A mechanism with its own rule for the range gets a
     range of 1, into which every update fits.
     """
-    groups = split_groups(range(cohort), mechanism.group_sizes(cohort))
+    groups = group_clients(mechanism, range(cohort))
     radius = torch.ones(1, dtype=torch.float64)
     if mechanism.range_rule is None:
         radius *= KAPPA / math.sqrt(params)

@@ -10,6 +10,8 @@ import os
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
+import torch
+
 from lightning_fedq.keys.randomness import (
     OneOwner,
     PublicRandomness,
@@ -18,7 +20,7 @@ from lightning_fedq.keys.randomness import (
     hkdf_expand,
     pack_fields,
 )
-from lightning_fedq.mechanisms.interface import Mechanism, split_groups
+from lightning_fedq.mechanisms.interface import Mechanism, RoundContext, group_clients, split_groups
 from lightning_fedq.privacy.cohorts import CohortLaw, Everybody
 from lightning_fedq.privacy.recorded_laws import is_user_defined
 from lightning_fedq.privacy.run import Sampling
@@ -259,8 +261,12 @@ class RoundPlanner:
             return self.plan(round, mechanism, attempt)
         first = round * self.cohort_size
         cohort = [client % self.num_clients for client in range(first, first + self.cohort_size)]
-        groups = split_groups(cohort, mechanism.group_sizes(self.cohort_size))
-        return RoundPlan(round, groups, frozenset(), self.seed)
+        return RoundPlan(round, group_clients(mechanism, cohort), frozenset(), self.seed)
+
+    def expected_context(self, mechanism: Mechanism, dim: int) -> RoundContext:
+        """Return the context of the expected first round, with a range of [-1, 1] in one segment."""
+        one = torch.ones(1, dtype=torch.float64)
+        return RoundContext(0, self.expected(0, mechanism).groups, (dim,), 0.0 * one, one)
 
 
 @lru_cache(maxsize=1)  # loader, callback and server ask for the same plan

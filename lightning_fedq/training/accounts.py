@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from lightning_fedq._lightning import get_callbacks, pl, rank_zero_info
@@ -62,10 +61,7 @@ def describe_run(
         to_come: Number of rounds that are planned and not in `charges`.
     """
     if isinstance(context_or_dim, int):
-        one = torch.ones(1, dtype=torch.float64)
-        context_or_dim = RoundContext(
-            0, planner.expected(0, mechanism).groups, (context_or_dim,), 0.0 * one, one
-        )
+        context_or_dim = planner.expected_context(mechanism, context_or_dim)
     sampling = planner.sampling()
     if isinstance(secure_sum, SecAgg):
         size = planner.cohort_size
@@ -224,9 +220,8 @@ class RunFigures:
             # Without a target, the report at the end has all adversaries. A budget logs its own epsilon, and
             # charges of secret cohorts reveal the clients drawn.
             return
-        assert federation.engine is not None
-        byzantine = count_byzantine(self._trainer, federation.planner)
-        run = full_run(federation, federation.engine, byzantine, federation.engine.ledger.rounds)
+        engine, byzantine = federation.started_engine, count_byzantine(self._trainer, federation.planner)
+        run = full_run(federation, engine, byzantine, engine.ledger.rounds)
         if len(run.mechanism.protection_groups(run.num_clients)) > 1:
             return  # each kind of clients has an epsilon of its own, which only the report shows
         account, who = Account(run, choose_delta(federation, self._trainer)), target.against
@@ -240,8 +235,7 @@ class RunFigures:
 
     def after(self, record: RoundRecord) -> dict[str, float]:
         """Return the figures after a round by their logged names. NaN if not computed after this round."""
-        engine, last = self._federation.engine, self._federation.count_rounds(self._trainer)
-        assert engine is not None
+        engine, last = self._federation.started_engine, self._federation.count_rounds(self._trainer)
         self._megabytes += (record.uplink_bits + record.setup_bits) / BITS_PER_MEGABYTE
         values = {"fed/megabytes_up": self._megabytes}
         if record.num_received:
@@ -300,8 +294,7 @@ def make_report(
 
 def current_run(federated: Federation, trainer: pl.Trainer) -> Run:
     """Return the run of a federation so far."""
-    assert federated.engine is not None
-    return charged_run(federated, federated.engine, count_byzantine(trainer, federated.planner))
+    return charged_run(federated, federated.started_engine, count_byzantine(trainer, federated.planner))
 
 
 def stopped(federated: Federation, trainer: pl.Trainer) -> str:

@@ -239,13 +239,12 @@ class ClientEvaluator:
         if empty:
             rank_zero_info(f"Clients {in_short(empty)} have no held-out samples, so they are not measured")
 
-    def _measure_client(self, client: int, model: Model, round: int) -> dict[str, float]:
-        batches, seed = self._batches(client), self._seed_of(round, client)
-        return self._worker.evaluate(client, batches, seed, personal=model == "personal")
-
     def _measure_all(self, model: Model, round: int) -> dict[str, Tensor]:
         rank, ranks = (0, 1) if self._ranks is None else (self._ranks.rank, self._ranks.size)
-        rows = {c: self._measure_client(c, model, round) for c in range(rank, self._num_clients, ranks)}
+        rows = {}
+        for client in range(rank, self._num_clients, ranks):
+            seed, is_personal = self._seed_of(round, client), model == "personal"
+            rows[client] = self._worker.evaluate(client, self._batches(client), seed, is_personal)
         self._worker.fit.end_round()
         if self._ranks is not None:
             shares = self._ranks.gather(rows, f"the measurement of the {model} model")

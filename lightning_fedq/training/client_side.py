@@ -6,7 +6,6 @@ a round which is given up leaves nothing to restore.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -87,7 +86,6 @@ class ClientSide:
         log: Metrics that clients log. Set by `begin`, as `worker`.
         worker: Trains and evaluates the clients.
         present: Stack that is training. None between stacks.
-        seconds: Time that clients have trained, in seconds.
     """
 
     log: ClientMetrics
@@ -117,7 +115,6 @@ class ClientSide:
         except ValueError as error:
             raise ClientSettingsError(str(error)) from error
         self.present: Stack | None = None
-        self.seconds = 0.0
         self.clock = Clock(trainer, holdings.schedule.max_batches)
         module = trainer.lightning_module
         self.findings = TrialFindings(ChangedTensors.from_layers(module))
@@ -208,7 +205,7 @@ class ClientSide:
         term: Correction | None,
         clients_per_step: int = 1,
         ranks: RankGroup | None = None,
-        **fit: Any,
+        number: int | None = None,
     ) -> None:
         """Make the log and the worker, after the server has been made.
 
@@ -217,7 +214,7 @@ class ClientSide:
             term: Client half of the local algorithm. None is federated averaging.
             clients_per_step: Largest number of clients that train in one step.
             ranks: Group of the ranks that share the clients. None if there is one process.
-            **fit: Further arguments of `ClientFit`.
+            number: Number of the only client in this process. None if there are several.
 
         Raises:
             ValueError: If a callback or schedule decides by metrics that stay with the clients.
@@ -229,7 +226,7 @@ class ClientSide:
         self.worker = ClientWorker(
             trainer,
             self.vector,
-            ClientFit(trainer, trainer.loggers if self.log.shared else None, **fit),
+            ClientFit(trainer, trainer.loggers if self.log.shared else None, number),
             self.clock,
             self.log,
             self._loader,
@@ -263,13 +260,11 @@ class ClientSide:
             statistics: Statistics to compute of each client's data instead of an update. None trains.
             on_progress: Called after each stack with the number of clients that are done.
         """
-        began = time.perf_counter()
         self.log.begin_round()
         try:
             yield self._train_stacks(weights, statistics, on_progress)
         finally:
             self.present = None
-            self.seconds += time.perf_counter() - began
             self.worker.fit.end_round()  # drop the state that clients were copied from: it changes each round
             self.log.detach()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, islice
@@ -136,7 +136,7 @@ class DryWorker(ClientWorker):
         client.trainer.fit_loop.epoch_loop._results = results
         return client
 
-    def _check_unsent_tensors(self, client: Client, before: Mapping[str, Tensor] | None) -> None:
+    def _check_unsent_tensors(self, client: Client) -> None:
         self._look(client)
 
     def try_out(

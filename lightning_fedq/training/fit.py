@@ -52,13 +52,7 @@ from lightning_fedq.training.isolation import IsolationTrial, describe_trial
 from lightning_fedq.training.loops import average_by_rounds
 from lightning_fedq.training.population import Population, SimulatedClients, will_share_metrics
 from lightning_fedq.training.privacy_target import CalibratedTarget
-from lightning_fedq.training.ranks import (
-    OtherRankStoppedError,
-    RankEngine,
-    agree_on_start,
-    idle_cores,
-    warn_idle_ranks,
-)
+from lightning_fedq.training.ranks import OtherRankStoppedError, RankEngine, agree_on_start, warn_idle_ranks
 from lightning_fedq.training.rehearsal import report_unrehearsed_end
 from lightning_fedq.training.round import Rounds, RoundStart
 from lightning_fedq.training.secret_cohorts import check_claim, check_run
@@ -433,13 +427,6 @@ class FederatedFit(Rounds):
         last = self.client_evaluations[-1] if self.client_evaluations else None
         if self._evaluator is not None and last is not None and last.round == self.records[-1].round:
             last.log(self._trainer, self._evaluator.exact)
-
-    def report_idle_cores(self) -> None:
-        """Report how much faster several ranks would be, if this fit could use them."""
-        takes_ranks = self.population.takes_ranks and self.engine.tampering is None
-        stacks = -(-self._federation.planner.cohort_size // self.clients_per_step)
-        if takes_ranks and (words := idle_cores(self.side.seconds, stacks)) is not None:
-            rank_zero_info(words)
 
     def replace_weights(self, weights: Tensor) -> None:
         """Set the weights of server and module to `weights`, `(dim,)`. Call it between rounds only."""

@@ -30,12 +30,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
-from lightning_fedq.clients.changed_tensors import ChangedTensors
+from lightning_fedq._lightning import rank_zero_info, rank_zero_warn
+from lightning_fedq.clients.changed_tensors import ChangedTensors, largest_difference
 from lightning_fedq.clients.fit import Client
 from lightning_fedq.clients.forks import ForkFailedError, run_in_fork
-from lightning_fedq.clients.hooks import knows_clients
-from lightning_fedq.clients.stale import Digests, digests
+from lightning_fedq.clients.stale import Digests, digests, is_user_s
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.functional.batch_stack import map_leaves, map_tensors
 from lightning_fedq.rounds import Statistics
@@ -89,8 +88,7 @@ def digest_outputs(trainer: Any, max_batches: float = math.inf) -> Digests:
     """
     found = digest_checkpoint(trainer)
     silence(trainer)
-    no = pl.callbacks.Checkpoint | pl.callbacks.ProgressBar
-    trainer.callbacks = [c for c in trainer.callbacks if not (isinstance(c, no) or knows_clients(c))]
+    trainer.callbacks = [callback for callback in trainer.callbacks if is_user_s(callback)]
     if trainer.enable_validation:
         trainer.validating = True
         try:
@@ -284,10 +282,10 @@ class IsolationTrial:
         first = self._train(client, max_batches)
         tolerance = 0.0
         if first.update.device.type != "cpu":
-            tolerance = _NOISE * _distance(first.update, self._train(client, max_batches).update)
+            tolerance = _NOISE * largest_difference(first.update, self._train(client, max_batches).update)
         other = self._train_on_changed_data(lambda change: self._train(neighbour, max_batches, change))
         again = self._train(client, max_batches)
-        is_changed = _distance(first.update, again.update) > tolerance
+        is_changed = largest_difference(first.update, again.update) > tolerance
         found = ["update of a client that trains twice"] if is_changed else []
         found += _compare_lengths(first, other)
         return found if has_ranks else found + self._changes_of_checkpoint(*saved)
@@ -330,7 +328,7 @@ class IsolationTrial:
         """
         try:
             fewer = self._worker.run_in_fork(lambda: self._beside_fewer(neighbour, client, max_batches))
-            return _distance(alone, fewer) > 0.0
+            return largest_difference(alone, fewer) > 0.0
         except ForkFailedError:  # the fork failed, whatever the size
             raise
         except Exception:  # the module accepts no other size
@@ -351,10 +349,10 @@ class IsolationTrial:
 
     def _compare(self, alone: TrialOutcome, beside: TrialOutcome, same: bool = False) -> list[str]:
         found = []
-        if not same and _distance(alone.neighbour.update, alone.updates[0]):
+        if not same and largest_difference(alone.neighbour.update, alone.updates[0]):
             found.append("update of a client that trains twice")
         pairs = zip(alone.updates, beside.updates, strict=True)
-        found += [f"update of round {n + 1}" for n, (a, b) in enumerate(pairs) if _distance(a, b)]
+        found += [f"update of round {n + 1}" for n, (a, b) in enumerate(pairs) if largest_difference(a, b)]
         found += _compare_lengths(alone.neighbour, beside.neighbour)
         for before, after in zip(alone.digests, beside.digests, strict=True):
             names = _differ(before, after)
@@ -416,12 +414,6 @@ class IsolationTrial:
             found.append(self._worker.statistics(stack, max_batches, self._statistics.size, change))
         found.append(self._worker.try_out(stack, max_batches, look, change=change).detach())
         return Training(torch.cat([part.to(found[-1]) for part in found]), tuple(changed), counters)
-
-
-def _distance(left: Tensor, right: Tensor) -> float:
-    if torch.equal(left.nan_to_num(), right.nan_to_num()):
-        return 0.0
-    return float((left - right).abs().nan_to_num(torch.inf).max())
 
 
 def _differ(left: Digests, right: Digests) -> list[str]:

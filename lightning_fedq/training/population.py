@@ -22,7 +22,6 @@ from lightning_fedq.data.held_out import HeldOut, PartitionedHeldOut
 from lightning_fedq.data.labels import has_stored_labels, label_counts, read_labels
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.keys.randomness import Keys, RootKeys, SeededKeys
-from lightning_fedq.mechanisms.interface import RoundContext
 from lightning_fedq.rounds import RoundEngine, RoundPlan
 from lightning_fedq.secagg import Aggregation
 from lightning_fedq.training.checks import check_limit, check_per_client_loaders, validate_by_rounds
@@ -114,11 +113,6 @@ class Population(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Return the state of clients elsewhere for a checkpoint. Simulated clients have none."""
         return {}
-
-    @property
-    def takes_ranks(self) -> bool:
-        """Whether several ranks on this machine's CPU could train the clients."""
-        return False
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 (simulated ones have none)
         """Restore the state of a checkpoint."""
@@ -279,16 +273,6 @@ class SimulatedClients(Population):
             [] if held_out is None else held_out.parts,
         )
 
-    @property
-    def takes_ranks(self) -> bool:
-        return (
-            self.ranks is None
-            and self._federation.batch_rule is None
-            and not self._federation.planner.law.secret
-            and not self.partitioned_data.holds_streams
-            and self._trainer.strategy.root_device.type == "cpu"
-        )
-
     def trial_stacks(self) -> list[Stack] | None:
         data = self.partitioned_data
         if self._federation.batch_rule is not None or data.holds_streams:
@@ -330,6 +314,5 @@ def will_share_metrics(federation: Federation, trainer: pl.Trainer) -> bool:
         return choice == "shared"
     if sample_protectors(get_callbacks(trainer)):
         return False
-    one, mechanism = torch.ones(1, dtype=torch.float64), federation.mechanism
-    context = RoundContext(0, federation.planner.expected(0, mechanism).groups, (1,), 0.0 * one, one)
-    return federation.seed is not None or not has_claim(mechanism, context)
+    context = federation.planner.expected_context(federation.mechanism, 1)
+    return federation.seed is not None or not has_claim(federation.mechanism, context)

@@ -123,14 +123,13 @@ class CalibratedTarget:
             byzantine = count_byzantine(trainer, federated.planner)
             self.calibration = self.calibrate(federated, dim, charged + wanted, byzantine)
             self._check_charged(federated, charged, wanted)
-            ratio = self._noise_over_signal(federated, dim, wanted)
+            ratio = planned_noise(self.solution.mechanism, federated.planner.cohort_size, dim, wanted)
             rank_zero_info(f"Privacy target: {self.statement}{_format_ratio(ratio)}")
             if ratio is not None and ratio > SWAMPED:
                 self._warn_of_noise(federated, ratio)
         self._check_rounds(federated, wanted, is_repeated=saved is None and before is not None)
         warn_if_simulated(federated, self.target.against, "The privacy target")
-        assert self.calibration is not None
-        federated.mechanism = self.calibration.mechanism
+        federated.mechanism = self.solution.mechanism
         if not federated.ledger.rounds:  # no round was charged for the mechanism as the user gave it
             federated.ledger.mechanism = repr(federated.mechanism)
 
@@ -139,8 +138,7 @@ class CalibratedTarget:
 
         The charges of an earlier training count for a new calibration only if the mechanism stays the same.
         """
-        assert self.calibration is not None
-        ledger, found = federated.ledger, repr(self.calibration.mechanism)
+        ledger, found = federated.ledger, repr(self.solution.mechanism)
         if not charged or ledger.mechanism == found:
             return
         self.calibration = None
@@ -152,6 +150,12 @@ class CalibratedTarget:
         )
 
     @property
+    def solution(self) -> Calibration:
+        """Calibration of a fit that has started."""
+        assert self.calibration is not None
+        return self.calibration
+
+    @property
     def statement(self) -> str:
         """The calibrated mechanism and what it spends, in words. "" before the first fit."""
         found = self.calibration
@@ -161,11 +165,6 @@ class CalibratedTarget:
         per = f"{found.charges} released rounds" if self._secret else per
         among = f", with {self._colluders} of a cohort colluding" if self._colluders else ""
         return f"{self.target}{among}: {found.mechanism!r}, which spends {found.epsilon:.4g} over {per}"
-
-    def _noise_over_signal(self, federated: Federation, dim: int, rounds: int) -> float | None:
-        """Return the planned noise-to-signal ratio R of the run, as `fedq plan` does. None if unknown."""
-        assert self.calibration is not None
-        return planned_noise(self.calibration.mechanism, federated.planner.cohort_size, dim, rounds)
 
     def _warn_of_noise(self, federated: Federation, ratio: float) -> None:
         """Warn before the first round that the model will hardly learn, and say how many clients it takes."""
@@ -179,18 +178,17 @@ class CalibratedTarget:
         )
 
     def _check_rounds(self, federated: Federation, rounds: int, is_repeated: bool) -> None:
-        assert self.calibration is not None
         if self.target.over == "round":
             return
         ledger = federated.ledger
         done = ledger.rounds if self._secret else int(ledger.limited_charges.max())
         done = done if is_repeated else 0
-        if done + rounds > self.calibration.rounds:
+        if done + rounds > self.solution.rounds:
             spent = f"{done} are charged and " if done else ""
             raise ValueError(
-                f"The mechanism was calibrated for {self.calibration.rounds} rounds, but {spent}the Trainer "
+                f"The mechanism was calibrated for {self.solution.rounds} rounds, but {spent}the Trainer "
                 f"wants {rounds}{' more' if done else ''}. Keep max_epochs, begin a new Federated, or resume "
-                f"without privacy= with {self.calibration.mechanism!r}"
+                f"without privacy= with {self.solution.mechanism!r}"
             )
 
     def limit(self, engine: RoundEngine, federated: Federation, trainer: pl.Trainer) -> None:
@@ -202,14 +200,13 @@ class CalibratedTarget:
         Raises:
             ValueError: If the target is exceeded because more parameters are trained than at calibration.
         """
-        assert self.calibration is not None
         byzantine = count_byzantine(trainer, federated.planner)
-        run = full_run(federated, engine, byzantine, self.calibration.rounds)
+        run = full_run(federated, engine, byzantine, self.solution.rounds)
         if self.target.over == "round":
             self._check_still_met(run, "a round now spends")
         elif self._secret:  # all released rounds count, and not the charges of single clients
-            self._check_still_met(run, f"{self.calibration.rounds} rounds now spend")
-            engine.ledger.round_limit = self.calibration.rounds
+            self._check_still_met(run, f"{self.solution.rounds} rounds now spend")
+            engine.ledger.round_limit = self.solution.rounds
         else:
             self._limit_charges(engine, run)
 
@@ -220,8 +217,7 @@ class CalibratedTarget:
             run: The run with its present number of parameters.
             whose: The rounds and their verb, for the message.
         """
-        assert self.calibration is not None
-        spent = spent_on(self.target, run, self.calibration.rounds)
+        spent = spent_on(self.target, run, self.solution.rounds)
         if not self.target.is_met(spent):
             raise ValueError(
                 f"{whose} {spent:.4g} of {self.target}, because the mechanism was calibrated for fewer "
@@ -230,10 +226,9 @@ class CalibratedTarget:
 
     def _limit_charges(self, engine: RoundEngine, run: Run) -> None:
         """Limit the charges of each client, and warn of what other runs have spent."""
-        assert self.calibration is not None
         account, against = make_account(self.target, run), self.target.against
         max_charges = affordable(
-            account, against, self.target.epsilon, secret=False, at_least=self.calibration.charges
+            account, against, self.target.epsilon, secret=False, at_least=self.solution.charges
         )
         engine.ledger.limits = torch.full((engine.planner.num_clients,), max_charges, dtype=torch.int32)
         engine.ledger.spares_other_runs = True
@@ -281,8 +276,7 @@ class CalibratedTarget:
 
     def end_round(self, federated: Federation, trainer: pl.Trainer) -> None:
         """Stop the training if the next cohort can't be charged."""
-        engine, last = federated.engine, federated.count_rounds(trainer)
-        assert engine is not None
+        engine, last = federated.started_engine, federated.count_rounds(trainer)
         ledger = engine.ledger
         if ledger.limits is None or (last is not None and trainer.current_epoch + 1 >= last > 0):
             return
@@ -294,16 +288,15 @@ class CalibratedTarget:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the solution in plain types, for a checkpoint."""
-        assert self.calibration is not None
         return {
             "target": repr(self.target),
             "asked": repr(self.asked),
-            "level": self.calibration.level,
-            "rounds": self.calibration.rounds,
-            "charges": self.calibration.charges,
-            "epsilon": self.calibration.epsilon,
-            "max_dropped": self._max_dropped(self.calibration.mechanism),
-            "mechanism": repr(self.calibration.mechanism),
+            "level": self.solution.level,
+            "rounds": self.solution.rounds,
+            "charges": self.solution.charges,
+            "epsilon": self.solution.epsilon,
+            "max_dropped": self._max_dropped(self.solution.mechanism),
+            "mechanism": repr(self.solution.mechanism),
         }
 
     @staticmethod

@@ -13,7 +13,6 @@ All ranks hold the same keys and trust each other, as in any simulation.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -313,10 +312,6 @@ def _short_digest(data: bytes) -> bytes:
 # ---- checks and warnings -----------------------------------------------------------------------------------
 
 
-WORTH = 60.0
-"""Seconds of training above which idle cores are reported."""
-
-
 def check_for_ranks(rule: object | None, client_indices: Sequence[Tensor]) -> None:
     """Refuse settings that need a client's state in one process: accounts of a batch rule, and streams.
 
@@ -363,24 +358,6 @@ def warn_idle_ranks(stacks: Sequence[Stack], num_ranks: int) -> None:
             f"A round has {len(stacks)} stacks of up to {largest} clients, so only {len(stacks)} of "
             f"{num_ranks} ranks have work. Use a smaller clients_per_step, or fewer devices"
         )
-
-
-def idle_cores(seconds: float, num_stacks: int) -> str | None:
-    """Describe how much faster several ranks would train on a CPU. None if idle cores do not matter.
-
-    Args:
-        seconds: Time that clients trained, in seconds.
-        num_stacks: Number of stacks in a round, which ranks share.
-    """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = torch.get_num_threads()
-    ranks = min(cores // threads, num_stacks)
-    if seconds < WORTH or ranks < 2:
-        return None
-    return (
-        f"Clients trained for {seconds:.0f} s on {threads} of {cores} cores. With {ranks} ranks, "
-        f'Trainer(strategy="{NAME}", devices={ranks}), this takes {seconds / ranks:.0f} s at best'
-    )
 
 
 def agree_on_start(

@@ -20,7 +20,7 @@ from lightning_fedq.clients.fit import Client
 from lightning_fedq.clients.forks import picklable_error, run_in_fork
 from lightning_fedq.clients.hooks import is_shared_by_clients, knows_clients
 from lightning_fedq.clients.snapshot import NotCopyableError
-from lightning_fedq.clients.stale import stale_hooks
+from lightning_fedq.clients.stale import is_user_s, stale_hooks
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.data.generator_turns import preserve_generators, seed_for_transforms
 from lightning_fedq.data.sampling import in_short
@@ -169,9 +169,8 @@ def rehearse_end(
         statistics: Number of values of the clients' statistics. None if there are none.
     """
     home = worker.trainer
-    kinds = pl.callbacks.Checkpoint | pl.callbacks.ProgressBar
     saving = [one for one in home.callbacks if isinstance(one, pl.callbacks.Checkpoint)]
-    home.callbacks = [one for one in home.callbacks if not (isinstance(one, kinds) or knows_clients(one))]
+    home.callbacks = [one for one in home.callbacks if is_user_s(one)]
     if shares:
         for name, value in worker.values.items():
             home.callback_metrics.update(dict.fromkeys(metric_forks(name), value))
@@ -184,7 +183,9 @@ def rehearse_end(
                 home.lightning_module.on_statistics(mean)
             except Exception:  # `check_statistics` will tell
                 return None, None
-        if home.enable_validation and _will_validate(home):
+        every, last = home.check_val_every_n_epoch or 1, home.max_epochs
+        will_validate = last is None or last < 0 or last // every > home.current_epoch // every
+        if home.enable_validation and will_validate:
             home.validating = True
             try:
                 validate(home, most)
@@ -203,12 +204,6 @@ def rehearse_end(
     if failure is not None and failure[0] == _VALIDATION:
         failure, validated = run_in_fork(lambda: last_step(math.inf))
     return failure, validated
-
-
-def _will_validate(trainer: Any) -> bool:
-    """Return whether a fit runs a validation, after one of its rounds."""
-    every, last = trainer.check_val_every_n_epoch or 1, trainer.max_epochs
-    return last is None or last < 0 or last // every > trainer.current_epoch // every
 
 
 _VALIDATION = (

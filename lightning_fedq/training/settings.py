@@ -310,6 +310,12 @@ class Federation:
     _followers: list[Callable[[], None]]
     _undo: Undo
 
+    @property
+    def started_engine(self) -> RoundEngine:
+        """Round engine of a fit that has started."""
+        assert self.engine is not None
+        return self.engine
+
     def when_vector_changes(self, call: Callable[[], None]) -> None:
         """Register a function to call when parameters join or leave. It may raise to stop the fit."""
         self._undo.replace(self, "_followers", [*self._followers, call])

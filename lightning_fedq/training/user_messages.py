@@ -258,8 +258,7 @@ def unprotected_outputs(trainer: pl.Trainer, federated: Federation, columns: Seq
     Args:
         columns: Columns of the run's table of rounds that contain a number.
     """
-    engine, log = federated.engine, federated.client_log
-    assert engine is not None
+    engine, log = federated.started_engine, federated.client_log
     seeded = isinstance(engine.keys, SeededKeys)
     loggers = ", ".join(type(logger).__name__ for logger in trainer.loggers)
     places = f"metrics.csv, callback_metrics{f', {loggers}' if loggers else ''}"

@@ -27,7 +27,7 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.audit.one_run import canary_coins, judge_guesses, surest_guesses
 from lightning_fedq.audit.views import Finding, View
 from lightning_fedq.callbacks import DPSGD, Federated
-from lightning_fedq.callbacks.trainer_lookup import find_engine
+from lightning_fedq.callbacks.trainer_lookup import find_federated
 from lightning_fedq.data.datasets import DigitsDataModule
 from lightning_fedq.data.models import Classifier, Linear
 from lightning_fedq.data.models.initial import seeded
@@ -123,7 +123,7 @@ class Canaries(pl.Callback, Tampering):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Stand between training and encoding, and between encoding and the wire."""
-        engine = find_engine(trainer, "Canaries")
+        engine = find_federated(trainer, "Canaries").started_engine
         engine.transform, engine.tampering = self.transform, self
 
     def transform(self, clients: Sequence[int], updates: Tensor) -> Tensor:

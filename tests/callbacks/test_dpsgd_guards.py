@@ -4,7 +4,6 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import BatchSizeFinder, GradientAccumulationScheduler, LearningRateFinder
-from pytorch_lightning.tuner import Tuner
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -31,13 +30,6 @@ class With(Classifier):
 
 
 # ---- every step is charged and sampled on its own ------------------------------------------------------
-
-
-def test_lightnings_own_accumulation_scheduler_is_refused():
-    private = dpsgd()
-    with pytest.raises(ValueError, match=r"accumulate_grad_batches=1, got 4"):
-        trainer(private, GradientAccumulationScheduler({0: 4}), epochs=2).fit(Classifier())
-    assert private.accounts[0].steps == 0
 
 
 def test_a_scheduler_that_starts_later_is_refused_when_it_starts():
@@ -400,14 +392,6 @@ def test_finders_train_without_noise_and_are_refused(tuner):
     assert module.seen == []
 
 
-@pytest.mark.parametrize("method", ["lr_find", "scale_batch_size"])
-def test_the_tuner_is_refused(method):
-    module = Tuned()
-    with pytest.raises(ValueError, match="Finder trains without clipping and noise"):
-        getattr(Tuner(trainer(dpsgd(), epochs=1)), method)(module)
-    assert module.seen == []
-
-
 # ---- who decides by what ---------------------------------------------------------------------------------
 
 
@@ -569,30 +553,3 @@ def test_gradients_that_are_random_though_the_loss_is_not_are_refused(how):
     with pytest.raises(ValueError, match="Gradients of one sample are random, though its loss is not"):
         trainer(private, epochs=1).fit(Noisy(how))
     assert private.accounts[0].steps == 0
-
-
-@pytest.mark.parametrize("enforce_sorted", [True, False])
-def test_packed_sequences_must_be_sorted(enforce_sorted):
-    """Opacus's recurrent layers see them sorted by length, the layers behind as they were."""
-    from opacus.layers import DPLSTM
-
-    class Recurrent(Classifier):
-        def __init__(self):
-            super().__init__()
-            self.net = nn.ModuleList([DPLSTM(2, 4, batch_first=True), nn.Linear(4, 3)])
-
-        def training_step(self, batch, batch_idx):
-            x, y = batch
-            lengths = 1 + (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
-            if enforce_sorted:
-                order = lengths.argsort(descending=True)
-                x, y, lengths = x[order], y[order], lengths[order]
-            packed = nn.utils.rnn.pack_padded_sequence(x.reshape(-1, 3, 2), lengths, True, enforce_sorted)
-            return nn.functional.cross_entropy(self.net[1](self.net[0](packed)[1][0][-1]), y)
-
-    run = trainer(dpsgd(), epochs=1)
-    if enforce_sorted:
-        run.fit(Recurrent())
-        return
-    with pytest.raises(ValueError, match=r"layers sort, shuffle or mix samples"):
-        run.fit(Recurrent())

@@ -162,17 +162,6 @@ class ChangesByHand(Layers):
         return self.backbone[2](hidden)
 
 
-class Positions(Layers):
-    """One row of positions for the whole batch."""
-
-    def __init__(self):
-        super().__init__()
-        self.positions = nn.Embedding(4, 64)
-
-    def outputs(self, inputs):
-        return self.backbone(inputs[:, None] + self.positions(torch.arange(4)[None])).mean(1)
-
-
 class Scripted(Layers):
     def __init__(self):
         super().__init__()
@@ -233,7 +222,6 @@ def test_input_gradients_in_validation_change_nothing(clients):
         (CompiledCall, r"backbone\.0\.weight, .* get gradients that hooks do not see.*torch\.compile"),
         (ChangesOutputs, r"backbone\.1 \(ReLU\) can't give per-sample gradients .*in-place"),
         (ChangesByHand, r"training_step can't give per-sample gradients .*in-place"),
-        (Positions, r"Layers such as positions \(Embedding\) saw 1 rows for a batch of 8 samples"),
         (Scripted, r"backbone\.2 \(RecursiveScriptModule\).* are compiled"),
         (NotReduced, r"must return one number, got a loss of shape \(8,\)"),
         (Constant, "The loss at batch 2 depends on no parameter"),

@@ -221,26 +221,3 @@ def test_a_packed_one_learns_too():
     module = fit(Packs(recurrent(DPLSTM)), rounds=30, noise=0.3, collate_fn=by_length)
     module.enforce_sorted = False
     assert module.accuracy() > 0.8
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_a_real_client_is_told_in_its_log_before_it_registers(tmp_path):
-    pytest.importorskip("flwr")
-    from tests.flower.loop import CLIENTS, LoopGrid, client_app, deployment, federated
-
-    apps = [
-        client_app(
-            lambda: Reader(recurrent(nn.LSTM)),
-            lambda context: Texts(),
-            federated(FedAvg()),
-            trainer={"callbacks": [DPSGD(1.0, 1.0, delta=1e-3)], "accelerator": "cpu"},
-        )
-        for _ in range(CLIENTS)
-    ]
-    make = {"module": lambda: Reader(recurrent(nn.LSTM)), "callbacks": [DPSGD(1.0, 1.0, delta=1e-3)]}
-    grid = LoopGrid(apps, [tmp_path / str(client) for client in range(CLIENTS)])
-    with (
-        pytest.warns(UserWarning, match=r"middle \(LSTM\).*opacus\.layers\.DPLSTM"),
-        pytest.raises(Exception, match="DPSGD can't work here"),
-    ):
-        deployment(federated(FedAvg()), 2, tmp_path, **make).run(grid)

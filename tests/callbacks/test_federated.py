@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import DPSGD, Federated
-from lightning_fedq.data import IID, Dirichlet, FederatedDataModule
+from lightning_fedq.data import Dirichlet, FederatedDataModule
 from lightning_fedq.mechanisms import CPA, CorBin, FedAvg
 from lightning_fedq.mechanisms.interface.ranges import FixedRange
 from lightning_fedq.privacy.target import PrivacyTarget
@@ -115,20 +115,6 @@ def test_validates_the_model_that_is_saved(tmp_path):
         state = torch.load(tmp_path / f"epoch={epoch}.ckpt", weights_only=True)["state_dict"]
         assert torch.equal(torch.cat([v.reshape(-1) for v in state.values()]), seen[epoch])
         torch.testing.assert_close(seen[epoch], by_hand(fed, epoch + 1), atol=1e-6, rtol=1e-5)
-
-
-def test_module_with_its_own_loader():
-    class Own(Classifier):
-        def train_dataloader(self):
-            return Digits().train_dataloader()
-
-        def val_dataloader(self):
-            return Digits().val_dataloader()
-
-    fed, module = federated(), Own()
-    make_trainer(fed).fit(module)
-    torch.testing.assert_close(weights_of(module), by_hand(fed, 2), atol=1e-6, rtol=1e-5)
-    assert "train_dataloader" not in vars(module)
 
 
 def test_everything_is_taken_off_again():
@@ -278,14 +264,6 @@ def test_data_module_and_callback_alone_are_the_same_road():
     assert torch.equal(weights_of(alone), weights_of(wrapped))
 
 
-@pytest.mark.parametrize("clients_per_step", [1, 8])
-def test_bfloat16(clients_per_step):
-    for precision in ("bf16-mixed", "bf16-true", "64-true"):
-        fed = federated(clients_per_step=clients_per_step)
-        _, trainer = run(fed, precision=precision, max_epochs=3)
-        assert trainer.callback_metrics["val_acc"] > 0.5, precision
-
-
 def test_gradient_clipping_is_per_client():
     for algorithm in ("norm", "value"):
         alone, side_by_side = (
@@ -302,12 +280,6 @@ def test_server_optimizer():
     assert trainer.callback_metrics["val_acc"] > 0.6
 
 
-def test_secure_keys_by_default():
-    fed = Federated(CorBin(epsilon_per_coordinate=3.0), num_clients=4)
-    run(fed, max_epochs=1)
-    assert fed.engine is not None and fed.engine.keys.mode == "secure"
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -321,16 +293,6 @@ def test_secure_keys_by_default():
 def test_bad_settings(settings, message):
     with pytest.raises(ValueError, match=message):
         federated(**settings)
-
-
-def test_samples_are_dealt_out_at_random_unless_a_partition_is_given():
-    assert IID() == federated().clients.partition
-
-
-def test_label_figure():
-    fed = federated()
-    run(fed, max_epochs=1)
-    assert fed.label_figure().axes[0].get_xlabel() == "client"
 
 
 def test_an_exception_while_the_first_round_opens_is_the_one_that_shows(monkeypatch):

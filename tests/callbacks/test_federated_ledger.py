@@ -1,7 +1,6 @@
 """The ledger belongs to the federation: fits, failures, new weights and other engines add to one account."""
 
 import copy
-import json
 import pickle
 
 import pytest
@@ -12,7 +11,6 @@ from lightning_fedq.callbacks import ByzantineClients, Federated, RunFolder
 from lightning_fedq.commands.privacy import report_of_checkpoint
 from lightning_fedq.mechanisms import LDPQ, FedAvg
 from lightning_fedq.mechanisms.interface import Adversary
-from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.secagg import SecAgg
 from tests.callbacks.test_privacy import Linear, budget, cost, federated, trainer
@@ -137,32 +135,6 @@ def test_an_old_checkpoint_is_no_way_back_to_a_smaller_account(tmp_path):
     assert fed.ledger.charges.tolist() == [6] * 6  # rounds 2 of both have keys of their own
 
 
-def test_rounds_of_a_process_that_resumed_our_checkpoint_are_not_taken_for_ours(tmp_path):
-    """Two go on from one checkpoint, each with keys of its own, and then one resumes the other's."""
-    first, second = federated(), federated()
-    ours = trainer(first, epochs=5)
-    ours.fit(Linear())
-    ours.save_checkpoint(tmp_path / "five.ckpt")
-    theirs = trainer(second, epochs=10)
-    theirs.fit(Linear(), ckpt_path=tmp_path / "five.ckpt")
-    theirs.save_checkpoint(tmp_path / "theirs.ckpt")
-    trainer(first, epochs=10).fit(Linear(), ckpt_path=tmp_path / "five.ckpt")
-    assert second.ledger.charges.tolist() == [10] * 6
-    assert first.ledger.charges.tolist() == [5 + 5 + 5] * 6  # the journal of the checkpoint has theirs, too
-    trainer(first, epochs=12).fit(Linear(), ckpt_path=tmp_path / "theirs.ckpt")
-    assert first.ledger.charges.tolist() == [5 + 5 + 5 + 2] * 6
-
-
-def test_a_checkpoint_of_another_training_adds_to_what_was_spent(tmp_path):
-    other, fed = federated(), federated()
-    first = trainer(other, epochs=3)
-    first.fit(Linear())
-    first.save_checkpoint(tmp_path / "three.ckpt")
-    trainer(fed, epochs=2).fit(Linear())
-    trainer(fed, epochs=4).fit(Linear(), ckpt_path=tmp_path / "three.ckpt")
-    assert fed.ledger.charges.tolist() == [2 + 3 + 1] * 6
-
-
 def test_with_a_seed_a_checkpoint_is_taken_back_as_it_is(tmp_path):
     fed = federated(seed=0)
     first = trainer(fed, epochs=2)
@@ -255,47 +227,6 @@ def test_liars_of_past_rounds_still_hide_nobody(tmp_path):
     resumed = trainer(again, ByzantineClients(**LIES), epochs=3)
     resumed.fit(model, ckpt_path=tmp_path / "lies.ckpt")
     assert again.ledger.charges.tolist() == [3] * 6
-
-
-@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
-def test_charges_of_masks_for_the_share_of_a_cohort_are_not_priced_by_those_of_the_run(tmp_path):
-    """Earlier versions wrote down the settings alone, from which another graph follows now."""
-    drawn = {"secure_aggregation": SecAgg(max_colluding_fraction=0.2), "cohort": 4}
-    fed, path = federated(**drawn), tmp_path / "then.ckpt"
-    first = trainer(fed, epochs=1)
-    first.fit(Linear())
-    first.save_checkpoint(path)
-    assert report_of_checkpoint(path, None, 1e-5, secagg=False).rounds == 1
-    then = {**fed.ledger.terms, "secure_aggregation": repr(drawn["secure_aggregation"])}
-    saved = torch.load(path, weights_only=True)
-    (state,) = (state for state in saved["callbacks"].values() if "federation" in state)
-    state["engine"]["ledger"]["terms"] = then
-    torch.save(saved, path)
-    fed.ledger.terms = then
-    graph = r"with 3 neighbours, 3 shares open a secret, for 1 colluders of 6 clients\)"
-    refused = (
-        r"charged with secure_aggregation = SecAgg\([^)]*\) \(here SecAgg\([^)]*\) "
-        rf"{graph}.*the version of the charged rounds"
-    )
-    for go_on in (
-        lambda: trainer(fed, epochs=1).fit(Linear()),
-        lambda: trainer(federated(ledger=fed.ledger, **drawn), epochs=1).fit(Linear()),
-        lambda: trainer(federated(**drawn), epochs=2).fit(Linear(), ckpt_path=path),
-        lambda: report_of_checkpoint(path, None, 1e-5, secagg=False),
-        lambda: report_of_checkpoint(path, 5, 1e-5, secagg=False),
-    ):
-        with pytest.raises(ValueError, match=refused):
-            go_on()
-
-
-def test_a_journal_of_masks_for_the_share_of_a_cohort_is_refused(tmp_path):
-    then, now = federated(secure_aggregation=SecAgg(max_colluding_fraction=0.2), cohort=4), Ledger(6, "m")
-    trainer(then, epochs=1).fit(Linear())
-    now.set_terms(then.ledger.terms)
-    terms = {**then.ledger.terms, "secure_aggregation": repr(SecAgg(max_colluding_fraction=0.2))}
-    Journal(tmp_path / "j", "m", 6).append(0, 0, "", None, 1, json.dumps(terms))
-    with pytest.raises(ValueError, match=r"charged with secure_aggregation = .* for 1 colluders of 6"):
-        now.keep(Journal(tmp_path / "j", "m", 6), False)
 
 
 def test_what_does_not_change_the_price_may_change():

@@ -10,8 +10,7 @@ from lightning_fedq.callbacks import DPSGD, Federated
 from lightning_fedq.data import FederatedDataModule
 from lightning_fedq.mechanisms import LDPQ, CorBin, FedAvg
 from tests.by_hand import data_order, federated_averaging, plans_of, sgd_step
-from tests.callbacks.test_federated_resume import Interrupted
-from tests.digits_run import Classifier, Digits, digits, make_trainer, parts_of, weights_of
+from tests.digits_run import Classifier, digits, make_trainer, parts_of, weights_of
 
 SIZES = (35, 20, 7, 80, 40, 15)
 """Samples of each client; batches of 10, so 4, 2, 1, 8, 4 and 2 batches a pass."""
@@ -187,23 +186,6 @@ def test_fast_dev_run_releases_no_sum_of_fewer_clients_than_are_claimed(num_step
     assert fed.records[0].uplink_bits == 0 and "of 6 clients" in fed.records[0].aborted
 
 
-def test_what_is_left_after_a_refusal_and_after_an_error():
-    fed = federated(clients_per_step=1)
-    trainer = make_trainer(fed, Interrupted(3, RuntimeError("boom")), limit_train_batches=1)
-    train = TensorDataset(*(part[: sum(SIZES)] for part in digits()))
-    data = FederatedDataModule(train, batch_size=10, clients=parts(), val=train)
-    with pytest.raises(RuntimeError, match="boom"):
-        trainer.fit(Classifier(), datamodule=data)
-    assert trainer.limit_train_batches == 1 and type(trainer.limit_train_batches) is int
-    for limit in (0.4, 0, 0.0):
-        trainer = make_trainer(federated(clients_per_step=1), limit_train_batches=limit)
-        with pytest.raises(
-            ValueError, match=rf"limit_train_batches = {limit} leaves clients .*2.* without a"
-        ):
-            trainer.fit(Classifier(), datamodule=data)
-        assert trainer.limit_train_batches == limit
-
-
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
 @pytest.mark.parametrize("clients_per_step", [1, 4])
 def test_resumed_under_a_limit_is_bit_identical(tmp_path, clients_per_step):
@@ -236,11 +218,3 @@ def test_dp_sgd_takes_and_pays_for_so_many_steps(limit):
         ((noise, rate, steps),) = account.accountant.history
         assert (noise, steps) == (1.0, 2 * 2 * batches_of(size, limit))
         assert rate == pytest.approx(min(10 / size, 1.0), abs=1e-9)  # a limit changes no probability
-
-
-def test_digits_alone():
-    """The callback alone, on an ordinary data module."""
-    fed = federated(clients_per_step=1)
-    trainer = make_trainer(fed, limit_train_batches=0.25)
-    trainer.fit(Classifier(), datamodule=Digits(480))
-    assert trainer.global_step == 2 * 2

@@ -198,16 +198,3 @@ def test_a_run_that_goes_on_ends_as_one(tmp_path, settings, make):
     for name, value in whole.state_dict().items():
         assert torch.equal(value, resumed.state_dict()[name]), name
     assert repr(again.records) == repr(fed.records)
-
-
-def test_a_run_that_is_stopped_ends_with_a_whole_round():
-    class Stop(pl.Callback):
-        is_shared_by_clients = True
-
-        def on_train_batch_end(self, trainer, *args):
-            trainer.home.should_stop = trainer.current_epoch == 1
-
-    fed, model = federation(1), module()
-    make_trainer(fed, Stop(), max_epochs=ROUNDS).fit(model, datamodule=Digits(120))
-    assert [r.round for r in fed.records] == [0, 1]
-    assert fed.engine is not None and torch.equal(weights_of(model), fed.engine.weights)

@@ -6,7 +6,7 @@ import yaml
 
 from lightning_fedq import Cyclic, DisjointOnce
 from lightning_fedq._lightning import pl
-from lightning_fedq.callbacks import Federated, PrivacyBudget, RunFolder
+from lightning_fedq.callbacks import Federated, RunFolder
 from lightning_fedq.mechanisms import LDPQ, GaussianNoise, RotatedAxes
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.target import PrivacyTarget
@@ -87,18 +87,6 @@ def test_a_training_without_a_number_of_rounds_ends_with_the_last_cohort():
     assert federated.ledger.charges.tolist() == [1] * 20
 
 
-def test_a_budget_ends_with_the_cohorts_too():
-    federated = federation(privacy=None, mechanism=GaussianNoise(1.0, 5.0))
-    budget = PrivacyBudget(20.0, 1e-3, "server")
-    trained(federated, rounds=5, callbacks=[budget])
-    assert len(federated.records) == 5
-    one = budget.epsilon_spent
-    again = federation(privacy=None, mechanism=GaussianNoise(1.0, 5.0), cohort=4)
-    trained(again, rounds=5, callbacks=[PrivacyBudget(50.0, 1e-3, "server")])
-    assert again.ledger.max_charges > 1
-    assert 0.0 < one < 20.0
-
-
 @pytest.mark.filterwarnings("ignore:the keys come from a seed")
 def test_a_seeded_run_resumes_to_the_same_end_and_other_participation_is_refused(tmp_path):
     path = tmp_path / "run.ckpt"
@@ -152,17 +140,6 @@ def written(folder, rounds, mechanism, args, **settings):
     config = {**PLAIN, "trainer": {**PLAIN["trainer"], "max_epochs": rounds, "callbacks": [federated]}}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     return str(folder / "config.yaml")
-
-
-@pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
-def test_a_configuration_says_it_and_fedq_privacy_reads_it(tmp_path):
-    from lightning_fedq.commands.privacy import report_of_config
-
-    privacy = {"epsilon": 4.0, "delta": 1e-3, "adversary": "server"}
-    axes = {"epsilon_per_message": 1.0, "clip_norm": 1.0}
-    config = written(tmp_path, 5, "RotatedAxes", axes, privacy=privacy, cohort=written_law("DisjointOnce"))
-    report = report_of_config(config, None, 1e-3, False)
-    assert 3.99 < report.row(Adversary.SERVER).epsilon_run <= 4.0
 
 
 def in_turn(**settings):

@@ -199,12 +199,6 @@ def test_behind_secure_aggregation_the_sum_has_a_budget_of_its_own():
     assert 0.0 < spent_by["secagg_server"] < spent_by["server"] == pytest.approx(cost(2))
 
 
-def test_masks_that_are_accounted_for_only_warn():
-    fed = federated(secure_aggregation=fedq.SecAgg(simulation="counted"))
-    with pytest.warns(UserWarning, match="Masking is accounted for only, so this process sees every"):
-        trainer(fed, budget(1e3, Adversary.SECAGG_SERVER), epochs=1).fit(Linear())
-
-
 def test_a_robust_rule_is_no_sum():
     """Claims about the sum do not hold for a median: the outsider's budget is that of all messages."""
     spent_by = []

@@ -9,7 +9,7 @@ import yaml
 from lightning_fedq import FixedSize
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated, PrivacyBudget, RunFolder, WandbRounds
-from lightning_fedq.callbacks.trainer_lookup import find_engine
+from lightning_fedq.callbacks.trainer_lookup import find_federated
 from lightning_fedq.mechanisms import LDPQ, GaussianNoise
 from tests.callbacks.runs import small_run
 from tests.described import privacy_report
@@ -65,7 +65,7 @@ def expected(folder, trainer):
 
 def privacy_of(trainer, rounds):
     """Epsilon of so many rounds by the report."""
-    engine = find_engine(trainer, "the test")
+    engine = find_federated(trainer, "the test").started_engine
     report = privacy_report(engine.mechanism, engine.context(engine.next_plan()), rounds=rounds, delta=1e-5)
     return next(row.epsilon_run for row in report.rows if row.adversary == "SERVER")
 

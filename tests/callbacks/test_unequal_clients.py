@@ -107,14 +107,6 @@ def test_every_client_has_a_budget_of_its_own():
     assert 9 in fed.planner.plan(fed.engine.round, fed.mechanism).cohort
 
 
-def test_min_epochs_can_not_overrun_one_client_s_budget():
-    fed = unequal((0.001,) * 9 + (0.02,))
-    with pytest.raises(RuntimeError, match=r"The privacy budget allows . rounds of client 9"):
-        limit = PrivacyBudget(2.5, 1e-5, Adversary.SERVER)
-        trainer(fed, limit, epochs=100, min_epochs=100).fit(Wide())
-    assert spent_by(fed, 9) <= 2.5
-
-
 def test_a_client_without_any_protection_is_not_hidden(tmp_path):
     with pytest.raises(ValueError, match=r"No budget can be kept .*clients \[9\]"):
         fed = unequal((0.001,) * 9 + (math.inf,))

@@ -297,11 +297,7 @@ FEATURES = {
     ),
     **{
         f"interrupted at {hook}": _interrupted(hook)
-        for hook in (
-            *("on_train_epoch_start", "on_train_batch_start", "on_before_zero_grad", "on_before_backward"),
-            *("on_after_backward", "on_before_optimizer_step", "on_train_batch_end", "on_validation_start"),
-            *("on_validation_batch_end", "on_validation_end", "on_train_epoch_end"),
-        )
+        for hook in ("on_train_batch_start", "on_after_backward", "on_train_batch_end", "on_validation_end")
     },
 }
 
@@ -325,19 +321,9 @@ def _run(setting, folder, seed):
 
 TRIED = ("nothing", "stacks", "resumed in mid-round")
 """The trial before the first round is a part of these runs; others rehearse in this process."""
-ENDS = ("on_train_batch_start", "on_after_backward", "on_train_batch_end", "on_validation_end")
-"""Within a client's batch, its step and its end, and within the validation; other hooks are slow."""
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(
-            name, marks=pytest.mark.slow if "interrupted" in name and not name.endswith(ENDS) else ()
-        )
-        for name in FEATURES
-    ],
-)
+@pytest.mark.parametrize("name", FEATURES)
 def test_nothing_differs_but_what_is_listed(name, tmp_path, monkeypatch):
     if name not in TRIED:
         without_forks(monkeypatch)

@@ -147,10 +147,6 @@ def test_a_folder_is_of_one_comparison(runs: list[str], tmp_path: Path) -> None:
         spoil(out / "comparison.yaml")
         with pytest.raises(ValueError, match=r"comparison\.yaml is damaged\. Name another folder"):
             asked.run(out)
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old/cells.csv").touch()
-    with pytest.raises(ValueError, match=r"of an earlier version \(cells\.csv\)\. Name another folder"):
-        asked.run(tmp_path / "old")
 
 
 def test_runs_in_processes_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from lightning_fedq.cli import main
-from lightning_fedq.comparison import Comparison, processes
+from lightning_fedq.comparison import processes
 from lightning_fedq.reports.runs import read_rows
 from tests.configurations import written
 from tests.test_cli import configuration
@@ -107,19 +107,3 @@ def test_with_secret_keys_the_page_of_all_runs_is_there_before_the_first(
     page = Path("runs/compare/all_runs.md").read_text()
     one = float(next(line for line in said[-1].split() if line.replace(".", "").isdigit() and "." in line))
     assert 16.0 < one < 24.0 and f"| {one:g} |" in page
-
-
-def test_from_python(small: Path, tmp_path: Path) -> None:
-    """The same objects, with a score of one's own and a logger."""
-    asked = Comparison.from_names(
-        str(small), ["GaussianNoise"], seeds=1, epsilons=[8], delta=1e-2, monitor="val_loss"
-    )
-    rows = asked.run(tmp_path / "out", logger="csv")
-    heads, lines = asked.table(rows)
-    assert heads[-1] == "ε 8" and len(lines) == 4
-    scores = [row["score"] for row in rows]
-    assert len(scores) == 4 and all(score > 1.0 for score in scores)
-    for folder in (tmp_path / "out/csv").iterdir():
-        with (folder / "metrics.csv").open() as file:
-            found = [line["compare/score"] for line in csv.DictReader(file)]
-        assert next(float(score) for score in found if score) in scores

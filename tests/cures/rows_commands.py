@@ -94,13 +94,6 @@ def compared(*arguments, settings=None):
     fedq("compare", *one, "--on", small(), "--delta", "1e-2", "--out", "out", *arguments)
 
 
-def earlier():
-    """The folder of a comparison by an earlier version."""
-    Path("earlier").mkdir()
-    (Path("earlier") / "cells.csv").touch()
-    return "earlier"
-
-
 def planned(*arguments):
     """One mechanism for a few clients."""
     few = ("--epsilon", "8", "--clients", "60", "--params", "100", "--rounds", "5")
@@ -209,11 +202,6 @@ row(
     "{} holds another comparison ({}). Name another folder with --out.",
     lambda: (emptied(), compared("--delta", "1e-3")),
     lambda: compared("--delta", "1e-3", "--out", "fourth"),
-)
-row(
-    "{} holds a comparison of an earlier version ({}). Name another folder with --out.",
-    lambda: compared("--out", earlier()),
-    lambda: compared("--out", "fifth"),
 )
 row(
     "{} is damaged. Name another folder with --out.",

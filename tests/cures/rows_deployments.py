@@ -15,7 +15,7 @@ pytest.importorskip("flwr")
 from lightning_fedq import Cyclic
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Langevin
-from lightning_fedq.callbacks.trainer_lookup import find_engine
+from lightning_fedq.callbacks.trainer_lookup import find_federated
 from lightning_fedq.flower import client_app
 from lightning_fedq.flower.settings import RefusedError, check_schedules
 from lightning_fedq.mechanisms import LDPQ
@@ -146,7 +146,7 @@ class Tampers(pl.Callback):
     """Would change what clients send."""
 
     def on_train_start(self, trainer, pl_module):
-        find_engine(trainer, "Tampers").tampering = self
+        find_federated(trainer, "Tampers").started_engine.tampering = self
 
 
 row(

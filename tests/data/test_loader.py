@@ -48,31 +48,6 @@ def test_batches_client_by_client_and_stack_by_stack(dataset):
     assert [labels(batch) for batch in round_of(loader)] == [[[20, 21], [0, 1]], [[22], [2]], [10, 11], [12]]
 
 
-def test_data_order_follows_the_clients_own_seed():
-    clients = [list(range(8)), list(range(8, 16))]
-    loader = DataLoader(TENSORS, batch_size=3, shuffle=True)
-    together = client_loader(loader, clients, [Stack((0, 1), (3, 3, 2, 3), 1, (5, 6))])
-    alone = client_loader(loader, clients, [Stack((1,), (3, 3, 2, 3), 2, (6,))])
-    rows = [labels(batch)[1] for batch in round_of(together)]
-    assert rows == [labels(batch) for batch in round_of(alone)]
-    one_pass = [*rows[0], *rows[1], *rows[2]]
-    assert sorted(one_pass) == clients[1] != one_pass
-    assert rows[3] != rows[0], "every pass has an order of its own"
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_random_transforms_follow_the_round_and_not_what_was_before(workers):
-    stacks = [Stack((0,), (2, 2), 7, ()), Stack((1,), (2, 2), 8, ())]
-    clients = [[0, 1, 2, 3], [4, 5, 6, 7]]
-    loader = client_loader(DataLoader(Listed(), batch_size=2, num_workers=workers), clients, stacks)
-    torch.manual_seed(0)
-    first = [batch["x"] for batch in round_of(loader)]
-    torch.manual_seed(1)
-    again = [batch["x"] for batch in round_of(loader)]
-    assert torch.equal(torch.cat(first), torch.cat(again))
-    assert not torch.equal(first[0], first[2])
-
-
 class Jittered(Dataset[Any]):
     """Draws from all three global generators, as transforms do, a different number of times each."""
 
@@ -108,18 +83,6 @@ def test_a_client_s_random_transforms_do_not_depend_on_who_is_in_its_stack(worke
     assert len(set(flat.tolist())) == 12, "and no two samples have the same"
 
 
-def test_seeds_the_training_of_each_stack():
-    clients = [[0, 1], [2, 3]]
-    both = client_loader(
-        DataLoader(TENSORS, batch_size=2), clients, [Stack((0,), (2,), 7, ()), Stack((1,), (2,), 8, ())]
-    )
-    second = client_loader(DataLoader(TENSORS, batch_size=2), clients, [Stack((1,), (2,), 8, ())])
-    masks = [torch.rand(3) for _, batches in both.iterate_stacks() for _ in batches]
-    assert torch.equal(
-        masks[1], next(torch.rand(3) for _, batches in second.iterate_stacks() for _ in batches)
-    )
-
-
 def test_an_idle_round_yields_nothing():
     loader = client_loader(DataLoader(TENSORS, batch_size=2), [[3, 4]], [Stack((), (1,), 0, ())])
     assert list(round_of(loader)) == []
@@ -130,29 +93,6 @@ def test_drop_last_drops_from_every_pass():
         DataLoader(TENSORS, batch_size=2, drop_last=True), [[0, 1, 2]], [Stack((0,), (2, 2), 0, ())]
     )
     assert [labels(batch) for batch in round_of(loader)] == [[0, 1], [0, 1]]
-
-
-def test_a_limit_cuts_every_pass_and_keeps_its_order():
-    clients = [list(range(8)), list(range(8, 16))]
-    plain = DataLoader(TENSORS, batch_size=2)
-    for stack in (Stack((0, 1), (2, 2) * 2, 0, ()), Stack((0,), (2, 2) * 2, 0, ())):
-        first, second, *again = [
-            labels(batch) for batch in round_of(client_loader(plain, clients, [stack], limit=0.5))
-        ]
-        assert again == [first, second] and first != second
-    shuffled = DataLoader(TENSORS, batch_size=2, shuffle=True)
-    whole = Stack((0, 1), (2,) * 8, 0, (5, 6))
-    limited = Stack((0, 1), (2,) * 4, 0, (5, 6))
-    passes = [labels(batch) for batch in round_of(client_loader(shuffled, clients, [whole]))]
-    cut = [labels(batch) for batch in round_of(client_loader(shuffled, clients, [limited], limit=2))]
-    assert cut == passes[:2] + passes[4:6]
-
-
-def test_a_limit_counts_in_every_clients_own_pass():
-    clients = [list(range(8)), list(range(8, 12))]
-    loader = client_loader(DataLoader(TENSORS, batch_size=2), clients, [Stack((0, 1), (2,) * 5, 0, ())], 0.5)
-    assert [labels(batch)[0] for batch in round_of(loader)] == [[0, 1], [2, 3], [0, 1], [2, 3], [0, 1]]
-    assert [labels(batch)[1] for batch in round_of(loader)] == [[8, 9]] * 5
 
 
 def test_tensor_datasets_are_gathered_through_subsets_and_other_collations_are_kept():

@@ -18,22 +18,9 @@ def test_follows_the_generator(rule):
     assert not all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
-def test_iid_shares_are_equal():
-    assert {len(part) for part in split(IID(), 8)} == {125}
-    assert sorted({len(part) for part in split(IID(), 7)}) == [142, 143]
-
-
 def test_label_shards_show_few_labels():
     assert max(len(LABELS[part].unique()) for part in split(LabelShards(2), 50)) <= 4
     assert {len(part) for part in split(LabelShards(2), 50)} == {20}
-
-
-def test_dirichlet_is_skewed_for_small_alpha_and_as_iid_for_large():
-    def spread(rule):
-        counts = torch.stack([torch.bincount(LABELS[p], minlength=10) for p in split(rule, 10)])
-        return float(counts.double().std())
-
-    assert spread(Dirichlet(0.1)) > 15 > 4 > spread(Dirichlet(1e6)) > 2 and 4 > spread(IID()) > 2
 
 
 def test_refusals():

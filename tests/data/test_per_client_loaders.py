@@ -252,22 +252,6 @@ def test_arguments_that_do_not_go_together():
         FederatedDataModule(clients=[], batch_size=10)
 
 
-def test_several_loaders_have_no_figure_of_labels():
-    loaders = {"a": DataLoader(part(1), batch_size=5), "b": DataLoader(part(2), batch_size=5)}
-    fed = federated()
-    make_trainer(fed, max_epochs=1).fit(Pairs(), loaders, rest())
-    with pytest.raises(ValueError, match="samples of a common data set can't be taken by index"):
-        fed.label_figure()
-
-
-def test_a_subset_is_a_data_set():
-    whole = TensorDataset(*digits())
-    subsets = [Subset(whole, range(s, s + n)) for s, n in zip(STARTS, SIZES, strict=True)]
-    assert torch.equal(
-        fit(federated(), subsets, batch_size=10), fit(federated(), [part(c) for c in range(3)], batch_size=10)
-    )
-
-
 def test_batches_of_another_library_train_by_the_cure_that_is_named():
     class Theirs:
         """Gives batches, and is no torch loader."""

@@ -60,32 +60,6 @@ def test_sizes_are_those_of_iid_where_shares_are_equal(classes, each, clients):
         assert len(labels) / clients - sizes(split(rule, labels, clients)).min() < 1.01
 
 
-@pytest.mark.parametrize("clients", [20, 479])
-def test_sizes_come_closer_to_equal_ones_as_alpha_grows(clients):
-    """Std of the shares is proportional to 1 / sqrt(clients alpha + 1); rounding adds at most 1/2 or so."""
-    labels = labels_of(10, 144)
-    for kind in (Dirichlet, QuantitySkew):
-        spread = [float(sizes(split(kind(alpha), labels, clients)).std()) for alpha in (0.1, 1.0, 10.0, 1e6)]
-        assert spread == sorted(spread, reverse=True) and spread[-1] <= 0.51, (kind, spread)
-
-
-def test_labels_of_equal_shares_have_the_law_of_iid():
-    """Of client 0 of 12, 10 samples of 4 classes of 30: hypergeometric, as a permutation's. 1,500 draws.
-
-    Chi-square with 9 bins at most of the number of samples of class 0; a false alarm has chance 1e-4 or less.
-    """
-    labels = labels_of(4, 30)
-    law = [math.comb(30, x) * math.comb(90, 10 - x) / math.comb(120, 10) for x in range(11)]
-    for rule in (IID(), Dirichlet(1e9)):
-        generator = torch.Generator().manual_seed(5)
-        counts = torch.zeros(11)
-        for _ in range(1500):
-            counts[int((labels[rule.split(labels, 120, 12, generator)[0]] == 0).sum())] += 1
-        observed = [*counts[:6].tolist(), float(counts[6:].sum())]
-        expected = [1500 * p for p in [*law[:6], sum(law[6:])]]
-        assert sum((o - e) ** 2 / e for o, e in zip(observed, expected, strict=True)) < 27.9, rule
-
-
 @pytest.mark.parametrize(("each", "clients", "alpha"), [(144, 10, 0.5), (30, 20, 1.0), (6, 20, 10.0)])
 def test_counts_of_a_class_have_the_mean_and_variance_of_the_law(each, clients, alpha):
     """Dirichlet-multinomial: mean n/k, variance (n/k)(1 - 1/k)(n + k alpha)/(1 + k alpha), 300 draws.
@@ -163,13 +137,6 @@ def test_the_cure_of_clients_that_hold_too_little_works():
     assert (
         min(map(len, partition_dataset(loader, Dirichlet(100.0, min_partition_size=4), 360, generator))) >= 4
     )
-
-
-def test_a_skewed_client_keeps_its_class():
-    """What makes sizes right does not mix the labels: at 0.01 the class that a client has most of is most."""
-    labels = labels_of(10, 144)
-    counts = label_counts(labels, split(Dirichlet(0.01), labels, 20)).double()
-    assert float((counts.amax(1) / counts.sum(1)).mean()) > 0.75
 
 
 def test_refusals_of_a_smallest_size():

@@ -118,15 +118,6 @@ class Module(Classifier):
         return super().training_step((batch[0].repeat(1, 32), batch[1]), batch_idx)
 
 
-def test_of_several_loaders_it_is_refused():
-    """Two data sets whose users differ would give one client two users."""
-    loader = DataLoader(TABLE, batch_size=2)
-    data = FederatedDataModule.from_loader([loader, loader], partition=Natural(2))
-    fed = Federated(FedAvg(), 4, seed=0)
-    with pytest.raises(ValueError, match=r"Natural\(by=2, merge_users=False\) could number the users"):
-        make_trainer(fed, max_epochs=1).fit(Module(), datamodule=data)
-
-
 # ---- how much ---------------------------------------------------------------------------------------------
 
 

@@ -133,16 +133,6 @@ def test_a_copy_goes_its_own_way():
     assert steps(reopened(copied)) == [4, 0]
 
 
-def test_a_checkpoint_of_an_older_version_has_no_name():
-    old = opened()
-    spend(old, 0, 0)
-    state = {name: old.state_dict()[name] for name in ("histories", "charges", "prices")}
-    again = opened(state)
-    spend(again, 0)
-    assert steps(again) == [3, 0]
-    assert refused(again, state)
-
-
 def test_rounds_of_others_are_paid_for_once():
     accounts = opened()
     spend(accounts, 0, 0, 1, 1, 1, 1)

@@ -167,7 +167,7 @@ def test_answers_that_are_repeated_or_foreign_are_refused(tmp_path):
             reply.content = to_record({"answer": b"junk"})
         return reply
 
-    with pytest.warns(UserWarning, match="client 1 is refused: client 1: the message is of round 0"):
+    with pytest.warns(UserWarning, match="client 1 is refused: Client 1: the message is of round 0"):
         _, server = deployment(make(), 2, tmp_path).run(LoopGrid(*clients(make, tmp_path), replay))
     assert [record.num_received for record in server.records] == [3, 2]
 

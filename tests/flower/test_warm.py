@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.clients.fit import ClientFit
 from lightning_fedq.data.models import MLP
 from lightning_fedq.flower import client_app
 from lightning_fedq.mechanisms import LDPQ, CorBin
@@ -115,53 +114,30 @@ def new_draws():
     return lambda: seeded(Draws, random.Random(5))
 
 
-@pytest.fixture
-def worlds(monkeypatch):
-    """For each world that is made, the kind of the message."""
-    made, make = [], ClientFit._take_snapshot
-
-    def noted(fit, alone):
-        made.append(grids[-1].log[-1][0] if grids else "none")
-        return make(fit, alone)
-
-    grids = []
-    monkeypatch.setattr(ClientFit, "_take_snapshot", noted)
-    return made, grids
-
-
-def deployed(tmp_path, worlds, module=plain_module, data=None, rounds=3, server=None, **options):
+def deployed(tmp_path, module=plain_module, data=None, rounds=3, server=None, **options):
     own = data or (lambda context: OwnDigits(int(context.node_config["partition-id"])))
     apps = [client_app(module, own, federated(COIN, **options)) for _ in range(CLIENTS)]
-    worlds[1].append(LoopGrid(apps, [tmp_path / f"client-{client}" for client in range(CLIENTS)]))
+    grid = LoopGrid(apps, [tmp_path / f"client-{client}" for client in range(CLIENTS)])
     one = deployment(federated(COIN, **options), rounds, tmp_path, module=server or module)
-    return one.run(worlds[1][-1])[1].engine.weights
-
-
-def test_a_message_trains_its_own_module_and_writes_no_world(tmp_path, worlds):
-    expected = simulate(federated(COIN), 3).engine.weights
-    del worlds[0][:]
-    assert torch.equal(deployed(tmp_path, worlds), expected)
-    assert set(worlds[0]) == {"register"}
+    return one.run(grid)[1].engine.weights
 
 
 @pytest.mark.parametrize("plant", [one_number, one_tensor, one_module, one_in_a_container, new_draws])
-def test_what_messages_have_in_common_is_copied_for_each(plant, tmp_path, worlds):
+def test_what_messages_have_in_common_is_copied_for_each(plant, tmp_path):
     """Its count would go on from message to message; in a simulation each client begins with the fit's."""
     expected = simulate(federated(COIN), 3, module=plant()()).engine.weights
-    assert torch.equal(deployed(tmp_path, worlds, plant(), server=plant()), expected)
-    assert "train" in worlds[0]
+    assert torch.equal(deployed(tmp_path, plant(), server=plant()), expected)
 
 
-def test_data_that_messages_have_in_common_are_copied_for_each(tmp_path, worlds):
+def test_data_that_messages_have_in_common_are_copied_for_each(tmp_path):
     whole = {client: Scaled(client, Number()) for client in range(CLIENTS)}
-    shared = deployed(tmp_path / "a", worlds, data=lambda c: whole[int(c.node_config["partition-id"])])
-    assert "train" in worlds[0]
+    shared = deployed(tmp_path / "a", data=lambda c: whole[int(c.node_config["partition-id"])])
     made = lambda c: Scaled(int(c.node_config["partition-id"]), Number())  # noqa: E731
-    anew = deployed(tmp_path / "b", worlds, data=made)
+    anew = deployed(tmp_path / "b", data=made)
     assert torch.equal(shared, anew)
 
 
-def test_data_that_have_come_since_the_last_message_are_trained_on(tmp_path, worlds):
+def test_data_that_have_come_since_the_last_message_are_trained_on(tmp_path):
     held = []
 
     class Grows(OwnDigits):
@@ -172,14 +148,11 @@ def test_data_that_have_come_since_the_last_message_are_trained_on(tmp_path, wor
         def teardown(self, stage):
             held.append(len(self.samples))
 
-    deployed(tmp_path, worlds, data=lambda context: Grows(int(context.node_config["partition-id"])), rounds=2)
-    assert set(worlds[0]) == {"register"}
+    deployed(tmp_path, data=lambda context: Grows(int(context.node_config["partition-id"])), rounds=2)
     assert held[-CLIENTS:] == list(range(16 + len(held) - CLIENTS, 16 + len(held)))
 
 
-def test_what_training_changes_and_no_update_carries_is_named_without_a_world(tmp_path, worlds):
-    """The module is the one that has trained: what it was is kept beside."""
-
+def test_what_training_changes_and_no_update_carries_is_named(tmp_path):
     class Drifts(Net):
         def __init__(self, size):
             super().__init__(MLP(in_features=64, hidden=[16]), lr=0.1)
@@ -191,7 +164,7 @@ def test_what_training_changes_and_no_update_carries_is_named_without_a_world(tm
             return super().training_step(batch, batch_idx)
 
     with pytest.warns(UserWarning, match="Training changed mean, which clients don't send"):
-        deployed(tmp_path, worlds, lambda: seeded(Drifts, 3))
+        deployed(tmp_path, lambda: seeded(Drifts, 3))
 
 
 class Decays(pl.Callback):

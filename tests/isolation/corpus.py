@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
 from lightning_fedq._lightning import pl
-from tests.isolation.published import Case, Data
+from tests.isolation.published import Case
 from tests.training.published_optimizers import SAM
 
 EPOCHS = 3
@@ -104,18 +104,6 @@ class ReplayBuffer(Training):
         return loss
 
 
-class RunningWeight(Training):
-    """Divides by a running mean of the losses of the epoch."""
-
-    def on_train_epoch_start(self):
-        self.mean = 1.0
-
-    def training_step(self, batch, batch_idx):
-        loss = self.loss(batch)
-        self.mean = 0.9 * self.mean + 0.1 * loss.item()
-        return loss / self.mean
-
-
 class Metrics(Training):
     """Objects in the module, logged and computed by hand."""
 
@@ -152,12 +140,6 @@ class Recurrent(Training):
     def loss(self, batch):
         hidden = self.net[0](batch[0].view(-1, 3, 2))[0][:, -1]
         return nn.functional.cross_entropy(self.head(hidden), batch[1])
-
-
-class HooksOfData(Training):
-    class data(Data):
-        def on_after_batch_transfer(self, batch, dataloader_idx):
-            return [batch[0] * 0.5, batch[1]]
 
 
 class GradientHooks(Training):

@@ -4,6 +4,7 @@ import copy
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fedq._lightning import pl
@@ -66,29 +67,6 @@ class Moco(Training):
         return self.loss(batch) + 0.1 * alike
 
 
-class TruncatedBackpropagation(Training):
-    """By hand: several steps of the optimiser in one batch, a hidden state between them."""
-
-    def build(self):
-        self.automatic_optimization = False
-        self.cell, self.head = nn.GRUCell(2, 4), nn.Linear(4, 3)
-
-    def loss(self, batch):
-        hidden = torch.zeros(len(batch[0]), 4)
-        for part in batch[0].view(-1, 3, 2).unbind(1):
-            hidden = self.cell(part, hidden)
-        return nn.functional.cross_entropy(self.head(hidden), batch[1])
-
-    def training_step(self, batch, batch_idx):
-        optimizer = self.optimizers()
-        hidden = torch.zeros(len(batch[0]), 4)
-        for part in batch[0].view(-1, 3, 2).unbind(1):
-            hidden = self.cell(part, hidden.detach())
-            optimizer.zero_grad()
-            self.manual_backward(nn.functional.cross_entropy(self.head(hidden), batch[1]))
-            optimizer.step()
-
-
 class AutoEncoder(Training):
     """A variational one, with noise of a fixed pattern in place of draws."""
 
@@ -148,3 +126,22 @@ class PenaltyOfGradients(Training):
             loss = nn.functional.cross_entropy(self.net(inputs), batch[1])
             (slope,) = torch.autograd.grad(loss, inputs, create_graph=True)
         return loss + 0.1 * slope.square().sum()
+
+
+class Recomputed(Training):
+    """Activations are computed again in the backward pass."""
+
+    def loss(self, batch):
+        return nn.functional.cross_entropy(checkpoint(self.net, batch[0], use_reentrant=False), batch[1])
+
+
+class Spectrum(Training):
+    """Complex numbers on the way, and a convolution over them."""
+
+    def build(self):
+        self.sound = nn.Conv1d(3, 3, 2)
+
+    def loss(self, batch):
+        parts = torch.stft(batch[0], 4, 2, window=torch.hann_window(4), return_complex=True)
+        heard = self.sound(parts.abs().log1p()).mean(2)
+        return nn.functional.cross_entropy(self.net(batch[0]) + heard, batch[1])

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import itertools
-import queue
-import threading
 import types
 import weakref
 from typing import Any, ClassVar
@@ -120,19 +117,6 @@ class EmaOfTorch(Case):
         with torch.no_grad():
             wanted = self.ema(batch[0])
         return self.loss(batch) + nn.functional.mse_loss(self.net(batch[0]), wanted)
-
-
-class EmaInDictionary(Case):
-    """A shadow by name, which pulls."""
-
-    def build(self):
-        self.shadow = {name: p.detach().clone() for name, p in self.net.named_parameters()}
-
-    def training_step(self, batch, batch_idx):
-        pull = sum(((p - self.shadow[name]) ** 2).sum() for name, p in self.net.named_parameters())
-        for name, p in self.net.named_parameters():
-            self.shadow[name].lerp_(p.detach(), 0.3)
-        return self.loss(batch) + 0.1 * pull
 
 
 class LoraParametrization(Case):
@@ -380,33 +364,6 @@ class ModuleInAGlobal(Case):
     refused = "names HOLDER.module directly"
 
 
-# ---- functions and objects --------------------------------------------------------------------------------
-class RunningGenerator(Case):
-    refused = "scales.*__next__"
-
-    def build(self):
-        self.scales = (1 / n for n in itertools.count(1))
-
-    def training_step(self, batch, batch_idx):
-        return self.loss(batch) * next(self.scales)
-
-
-class PropertyWithSetter(Case):
-    _rate = 1.0
-
-    @property
-    def rate(self):
-        return self._rate
-
-    @rate.setter
-    def rate(self, value):
-        self._rate = value
-
-    def training_step(self, batch, batch_idx):
-        self.rate = self.rate * 0.8
-        return self.rate * self.loss(batch)
-
-
 class CachedMethod(Case):
     @functools.lru_cache(maxsize=None)  # noqa: B019, UP033
     def scale_of(self, step):
@@ -451,21 +408,6 @@ class SlotsAndWeak(Case):
         return self.loss(batch) / self.counter.count
 
 
-class Threads(Case):
-    """What synchronises, and a queue."""
-
-    def build(self):
-        self.lock, self.event, self.waiting = threading.RLock(), threading.Event(), queue.Queue()
-
-    def training_step(self, batch, batch_idx):
-        with self.lock:
-            self.event.set()
-            self.waiting.put(batch_idx)
-        return self.loss(batch) / (1 + self.waiting.qsize())
-
-    refused = "event|waiting"
-
-
 class LongChain(Case):
     """A linked list that is deeper than Python recurses."""
 
@@ -496,31 +438,6 @@ class StepInBackward(Case):
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.0)
-
-
-# ---- data -------------------------------------------------------------------------------------------------
-class OwnBatches(Case):
-    """A class of batches that says how it moves."""
-
-    class data(Data):
-        def train_dataloader(self):
-            return DataLoader(self.train_set(), batch_size=BATCH, collate_fn=_Rows)
-
-        def transfer_batch_to_device(self, batch, device, index):
-            return (
-                batch if isinstance(batch, _Rows) else super().transfer_batch_to_device(batch, device, index)
-            )
-
-    def loss(self, batch):
-        return super().loss((batch.inputs, batch.labels) if isinstance(batch, _Rows) else batch)
-
-
-class _Rows:
-    def __init__(self, rows: Any) -> None:
-        self.inputs, self.labels = torch.utils.data.default_collate(rows)
-
-    def __len__(self):
-        return len(self.labels)
 
 
 # ---- precision, layers ------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, Subset
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from lightning_fedq._lightning import pl
 from tests.isolation.published import BATCH, SIZE, Case, Data
@@ -49,26 +49,6 @@ class CountsSamples(Case):
         return [_CountsSamples(), pl.callbacks.LearningRateMonitor("step"), pl.callbacks.Timer("00:01:00:00")]
 
     flags: ClassVar[dict[str, Any]] = {"logger": pl.loggers.logger.DummyLogger()}
-
-
-# ---- data -------------------------------------------------------------------------------------------------
-class NumpyDoubles(Case):
-    class data(Data):
-        def train_set(self):
-            inputs = self.inputs.numpy().astype(np.float64)
-            return [(inputs[n], np.int64(self.labels[n])) for n in range(SIZE)]
-
-    def loss(self, batch):
-        return cross_entropy(self(batch[0].float()), batch[1])
-
-
-class ReloadsEachEpoch(Case):
-    flags: ClassVar[dict[str, Any]] = {"reload_dataloaders_every_n_epochs": 1}
-
-    class data(Data):
-        def train_dataloader(self):
-            kept = SIZE - 4 * (self.trainer.current_epoch > 0)
-            return DataLoader(Subset(self.train_set(), range(kept)), batch_size=BATCH)
 
 
 class _Epochs(Sampler[int]):
@@ -111,13 +91,6 @@ class Mixup(_Draws):
         return share * cross_entropy(out, batch[1]) + (1 - share) * cross_entropy(out, batch[1][order])
 
 
-class MixupOfTorch(_Draws):
-    def training_step(self, batch, batch_idx):
-        share = torch.distributions.Beta(0.4, 0.4).sample()
-        out = self(share * batch[0] + (1 - share) * batch[0].flip(0))
-        return share * cross_entropy(out, batch[1]) + (1 - share) * cross_entropy(out, batch[1].flip(0))
-
-
 class GeneratorOfAFunction(_Draws):
     def build(self):
         self.noise = functools.partial(
@@ -130,12 +103,6 @@ class GeneratorOfAFunction(_Draws):
 
 def _noise(rng, others, shape):
     return torch.from_numpy(rng.normal(size=tuple(shape))).float() * others[0].random()
-
-
-class NegativeSamples(_Draws):
-    def training_step(self, batch, batch_idx):
-        wrong = torch.randint(0, 3, (len(batch[1]),))
-        return self.loss(batch) - 0.1 * cross_entropy(self(batch[0]), wrong)
 
 
 class _Jitters(Dataset[Any]):
@@ -162,10 +129,3 @@ class Shuffles(_Draws):
     class data(Data):
         def train_dataloader(self):
             return DataLoader(self.train_set(), BATCH, True, generator=torch.Generator().manual_seed(3))
-
-
-class SamplesWithReplacement(_Draws):
-    class data(Data):
-        def train_dataloader(self):
-            data = self.train_set()
-            return DataLoader(data, BATCH, sampler=RandomSampler(data, replacement=True, num_samples=16))

@@ -200,7 +200,7 @@ class Outer(pl.Callback):
     locals().update({name: _hook(name) for name in OUTER})
 
 
-def train(module, *callbacks, then=None, folder=None, **settings):
+def train(module, *callbacks, then=None, **settings):
     """A fit that is watched; returns its trainer."""
     fed = Federated(
         Watched(), CLIENTS, **{"seed": 1, "clients_per_step": 1, "diagnostics": False, **settings}
@@ -212,8 +212,6 @@ def train(module, *callbacks, then=None, folder=None, **settings):
         max_epochs=ROUNDS,
         logger=WatchedBook(),
         log_every_n_steps=1,
-        default_root_dir=folder,
-        enable_checkpointing=any(isinstance(c, pl.callbacks.ModelCheckpoint) for c in callbacks),
         num_sanity_val_steps=0,
     )
     Eye.open(module, then)
@@ -291,58 +289,6 @@ def test_an_exception_in_a_client_leaves_the_last_global_model(error, place):
     assert all(parameter.grad is None and parameter.requires_grad for parameter in module.parameters())
 
 
-SAVED_AT = ("on_train_batch_start", "on_before_optimizer_step", "on_train_epoch_end", *OUTER[-2:])
-"""Hooks of a client's training and of the outer fit; the others are slow."""
-
-
-@pytest.mark.parametrize(
-    "place",
-    [
-        *(
-            pytest.param(f"callback.{name}", marks=() if name in SAVED_AT else pytest.mark.slow)
-            for name in (*OF_CLIENTS, *OUTER)
-        ),
-        "training_step",
-    ],
-)
-def test_a_checkpoint_of_any_hook_holds_the_global_model(place, tmp_path):
-    """Saved by whichever trainer a client's hook finds: its own is not the user's."""
-    files = []
-
-    def save(where, who):
-        if where == place:
-            path = tmp_path / f"{len(files)}.ckpt"
-            trainer = who if isinstance(who, pl.Trainer) else who.trainer
-            ends = [state for seen, state in Eye.seen if seen == "callback.on_validation_end"]
-            of_client = where.removeprefix("callback.") not in OUTER
-            files.append((path, (ends or [start])[-1] if of_client else Eye.state()))
-            trainer.save_checkpoint(path)
-
-    module = HookedNet()
-    start = copy.deepcopy(dict(module.state_dict()))
-    train(module, Client(), then=save, folder=tmp_path)
-    assert files
-    for path, seen in files:
-        checkpoint = torch.load(path, weights_only=False)
-        assert same(dict(checkpoint["state_dict"]), seen), path
-        for states in checkpoint["optimizer_states"]:
-            assert not states["state"], "no client's momentum"
-
-
-def test_checkpoints_of_lightning_hold_the_global_model(tmp_path):
-    module = Net()
-    every = pl.callbacks.ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=1)
-    best = pl.callbacks.ModelCheckpoint(tmp_path, filename="best", monitor="val_loss", save_last=True)
-    train(module, every, best)
-    files = sorted(tmp_path.glob("*.ckpt"))
-    assert len(files) >= ROUNDS + 1
-    for file in files:
-        state = dict(torch.load(file, weights_only=False)["state_dict"])
-        assert any(same(state, model) for model in Eye.models()), file.name
-    last = torch.load(tmp_path / "last.ckpt", weights_only=False)["state_dict"]
-    assert same(dict(last), dict(module.state_dict()))
-
-
 class Keeps(Net):
     """Keeps what it can of its batches."""
 
@@ -374,18 +320,6 @@ def test_nothing_of_a_client_stays_in_what_the_user_holds(client_metrics, tmp_pa
             assert held.last is None and held.losses == [] and held.counts == {"steps": 0}
             assert vars(held.meter) == vars(Meter())
             assert not hasattr(held.net[0], "note")
-
-
-def test_the_outer_trainer_keeps_no_client_s_optimiser():
-    found = []
-
-    def look(where, who):
-        if where in ("callback.on_validation_end", "callback.on_fit_end"):
-            found.extend(dict(optimizer.state) for optimizer in who.optimizers)
-
-    trainer = train(Net(), then=look)
-    found.extend(dict(optimizer.state) for optimizer in trainer.optimizers)
-    assert len(found) >= ROUNDS and not any(found)
 
 
 TEACHER = nn.Linear(3, 3).requires_grad_(False)

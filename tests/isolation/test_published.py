@@ -258,8 +258,8 @@ ONE_AT_A_TIME = {
     **dict.fromkeys(("MeanTeacher", "Moco"), "training writes into frozen parameters"),
     **dict.fromkeys(("Closure", "SharpnessAware"), "is not elementwise"),
     "LabelledAndNot": "its own training loaders",
-    **dict.fromkeys(("Gan", "TruncatedBackpropagation"), "uses manual optimisation"),
-    **dict.fromkeys(("RunningWeight", "MemoryOfEpochs"), "reads the value of a tensor"),
+    "Gan": "uses manual optimisation",
+    "MemoryOfEpochs": "reads the value of a tensor",
     "WarmupByHand": "overrides optimizer_step",
     "Metrics": "overrides on_train_epoch_end",
     "ReplayBuffer": "keeps tensors in samples",
@@ -270,6 +270,7 @@ ONE_AT_A_TIME = {
     "AutoEncoder": "get no gradient",
     **dict.fromkeys(("PicturesWithPaths", "Detection"), "strings or objects"),
     "PenaltyOfGradients": "calls requires_grad_()",
+    "Recomputed": "support saved tensor hooks",
 }
 """Why clients of these do not train side by side. All others do, with branches on shapes among them."""
 

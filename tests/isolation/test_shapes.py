@@ -33,18 +33,6 @@ SIDE_BY_SIDE = frozenset(
     """.split()  # noqa: SIM905
 )
 """These train in stacks. The others take numbers out of tensors, so that one client trains at a time."""
-REFUSED = frozenset(
-    """
-    Queue Locked RunningGenerator OpenFile ParameterAssignedAnew SubmoduleReplaced
-    ClassAttribute GlobalTensor DefaultArgument Cache Environment FileOnDisk
-    DatasetWithMemory CollateWithMemory DatasetWrittenByModule BatchWrittenInPlace
-    OfAClass SumInValidation ToTheLogger OutliersOnly FirstOfAll PickledByName OnTheStrategy
-    ByWarnings InAMemmap FirstInAMap InAValue InNamedMemory SharedByTorch
-    NormalisedByTheFirstSample BigTable BufferOfOutliers CountsByData StateOfACallback
-    GlobalNumber ModuleLevelTable ThreadLocal HookOfAllModules OfATyping InAFieldSizeLimit
-    """.split()  # noqa: SIM905
-)
-"""What must or may be refused: a row for each place that is looked at and each way out. Others are slow."""
 
 
 def refused(row, clients_per_step, error):
@@ -61,18 +49,25 @@ def kind_of(row):
 
 
 def cases():
-    """All rows, alone. By default, `REFUSED` with the trial, and others without it.
+    """All rows alone, those that may be refused with the trial, and others without it.
 
     Rows that differ in nothing but what a module keeps run in one module, and each by itself in the slow set.
+    The others run there with the trial, too.
     """
     for row in ROWS:
-        if row.refused:
-            yield pytest.param(row, True, id=row.__name__, marks=slow_unless(row.__name__ in REFUSED))
-        else:
-            own = kind_of(row) in TOGETHER and is_plain(row)
-            alone = not own and not (kind_of(row) == "places" and row.__name__.startswith("Own"))
-            yield pytest.param(row, False, id=row.__name__, marks=slow_unless(alone))
+        plain = not row.refused and kind_of(row) in TOGETHER and is_plain(row)
+        yield pytest.param(row, bool(row.refused), id=row.__name__, marks=slow_unless(not plain))
+        if not row.refused and not plain:
             yield pytest.param(row, True, id=f"{row.__name__}-tried", marks=pytest.mark.slow)
+
+
+def stacks():
+    """The rows that train in stacks, and the first of each kind of those that do not."""
+    first = {kind_of(row): row for row in reversed(ROWS) if row.__name__ not in SIDE_BY_SIDE}
+    for row in ROWS:
+        quick = row.__name__ in SIDE_BY_SIDE | {"Float"}
+        if quick or row is first[kind_of(row)]:
+            yield pytest.param(row, id=row.__name__, marks=slow_unless(quick))
 
 
 def slow_unless(quick):
@@ -118,13 +113,11 @@ def test_one_client_s_data_move_nobody_else(row, tried, tmp_path, monkeypatch):
 def test_nor_do_those_of_all_plain_rows_of_a_kind_in_one_module(kind, tmp_path):
     """Where it fails, the slow set says which row it is."""
     rows = [row for row in ROWS if kind_of(row) == kind and is_plain(row)]
-    assert len(rows) >= 10
+    assert len(rows) >= 5
     check(together(rows), FIRST_AND_LAST, 1, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "row", [pytest.param(row, marks=slow_unless(row.__name__ in SIDE_BY_SIDE | {"Float"})) for row in ROWS]
-)
+@pytest.mark.parametrize("row", list(stacks()))
 def test_nor_does_it_in_stacks(row, tmp_path, monkeypatch):
     if not row.refused:  # the same trial as alone
         without_forks(monkeypatch)
@@ -155,7 +148,7 @@ def test_a_module_without_memory_lets_nothing_through(tmp_path, monkeypatch):
 
 def test_names_are_no_two_rows_name():
     names = [row.__name__ for row in ROWS]
-    assert len(names) == len(set(names)) >= 170
+    assert len(names) == len(set(names)) >= 90
 
 
 class DataAssigned(Shape):

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
-from torch.optim.swa_utils import AveragedModel
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.training import rehearsal
@@ -70,17 +69,6 @@ class InCheckpoints(_Ema):
         checkpoint["state_dict"] = self.shadow
 
 
-class OfTorch(pl.Callback):
-    def on_fit_start(self, trainer, pl_module):
-        self.average = AveragedModel(pl_module.net)
-
-    def on_train_batch_end(self, trainer, pl_module, *args):
-        self.average.update_parameters(pl_module.net)
-
-    def on_train_end(self, trainer, pl_module):
-        pl_module.net.load_state_dict(self.average.module.state_dict())
-
-
 class FlatAtFitEnd(pl.Callback):
     def on_train_start(self, trainer, pl_module):
         self.average = parameters_to_vector(pl_module.parameters()).detach().clone()
@@ -90,17 +78,6 @@ class FlatAtFitEnd(pl.Callback):
 
     def on_fit_end(self, trainer, pl_module):
         vector_to_parameters(self.average, pl_module.parameters())
-
-
-class BestBatch(pl.Callback):
-    best: Any = (9.9, None)
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, *args):
-        self.best = min(self.best, (float(outputs["loss"]), state(pl_module)), key=lambda pair: pair[0])
-
-    def on_train_end(self, trainer, pl_module):
-        if self.best[1] is not None:
-            pl_module.load_state_dict(self.best[1])
 
 
 class _SwapsOptimizer(pl.Callback):
@@ -183,7 +160,7 @@ class InASubmodule(Case):
         self.net.load_state_dict(self.ema.state_dict())
 
 
-STALE = [AtTheEnd, BegunByTheFirstBatch, ForValidation, InCheckpoints, OfTorch, FlatAtFitEnd, BestBatch]
+STALE = [AtTheEnd, BegunByTheFirstBatch, ForValidation, InCheckpoints, FlatAtFitEnd]
 FINE = [BestValidated, Rounded]
 MODULES = [OfTheOptimizer, OfTheModule, InASubmodule]
 

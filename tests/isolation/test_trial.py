@@ -1,13 +1,10 @@
 """The trial before the first round: in forks that leave nothing behind, or in the one process there is."""
 
-import logging
 import multiprocessing
 import os
 import subprocess
 import sys
 import warnings
-from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import torch
@@ -16,12 +13,10 @@ from torch.utils.data import DataLoader
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.clients.forks import ForkFailedError, _said, run_in_fork
+from lightning_fedq.clients.forks import ForkFailedError, run_in_fork
 from lightning_fedq.mechanisms import FedAvg
 from lightning_fedq.training.isolation import IsolationTrial, describe_trial
-from tests import forked
 from tests.digits_run import make_trainer
-from tests.isolation.published import CASES, Case, Data
 from tests.isolation.shapes.leaving import BigTable, BufferOfOutliers, FirstInAMap, OfAClass, _InCallback
 from tests.isolation.shapes.outside import ClassAttribute
 from tests.isolation.worlds import CLIENTS, ROUNDS, SAMPLES, Samples, Shape, federate
@@ -208,69 +203,3 @@ def test_where_nothing_trains_it_is_said(tmp_path):
         warnings.filterwarnings("ignore", category=FutureWarning)  # of TorchScript
         warnings.filterwarnings("error", message="Nothing trains")
         assert len(federate(Scripted, None, 1, tmp_path).updates) == CLIENTS * ROUNDS
-
-
-class Writes(Case):
-    """Notes each client's end in a file, in one of three ways."""
-
-    way: ClassVar[str] = "open"
-    folder: ClassVar[Path] = Path()
-
-    def build(self):
-        self.log_file = open(self.folder / "log.txt", "a") if self.way == "an open file" else None  # noqa: SIM115
-
-    def on_train_epoch_end(self):
-        if self.way == "open":
-            with open(self.folder / "notes.txt", "a") as file:
-                file.write("a client\n")
-        elif self.way == "torch":
-            torch.save({}, self.folder / "notes.pt")
-        else:
-            self.log_file.write("a client\n")
-            self.log_file.flush()
-
-
-CASES.remove(Writes)
-
-
-@pytest.mark.parametrize(
-    ("way", "name"), [("open", "notes.txt"), ("torch", "notes.pt"), ("an open file", "log.txt")]
-)
-def test_files_that_are_written_in_forks_are_said_once(way, name, tmp_path, caplog, monkeypatch):
-    """There are several forks, and forks of forks; the rounds' own writing is no news."""
-    monkeypatch.setattr("lightning_fedq.clients.forks._said", set())
-    monkeypatch.setattr(Writes, "way", way)
-    monkeypatch.setattr(Writes, "folder", tmp_path)
-    fed = Federated(FedAvg(), 3, seed=0, check_isolation=True)
-    with caplog.at_level("INFO"):
-        module = Writes()
-        make_trainer(fed, max_epochs=2).fit(module, datamodule=Data())
-    if module.log_file is not None:
-        module.log_file.close()
-    told = [message for message in caplog.messages if "Trials before the first round" in message]
-    assert len(told) == 1 and f"have written to {tmp_path / name}." in told[0]
-
-
-def test_output_that_goes_to_a_file_is_nobody_s_hook(tmp_path):
-    """`python train.py > log 2>&1`: whatever the shell runs writes there, too."""
-
-    def work():
-        for stream in (1, 2):
-            os.dup2(log.fileno(), stream)
-        _said.clear()
-        logging.basicConfig(level="INFO", stream=log, force=True)
-        run_in_fork(lambda: os.write(1, b"a step"))
-
-    with (tmp_path / "log").open("w") as log:
-        assert forked.end(forked.begin(work)) == [0]
-    said = (tmp_path / "log").read_text()
-    assert "a step" in said and "have written" not in said
-
-
-def test_a_fork_that_writes_nothing_says_nothing(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr("lightning_fedq.clients.forks._said", set())
-    (tmp_path / "read.txt").write_text("a")
-    with caplog.at_level("INFO"):
-        assert run_in_fork(lambda: (tmp_path / "read.txt").read_text()) == "a"
-        assert run_in_fork(lambda: open(os.devnull, "w").close()) is None
-    assert not caplog.messages

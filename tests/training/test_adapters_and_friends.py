@@ -111,28 +111,3 @@ def test_the_mean_of_an_adapter_is_exact_where_one_factor_is_frozen(freeze_a):
     before = torch.stack(products[-10:-5]).mean(0)
     error = (module.backbone.lora_B @ module.backbone.lora_A - moved).norm() / (moved - before).norm()
     assert error < 1e-5 if freeze_a else error > 0.01
-
-
-def test_tied_weights_stay_tied():
-    module = Classifier(Tied(), adam)
-    make_trainer(Federated(FedAvg(), 5, seed=0)).fit(module, datamodule=Digits(100))
-    tied = module.backbone
-    assert tied.inward.weight is tied.outward.weight
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_a_compiled_part_is_mapped_and_a_compiled_module_is_not():
-    found = []
-    for compiled in (False, True):
-        torch.manual_seed(1)
-        net = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
-        module = Classifier(torch.compile(net, backend="aot_eager") if compiled else net)
-        fed = Federated(FedAvg(), 5, seed=0, clients_per_step=5)
-        make_trainer(fed).fit(module, datamodule=Digits(100))
-        found.append((fed.clients_per_step_chosen, trained(module)))
-    torch.testing.assert_close(found[1][1], found[0][1], atol=1e-5, rtol=1e-4)
-    fed, whole = Federated(FedAvg(), 5, seed=0, clients_per_step=5), Classifier()
-    with pytest.warns(UserWarning, match="compile a part: module.net"):
-        make_trainer(fed).fit(torch.compile(whole, backend="aot_eager"), datamodule=Digits(100))
-    assert fed.clients_per_step_chosen == 1

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.mechanisms import CorBin, FedAvg
+from lightning_fedq.mechanisms import FedAvg
 from tests.digits_run import Classifier, Digits, digits, make_trainer, weights_of
 
 CLIENTS = 8
@@ -151,8 +151,7 @@ def test_the_same_trainer_validates_tests_and_predicts_the_global_model(tmp_path
 
 
 def test_one_trainer_goes_on_after_a_look_between_fits():
-    whole, module, fed = made(), made(), federated()
-    make_trainer(federated(), max_epochs=4).fit(whole, train(), val())
+    module, fed = made(), federated()
     trainer = make_trainer(fed, max_epochs=2)
     trainer.fit(module, train(), val())
     trainer.validate(module, val(), verbose=False)
@@ -160,14 +159,6 @@ def test_one_trainer_goes_on_after_a_look_between_fits():
     trainer.fit(module, train(), val())
     assert trainer.current_epoch == 4 and len(fed.records) == 4
     assert fed.ledger.charges.tolist() == [4] * CLIENTS
-
-
-def test_one_federated_object_serves_several_fits_and_remembers_what_they_cost():
-    fed = federated(CorBin(epsilon_per_coordinate=5.0), seed=None)
-    for fit, hidden in enumerate((16, 16, 24), start=1):
-        make_trainer(fed, max_epochs=2).fit(Normed(hidden=hidden), train(), val())
-        assert len(fed.records) == 2, "of the last fit"
-        assert fed.ledger.charges.tolist() == [2 * fit] * CLIENTS, "of all fits"
 
 
 def test_a_compiled_module_trains_as_it_does_uncompiled(tmp_path):

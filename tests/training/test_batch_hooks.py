@@ -1,6 +1,6 @@
 """Whoever handles a batch handles one client's: transfer hooks, `collate_fn`, `transfer_batch_to_device`."""
 
-import logging
+import re
 import signal
 import warnings
 from dataclasses import dataclass, replace
@@ -21,11 +21,11 @@ from tests.digits_run import make_trainer, weights_of
 
 
 class Words(Dataset[Any]):
-    """Tokens of 3 to 6 words, a label, and where they are from."""
+    """Tokens of 3 to `longest` words, a label, and where they are from."""
 
-    def __init__(self) -> None:
+    def __init__(self, longest: int) -> None:
         draws = torch.Generator().manual_seed(0)
-        lengths = torch.randint(3, 7, (64,), generator=draws).tolist()
+        lengths = torch.randint(3, longest + 1, (64,), generator=draws).tolist()
         self.tokens = [torch.randint(1, 20, (n,), generator=draws) for n in lengths]
         self.labels = torch.randint(4, (64,), generator=draws)
 
@@ -134,9 +134,9 @@ class Text(pl.LightningModule):
 
 
 class Texts(pl.LightningDataModule):
-    def __init__(self, collate) -> None:
+    def __init__(self, collate, longest=6) -> None:
         super().__init__()
-        self.loader = DataLoader(Words(), batch_size=4, shuffle=True, collate_fn=collate)
+        self.loader = DataLoader(Words(longest), batch_size=4, shuffle=True, collate_fn=collate)
 
     def train_dataloader(self):
         return self.loader
@@ -177,6 +177,13 @@ def test_a_hook_sees_one_client_s_batch(kind, hook, owner):
 def test_without_hooks_either(kind):
     data = COLLATIONS[kind]
     same(fit(8, Text(), Texts(data)), fit(1, Text(), Texts(data)))
+
+
+@pytest.mark.parametrize("clients_per_step", [8, "auto"])
+def test_batches_that_hardly_ever_agree_go_one_client_at_a_time(clients_per_step):
+    found, expected = (fit(n, Text(), Texts(COLLATIONS["padded"], 40)) for n in (clients_per_step, 1))
+    assert found[0] == 1 and re.search("of 8 clients are of [5-8] kinds", found[2][0])
+    assert torch.equal(found[1], expected[1])
 
 
 class Mixes(Text):
@@ -299,21 +306,3 @@ def test_objects_that_refuse_to_be_compared_are_not_stacked():
 
     collate = lambda samples: {"one": Odd(samples)}  # noqa: E731
     same(fit(8, Own(), Texts(collate)), fit(1, Own(), Texts(collate)))
-
-
-class OwnPrecision(pl.plugins.Precision):
-    def convert_input(self, data):
-        return changed(data)
-
-
-@pytest.mark.parametrize("kind", ["of one length", "padded"])
-def test_a_precision_of_one_s_own_converts_one_client_s_batch(kind):
-    found = [fit(n, Text(), Texts(COLLATIONS[kind]), plugins=[OwnPrecision()]) for n in (8, 1)]
-    same(*found)
-
-
-def test_a_stack_s_batch_after_the_hooks_is_said_nowhere(caplog):
-    with caplog.at_level(logging.INFO):
-        own = type("Own", (After, Text), {})
-        found = fit(8, own(), Texts(COLLATIONS["of one length"]))
-    assert found[0] == 8 and not found[2]

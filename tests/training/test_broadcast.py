@@ -77,17 +77,6 @@ def test_clients_train_from_what_they_are_sent():
     assert torch.equal(federated.engine.weights, weights_of(module))
 
 
-@pytest.mark.parametrize("target", ["updates", "weights"])
-def test_side_by_side_and_alone_are_the_same(target):
-    settings = {
-        "sends": target,
-        "mechanism": GaussianNoise(1.0, 0.1) if target == "updates" else CorBin(4.0, 5),
-    }
-    together = run(5, clients_per_step=8, **settings)[1]
-    alone = run(5, clients_per_step=1, **settings)[1]
-    assert torch.allclose(weights_of(together), weights_of(alone), atol=1e-4)
-
-
 def test_a_round_that_was_given_up_leaves_the_model_in_full():
     class Stops(Classifier):
         def training_step(self, batch, batch_idx):
@@ -102,19 +91,6 @@ def test_a_round_that_was_given_up_leaves_the_model_in_full():
     _, expected, _ = run(2, rounds=1)
     assert torch.equal(weights_of(module), weights_of(expected))
     assert torch.equal(federated.engine.weights, weights_of(expected))
-
-
-def test_a_resumed_run_ends_as_one(tmp_path):
-    _, expected, _ = run(4, rounds=3)
-    _, _, trainer = run(4, rounds=2)
-    trainer.save_checkpoint(tmp_path / "two.ckpt")
-    torch.manual_seed(1)
-    federated, module = Federated(FedAvg(), 8, seed=3, broadcast_bits=4), Classifier()
-    make_trainer(federated, max_epochs=3).fit(module, Digits(), ckpt_path=tmp_path / "two.ckpt")
-    assert torch.equal(weights_of(module), weights_of(expected))
-    other = Federated(FedAvg(), 8, seed=3, broadcast_bits=5)
-    with pytest.raises(ValueError, match="broadcast_bits"):
-        make_trainer(other, max_epochs=3).fit(Classifier(), Digits(), ckpt_path=tmp_path / "two.ckpt")
 
 
 @pytest.mark.filterwarnings(

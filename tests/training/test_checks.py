@@ -23,15 +23,6 @@ def federated(**settings):
     )
 
 
-def refused(message, module=None, data=None, fed=None, **trainer):
-    module, data = module or Classifier(), data or Digits(80)
-    runner = make_trainer(fed or federated(), **trainer)
-    with pytest.raises((ValueError, TypeError), match=message):
-        runner.fit(module, datamodule=data)
-    assert "train_dataloader" not in vars(data)
-    assert not {"training_step", "backward"} & set(vars(runner.strategy))
-
-
 class Two(Classifier):
     def configure_optimizers(self):
         return [torch.optim.SGD([p], lr=0.1) for p in self.parameters()]
@@ -74,13 +65,6 @@ def test_a_refused_tuner_leaves_a_trainer_that_trains():
     assert trainer.callback_metrics["fed/round"] == 1
 
 
-def test_nothing_to_train_is_said():
-    refused(r"has nothing to train, because no parameter in an optimiser", Classifier().requires_grad_(False))
-    module = Classifier(optimizer=lambda params: None)
-    with pytest.warns(UserWarning, match="no optimizer"):
-        refused("has nothing to train", module)
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -88,14 +72,10 @@ def test_nothing_to_train_is_said():
         ({"mechanism": "LDPQ"}, "got 'LDPQ'"),
         ({"num_clients": 20.0}, "num_clients must be an integer, got 20.0"),
         ({"num_clients": None}, "num_clients must be an integer, got None"),
-        ({"partition": None}, "got None"),
         ({"clients_per_step": "all"}, "clients_per_step must be an integer or 'auto', got 'all'"),
         ({"diagnostics": "yes"}, "diagnostics must be True or False, got 'yes'"),
         ({"seed": "0"}, "seed must be an integer, or None for a private run, got '0'"),
-        ({"privacy": 8.0}, "privacy must be PrivacyTarget"),
         ({"partition": "dirichlet"}, r"Dirichlet\(0.5\), got 'dirichlet'"),
-        ({"local_steps": 2.5}, "local_steps must be an integer"),
-        ({"ledger": 3}, "ledger must be the ledger of another Federated"),
     ],
 )
 def test_settings_of_another_kind_are_refused_at_once(settings, message):

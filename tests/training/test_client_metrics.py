@@ -170,24 +170,6 @@ def test_the_base_class_s_log_is_no_way_round(tmp_path):
     assert pl.LightningModule.log is original
 
 
-class Own(pl.Callback):
-    """A user's callback that logs through the module, in training and in validation."""
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        pl_module.log("own_secret", SECRET)
-
-    def on_validation_epoch_end(self, trainer, pl_module):
-        pl_module.log("own_validation", 1.0)
-
-
-def test_what_a_user_s_callback_logs_in_training_stays_too(tmp_path):
-    trainer, _ = run(tmp_path, Own())
-    assert "own_secret" not in trainer.callback_metrics and "own_secret" not in columns(tmp_path)
-    assert "own_validation" in trainer.callback_metrics and "own_validation" in columns(tmp_path)
-    line = json.loads((tmp_path / "run" / "clients" / "0.jsonl").read_text().splitlines()[0])
-    assert line["own_secret"] == SECRET
-
-
 @pytest.mark.parametrize("clients_per_step", [1, 4])
 def test_a_metric_object_is_kept_and_begins_every_round_anew(tmp_path, clients_per_step):
     class Module(WithMetric):

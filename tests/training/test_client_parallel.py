@@ -50,14 +50,6 @@ class Logs(Classifier):
         return {"loss": loss, "scores": scores, "name": "x"}
 
 
-@pytest.mark.parametrize("num_train", [120, 117])
-def test_logs_are_averaged_over_clients_and_samples(num_train):
-    results = [fit(Logs(), n, Digits(num_train))[1].callback_metrics for n in (1, 4)]
-    for name in ("epoch_loss", "acc", "one", "val_acc"):
-        torch.testing.assert_close(results[0][name], results[1][name], atol=1e-6, rtol=1e-5)
-    assert results[1]["one"] == 1.0
-
-
 class Outputs(pl.Callback):
     """A callback of the package, as far as anybody can tell: it is handed what a stack's step returns."""
 
@@ -161,16 +153,6 @@ class Counts(Classifier):
         return super().training_step(batch, batch_idx) * min(1.0, self.steps / 3)
 
 
-class Alternates(Classifier):
-    def __init__(self) -> None:
-        super().__init__()
-        self.phase = {"odd": False}
-
-    def training_step(self, batch, batch_idx):
-        self.phase["odd"] = not self.phase["odd"]
-        return super().training_step(batch, batch_idx) * (2.0 if self.phase["odd"] else 0.5)
-
-
 @pytest.mark.parametrize(
     ("module", "reason"),
     [
@@ -180,7 +162,6 @@ class Alternates(Classifier):
         (Hooks, "Hooks overrides on_after_backward"),
         (ScalesByNumPy, "from Python or NumPy"),
         (Counts, r"changes numbers of Python \(steps\)"),
-        (Alternates, r"changes numbers of Python \(phase\['odd'\]\)"),
     ],
 )
 @pytest.mark.parametrize("clients_per_step", [3, "auto"])

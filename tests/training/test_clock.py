@@ -7,15 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
-from torch.utils.data import TensorDataset
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.data import Dirichlet, FederatedDataModule
+from lightning_fedq.data import Dirichlet
 from lightning_fedq.mechanisms import FedAvg
 from tests.by_hand import data_order, federated_averaging, plans_of, sgd_step
 from tests.callbacks.steps import Saves
-from tests.digits_run import Classifier, Digits, ManualSteps, digits, make_trainer, weights_of
+from tests.digits_run import Classifier, Digits, ManualSteps, make_trainer, weights_of
 
 SAMPLES, BATCH = 120, 10
 
@@ -121,13 +120,6 @@ def test_a_schedule_by_step_is_every_client_s_own(clients_per_step, partition):
     fed = federated(clients_per_step=clients_per_step, **partition)
     weights, _ = run(fed, Falling(), max_epochs=4)
     same(weights, by_hand(fed, 4, falling))
-
-
-def test_a_run_may_have_more_rounds_than_a_round_has_batches():
-    """Two clients of two batches are four, and the number of the round is five."""
-    fed = federated(2)
-    weights, _ = run(fed, Falling(frequency=2), max_epochs=5, limit_train_batches=2)
-    same(weights, by_hand(fed, 5, lambda step: 0.5 / (1 + step // 2), most_batches=2))
 
 
 def test_a_frequency_counts_one_client_s_batches():
@@ -316,32 +308,6 @@ def test_accumulation_with_clients_of_one_batch_and_of_several(clients_per_step)
     same(weights, by_hand(fed, 2, falling, 2))
 
 
-def test_the_first_client_has_one_batch_and_the_second_waits():
-    """Lightning alone would never clear the gradient at the second batch of a round."""
-    inputs, labels = digits()
-    train = TensorDataset(inputs[:50], labels[:50])
-    clients = [list(range(10)), list(range(10, 40)), list(range(40, 50))]
-    fed = federated(3)
-    module = Classifier()
-    make_trainer(fed, accumulate_grad_batches=2).fit(
-        module, datamodule=FederatedDataModule(train, batch_size=BATCH, clients=clients, val=train)
-    )
-    same(weights_of(module), by_hand(fed, 2, lambda step: 0.5, 2))
-
-
-def test_accumulation_that_starts_later():
-    for order in (0, 1):
-        schedule = pl.callbacks.GradientAccumulationScheduler({0: 1, 1: 2})
-        fed, module = federated(), Classifier()
-        trainer = make_trainer(*([fed, schedule] if order else [schedule, fed]))
-        trainer.fit(module, datamodule=Digits(SAMPLES, BATCH))
-        assert trainer.global_step == 3 + 2
-        first, after = federated(), Classifier()
-        make_trainer(first, max_epochs=1).fit(after, datamodule=Digits(SAMPLES, BATCH))
-        same(weights_of(after), by_hand(fed, 1, lambda step: 0.5))
-        assert not torch.allclose(weights_of(module), by_hand(fed, 2, lambda step: 0.5), atol=1e-3)
-
-
 # ---- the end of the run, and what else cuts it ----------------------------------------------------------
 
 
@@ -354,6 +320,13 @@ def test_max_steps_are_one_client_s(max_steps, rounds, clients_per_step):
     same(weights, by_hand(fed, rounds, falling, max_steps=max_steps))
     assert trainer.max_steps == max_steps
     assert "val_acc" in trainer.callback_metrics
+
+
+def test_max_steps_with_accumulation_and_a_schedule_over_them():
+    fed, module = federated(3), Falling()  # 4 batches, 2 steps a round
+    weights, _ = run(fed, module, max_steps=5, max_epochs=-1, accumulate_grad_batches=2)
+    assert len(fed.records) == 3
+    same(weights, by_hand(fed, 3, falling, 2, max_steps=5))
 
 
 @pytest.mark.parametrize("where", ["training_step", "on_train_batch_end"])
@@ -396,13 +369,6 @@ class ByHand(ManualSteps, Classifier):
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.5)
         return [optimizer], [torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)]
-
-
-def test_max_steps_with_accumulation_and_a_schedule_over_them():
-    fed, module = federated(3), Falling()  # 4 batches, 2 steps a round
-    weights, _ = run(fed, module, max_steps=5, max_epochs=-1, accumulate_grad_batches=2)
-    assert len(fed.records) == 3
-    same(weights, by_hand(fed, 3, falling, 2, max_steps=5))
 
 
 def test_overfits_each_client_s_first_batches():
@@ -472,8 +438,9 @@ def test_reloads_the_loader_on_the_same_split():
 # ---- resume ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("clients_per_step", [1, 5])
-@pytest.mark.parametrize("stop", [{"max_epochs": 3}, {"max_epochs": -1, "max_steps": 5}])
+@pytest.mark.parametrize(
+    ("clients_per_step", "stop"), [(1, {"max_epochs": -1, "max_steps": 5}), (5, {"max_epochs": 3})]
+)
 def test_resumes_bit_for_bit(tmp_path, clients_per_step, stop):
     def fit(folder, resume=None):
         keep = Saves(tmp_path / folder, "on_train_batch_end", "on_train_epoch_end")

@@ -109,15 +109,6 @@ def test_what_nobody_has_said_anything_of_is_named(caplog):
     assert "must stay positive" not in caplog.text
 
 
-@pytest.mark.parametrize("clients_per_step", [1, 4])
-def test_in_stacks_as_one_by_one(clients_per_step):
-    net = module("input normaliser")
-    said = SAID["input normaliser"]
-    fed = fit(net, LDPQ(2.0), 2, clients_per_step=clients_per_step, **said)
-    assert fed.clients_per_step_chosen == clients_per_step
-    assert float(net.get_buffer("backbone.0.var").min()) > 0
-
-
 def test_without_noise_nothing_is_repaired():
     """One client behind `FedAvg` is the plain training, buffers included."""
     for kind in KINDS:
@@ -147,23 +138,6 @@ def test_one_s_own_constraint():
         Federated(FedAvg(), 4, constraints={"var": "postive"})
     with pytest.raises(TypeError, match="constraints must map name patterns"):
         Federated(FedAvg(), 4, constraints=["var"])
-
-
-class Broken(Classifier):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("level", torch.ones(2))
-
-    def training_step(self, batch, batch_idx):
-        self.level.mul_(float("inf") if int(batch[1][0]) % 2 else 1.1)
-        return super().training_step(batch, batch_idx)
-
-
-def test_what_is_not_finite_is_named():
-    with pytest.warns(
-        UserWarning, match=r"clients \[.*\] contain a NaN or an infinity \(level\) and count as zero"
-    ):
-        fit(Broken(), FedAvg(), 1)
 
 
 def test_observers():

@@ -1,15 +1,9 @@
 """Rounds with a time limit: who is late is dropped, counted and charged, and no claim counts on it."""
 
-import csv
-from pathlib import Path
-
 import pytest
-import yaml
 from scipy import stats
 
 import lightning_fedq as fedq
-from lightning_fedq.cli import main
-from lightning_fedq.commands.configs import find
 from lightning_fedq.flower.federated_server import FederatedServer
 from lightning_fedq.flower.settings import time_limit, with_real_clients
 from lightning_fedq.rounds import RoundPlanner
@@ -32,12 +26,6 @@ def test_who_is_late_is_dropped_counted_and_charged():
     assert [record.num_received for record in federated.records] == [5, 5]
     assert federated.ledger.charges.tolist() == [2] * 6  # who was asked may have sent
     assert trainer.callback_metrics["fed/num_dropped"] == 1
-
-
-def test_nobody_is_late_before_the_limit():
-    federated = fedq.Federated(fedq.FedAvg(), 6, seed=1, deadline=fedq.Deadline(90.0, SLOW.durations))
-    run(federated, 1)
-    assert federated.records[0].num_dropped == 0
 
 
 def test_a_round_in_which_all_are_late_leaves_the_model():
@@ -113,17 +101,3 @@ def test_numbers_out_of_range(name, value):
         fedq.Deadline(**{"seconds": 1.0, "durations": 1.0, name: value})
     with pytest.raises(TypeError, match="one number, or one per client"):
         fedq.Deadline(1.0, durations=["1"])
-
-
-@pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
-def test_from_yaml(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    config = yaml.safe_load(find("digits_ldpq").read_text())
-    trainer = config["trainer"] | {"max_epochs": 1}
-    callback = next(one for one in trainer["callbacks"] if one["class_path"].endswith("Federated"))
-    callback["init_args"]["deadline"] = {"seconds": 30.0, "durations": 20.0, "spread": 0.5}
-    Path("late.yaml").write_text(yaml.safe_dump(config | {"trainer": trainer}))
-    assert main(["fit", "--config", "late.yaml"]) in (0, None)
-    (table,) = Path().rglob("metrics.csv")
-    (row,) = csv.DictReader(table.read_text().splitlines())
-    assert float(row["num_dropped"]) > 0

@@ -1,20 +1,17 @@
 """Ranks own disjoint clients: the same model for any number of them, and what is refused."""
 
-import os
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.callbacks import DPSGD, Federated
 from lightning_fedq.data.batches import LocalWork, Stack
 from lightning_fedq.keys.randomness import RootKeys, SeededKeys
-from lightning_fedq.mechanisms import CPA, CorBin, FedAvg, SignRR, SubtractiveDither, TopK
+from lightning_fedq.mechanisms import CPA, CorBin, SignRR, SubtractiveDither, TopK
 from lightning_fedq.mechanisms.interface.ranges import AdaptiveRange, Ranges
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
-from lightning_fedq.training import ranks
 from lightning_fedq.training.loops import Schedule
 from lightning_fedq.training.rank_group import DistributedClientsStrategy
 from lightning_fedq.training.ranks import (
@@ -28,7 +25,6 @@ from lightning_fedq.training.ranks import (
     check_same_on_all_ranks,
     warn_idle_ranks,
 )
-from tests.digits_run import Classifier, Digits, make_trainer
 
 # ---- who owns whom --------------------------------------------------------------------------------------
 
@@ -281,10 +277,6 @@ def test_a_round_that_is_about_to_start_is_not_waited_for_twice():
 # ---- refused --------------------------------------------------------------------------------------------
 
 
-def fed(mechanism=None, **options):
-    return Federated(mechanism or CorBin(1.0), 4, seed=0, **options)
-
-
 def test_ranks_with_other_settings_are_refused_by_name():
     group = Meeting(1)
     group.broadcast = lambda facts, place: {**facts, "mechanism": "CorBin(9)"}
@@ -333,34 +325,3 @@ def test_of_cpus_any_will_do_and_of_accelerators_there_must_be_one_a_rank():
 def test_backends_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="must be 'gloo', 'nccl' or None, got 'mpi'"):
         DistributedClientsStrategy("mpi")
-
-
-def test_lightning_knows_the_strategy_by_name():
-    assert "fedq_clients" in pl.strategies.StrategyRegistry.available_strategies()
-    strategy = pl.strategies.StrategyRegistry.get("fedq_clients")
-    assert isinstance(strategy, DistributedClientsStrategy)
-
-
-def test_the_end_of_a_fit_says_what_a_second_core_would_bring(monkeypatch, caplog):
-    monkeypatch.setattr(ranks, "WORTH", 0.0)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    private = DPSGD(1.0, 1.0, delta=0.01, seed=0)  # which ranks refuse
-    for callbacks, said in (((), 1), ((private,), 0)):
-        caplog.clear()
-        federated = Federated(FedAvg(), 4, clients_per_step=1 if callbacks else 2, seed=0)
-        with caplog.at_level("INFO"):
-            make_trainer(federated, *callbacks).fit(Classifier(), datamodule=Digits(40))
-        lines = [r.getMessage() for r in caplog.records if "Clients trained for" in r.getMessage()]
-        assert len(lines) == said
-        assert all("1 of 3 cores" in line and "devices=2" in line for line in lines)  # of two stacks
-
-
-def test_nothing_is_said_of_cores_for_a_short_fit_a_single_stack_or_a_core_of_all_threads(monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    assert ranks.idle_cores(59.0, 10) is None
-    assert ranks.idle_cores(600.0, 1) is None
-    assert "300 s at best" in (ranks.idle_cores(600.0, 10) or "")
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    assert ranks.idle_cores(600.0, 10) is None

@@ -115,13 +115,6 @@ class Whole:
         return self.batches[number]
 
 
-class Passes:
-    """The same, which can be iterated only."""
-
-    def __iter__(self):
-        return iter(Whole().batches)
-
-
 @pytest.mark.parametrize("clients_per_step", [1, 4])
 def test_a_sequence_of_batches_is_dealt_out_batch_by_batch(clients_per_step):
     def trained(loader):
@@ -141,10 +134,3 @@ def test_one_client_with_a_sequence_of_batches_is_the_plain_training():
     fed = Federated(FedAvg(), 1, seed=1)
     make_trainer(fed, max_epochs=1).fit(ours, Whole(), Digits().val_dataloader())
     torch.testing.assert_close(weights_of(ours), weights_of(plain), atol=1e-6, rtol=0)
-
-
-def test_what_can_be_iterated_only_is_told_the_line_that_works():
-    with pytest.raises(TypeError, match=r"DataLoader\(list\(batches\), batch_size=None\)"):
-        make_trainer(federated()).fit(Classifier(), Passes(), Digits().val_dataloader())
-    loader = DataLoader(list(Passes()), batch_size=None)
-    make_trainer(federated()).fit(Classifier(), loader, Digits().val_dataloader())

@@ -89,35 +89,6 @@ def test_no_kill_makes_a_charge_forgotten(tmp_path, name):
     assert report_of_checkpoint(tmp_path / "5.ckpt", None, 1e-5, secagg=False).rounds == again.ledger.rounds
 
 
-@pytest.mark.slow
-def test_torchrun_restarts_and_the_charges_of_the_killed_worker_stay(tmp_path):
-    """`--max-restarts` starts the script anew, which resumes what its own callback has saved."""
-    script = tmp_path / "train.py"
-    script.write_text(
-        "import os, sys, warnings\n"
-        "from pathlib import Path\n"
-        "warnings.simplefilter('ignore')\n"
-        "from tests.training.test_journal_at_save import POINTS, SavesItself, run\n"
-        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
-        "    POINTS['a round after a save'].arm()\n"
-        "root = Path(sys.argv[1])\n"
-        "fed = run(root, SavesItself(root), resume=max(root.glob('*.ckpt'), default=None))\n"
-        "(root / 'paid').write_text(str(fed.ledger.rounds))\n"
-    )
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", "--max-restarts", "1"]
-    place = ["--master-addr", "127.0.0.1", "--master-port", "0"]
-    done = subprocess.run(
-        [*command, *place, str(script), str(tmp_path)],
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert (tmp_path / "paid").read_text() == "8"  # six rounds before the kill, two of them again
-    assert journal_lines(tmp_path) == 6
-
-
 def test_a_round_after_the_last_checkpoint_is_paid_for(tmp_path):
     """The findings' case: 8 rounds were sent where 6 were stated."""
     with pytest.raises(ZeroDivisionError):

@@ -70,17 +70,3 @@ def test_one_client_is_the_plain_training(kind):
     for (name, one), other in zip(plain.state_dict().items(), ours.state_dict().values(), strict=True):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5, msg=name)
     assert len(fed.engine.weights) == 650 + (650 if kind is MeanTeacher else 40), "it is charged"
-
-
-@pytest.mark.parametrize("kind", list(LATE))
-def test_what_clients_wrote_is_averaged_or_stays_with_them(kind):
-    module = kind()
-    before = {name: value.clone() for name, value in module.state_dict().items()}
-    run(module, 2, extra_buffers=LATE[kind])
-    late = next(name for name in before if name.startswith(("teacher", "queue")))
-    assert not torch.equal(before[late], module.state_dict()[late])
-
-
-def test_a_pattern_of_nothing():
-    with pytest.raises(ValueError, match=r"extra_buffers='techer.\*' matches none of"):
-        run(MeanTeacher(), 1, extra_buffers=["techer.*"])

@@ -169,35 +169,3 @@ def test_max_steps_counts_the_steps_of_all_optimisers_of_one_client(max_steps, c
     weights, losses = by_hand(expected, parts, max_steps)
     torch.testing.assert_close(weights_of(ours), weights, atol=1e-5, rtol=1e-4)
     assert len(fed.records) == len(losses) == len(steps)
-
-
-def test_accumulation_by_hand_counts_the_steps_that_are_taken():
-    """`trainer.global_step` and `max_steps` go by steps, of which there are fewer than batches."""
-
-    class Slow(Adversaries):
-        """Steps on every second batch; remembers the step it begins with."""
-
-        seen: list[int] = []  # noqa: RUF012
-
-        def training_step(self, batch, batch_idx):
-            optimizer = self.optimizers()
-            self.seen.append(self.trainer.global_step)
-            self.manual_backward(self.losses(batch[0])[1])
-            if batch_idx % 2:
-                optimizer.step()
-                optimizer.zero_grad()
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.critic.parameters(), lr=0.1)
-
-    class Begins(pl.Callback):
-        def on_train_start(self, *args):
-            Slow.seen.clear()  # of the rehearsal's steps
-
-    module, fed = Slow(), Federated(FedAvg(), 2, seed=0)
-    make_trainer(fed, Begins(), max_steps=5, max_epochs=-1).fit(
-        module, loader(40)
-    )  # 4 batches, 2 steps a round
-    assert len(fed.records) == 3
-    one = [[0, 0, 1, 1], [2, 2, 3, 3], [4, 4]]
-    assert Slow.seen == [step for of_round in one for step in of_round * 2]

@@ -28,14 +28,6 @@ class ClearedAtTheEnd(Measured):
         self.seen.clear()
 
 
-class ClearedAtTheStart(ClearedAtTheEnd):
-    def on_validation_start(self):
-        self.seen.clear()
-
-    def on_validation_end(self):
-        return
-
-
 class MetricInADict(Measured):
     """A metric that no module has registered."""
 
@@ -46,16 +38,6 @@ class MetricInADict(Measured):
     def validation_step(self, batch, batch_idx):
         self.metrics["mean"].update(batch[0].mean())
         self.log("val", self.metrics["mean"].compute())
-
-
-class RunningMean(Measured):
-    def __init__(self) -> None:
-        super().__init__()
-        self.running = 0.0
-
-    def validation_step(self, batch, batch_idx):
-        self.running = 0.9 * self.running + 0.1 * float(batch[0].mean())
-        self.log("val", self.running)
 
 
 class NormInTrainingMode(Measured):
@@ -93,15 +75,7 @@ class BatchHooks(Measured):
         self.log("val", self.total)
 
 
-SHAPES = (
-    ClearedAtTheEnd,
-    ClearedAtTheStart,
-    MetricInADict,
-    RunningMean,
-    NormInTrainingMode,
-    Draws,
-    BatchHooks,
-)
+SHAPES = (ClearedAtTheEnd, MetricInADict, NormInTrainingMode, Draws, BatchHooks)
 
 
 def world(shape, is_other, **settings):

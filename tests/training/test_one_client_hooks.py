@@ -91,15 +91,6 @@ def test_callbacks_see_one_client_at_a_time(callback, hook, clients_per_step):
         assert ours.samples == 240
 
 
-def test_a_lambda_callback_is_a_callback():
-    seen = []
-    watch = pl.callbacks.LambdaCallback(on_train_batch_end=lambda *args: seen.append(len(args[3][1])))
-    watch.is_shared_by_clients = True
-    with pytest.warns(UserWarning, match="LambdaCallback.*on_train_batch_end"):
-        fit(4, watch)
-    assert sum(seen) == 240
-
-
 NORMS = []
 
 

@@ -18,20 +18,15 @@ from lightning_fedq import cli
 from lightning_fedq._lightning import pl
 from lightning_fedq.commands.privacy import report_of_checkpoint
 from lightning_fedq.mechanisms.interface import Adversary
-from lightning_fedq.privacy.account import Account
-from lightning_fedq.privacy.client_spending import Population
 from lightning_fedq.privacy.document import headline
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
-from lightning_fedq.privacy.planning import make_plan_context
 from lightning_fedq.privacy.report_file import from_json
-from lightning_fedq.privacy.target import affordable
 from lightning_fedq.privacy.verdict import format_epsilon
 from lightning_fedq.training.accounts import make_report
 from lightning_fedq.training.checkpoints import journal_folders
 from lightning_fedq.training.user_messages import describe_outcome
 from tests.callbacks.steps import EndsAfter
-from tests.described import Setting
 from tests.digits_run import Classifier, Digits, make_trainer
 from tests.training.beside import ROUNDS
 
@@ -239,19 +234,6 @@ def test_a_target_in_a_used_folder_goes_on_with_a_warning_and_is_not_met(tmp_pat
         fit(folder, 4, federated=resumed, resume=last)
 
 
-def test_a_target_that_is_resumed_in_a_used_folder_has_its_rounds_and_no_more(tmp_path):
-    federated, _ = limited("target")
-    fit(tmp_path, 3, federated=federated)
-    federated, _ = limited("target")
-    fit(tmp_path, 3, Killed(2), federated=federated)
-    (last,) = [path for path in tmp_path.glob("*.ckpt") if "epoch=1" in path.name and "v1" in path.name]
-    federated, _ = limited("target")
-    assert federated.ledger.max_charges == 0
-    with pytest.raises(RuntimeError, match="The privacy budget allows 3 rounds of client"):
-        fit(tmp_path, 3, federated=federated, resume=last)  # round 3 was sent and lost, which is the limit
-    assert federated.ledger.max_charges == 6
-
-
 @pytest.mark.parametrize("copied", [False, True])
 def test_a_target_that_was_stopped_goes_on_beside_other_runs(tmp_path, copied):
     """Beside another run's three rounds, or beside a copy of its own folder that went on."""
@@ -270,25 +252,6 @@ def test_a_target_that_was_stopped_goes_on_beside_other_runs(tmp_path, copied):
     assert trainer.current_epoch == 3
     assert federated.ledger.max_charges == (2 + 1 + 1 if copied else 3 + 3)
     assert "NOT met" in outcome(federated, trainer)
-
-
-def test_a_target_and_a_budget_in_a_used_folder_follow_their_own_rules(tmp_path):
-    federated, _ = limited("target")
-    fit(tmp_path, 3, federated=federated)
-    federated, _ = limited("target")
-    budget = fedq.PrivacyBudget(2.8, DELTA, "server")
-    fit(tmp_path, 3, budget, federated=federated)
-    assert federated.ledger.max_charges == 5 and 2.5 < budget.epsilon_spent <= 2.8
-
-
-def test_the_account_of_samples_counts_the_rounds_of_a_run_beside(tmp_path):
-    """Epsilon 2.019 over 6 steps was said of 12 steps, 2.976."""
-    steps = []
-    for _ in range(2):
-        private = fedq.DPSGD(2.0, 1.0, delta=1e-3)
-        fit(tmp_path, 3, private, federated=fedq.Federated(fedq.FedAvg(), CLIENTS))
-        steps.append(private.statement().steps)
-    assert steps[1] == 2 * steps[0]
 
 
 def test_the_account_of_samples_counts_copies_and_what_ran_beside_it(tmp_path):
@@ -354,20 +317,6 @@ def test_loggers_page_and_command_say_one_number_of_a_run_with_dropouts(tmp_path
         assert callbacks[0].epsilon_spent == pytest.approx(page)
 
 
-@pytest.mark.parametrize("rounds", [1, 3, 7])
-def test_epsilon_with_dropouts_pays_for_as_many_rounds_as_it_states(rounds):
-    """Half of delta covers few answers in each of these rounds, whatever number of rounds was planned."""
-    mechanism = fedq.GaussianNoise(1.0, 2.0)
-    context = make_plan_context(mechanism, 20, 10)
-    ended = Setting(context, rounds, DELTA, dropout_probability=0.3, charges=[rounds] * 20)
-    page = Population(Account(ended.run(mechanism), DELTA)).histogram()[0].epsilons["OUTSIDER"]
-    for planned in (1, 3, 50):
-        run = Setting(context, planned, DELTA, dropout_probability=0.3).run(mechanism)
-        assert Account(run, DELTA).epsilon(Adversary.OUTSIDER, rounds, secret=False) == page
-        limit = affordable(Account(run, DELTA), Adversary.OUTSIDER, page, secret=False)
-        assert limit == rounds
-
-
 # ---- rounds to come --------------------------------------------------------------------------------------
 
 
@@ -402,16 +351,6 @@ def test_the_command_adds_a_lottery_of_the_rounds_to_come_to_the_charges(drawn_t
         page = command(drawn_thrice, tmp_path, "--rounds", str(rounds))
         assert page.row(Adversary.SERVER).epsilon_run == pytest.approx(epsilon, abs=6e-4)
         assert format_epsilon(epsilon) in capsys.readouterr().out
-
-
-def test_what_the_command_states_never_falls_as_rounds_are_added(drawn_thrice, tmp_path):
-    """With nothing to come it is the page's own."""
-    now = command(drawn_thrice, tmp_path)
-    pages = [command(drawn_thrice, tmp_path, "--rounds", str(rounds)) for rounds in range(6, 20)]
-    for before, after in zip([now, *pages], pages, strict=False):
-        for one, other in zip(before.rows, after.rows, strict=True):
-            assert one.epsilon <= other.epsilon and one.epsilon_run <= other.epsilon_run
-    assert [row.epsilon for row in now.rows] == [row.epsilon for row in pages[0].rows]
 
 
 @pytest.mark.parametrize(
@@ -477,9 +416,6 @@ def test_a_run_that_ended_early_names_the_limit_that_holds_at_any_end(tmp_path, 
         assert "ended by a stop after round 3 of 6" in text
         assert "is for a number of rounds that was fixed beforehand" in text
         assert f"If released outputs decided when to end, {limit} holds instead" in text
-    old = json.loads((tmp_path / "run" / "privacy.json").read_text())
-    del old["limit"]  # as a version before wrote it
-    assert from_json(json.dumps(old)).limit == ""
 
 
 # ---- secret cohorts --------------------------------------------------------------------------------------

@@ -188,19 +188,6 @@ def test_a_second_fit_of_the_same_federation_goes_on():
     agrees(fed, other, by_hand(fed, ("2.",), 1), ("2.",))
 
 
-def test_the_same_with_buffers():
-    """`buffers="local"` is the special case: clients find theirs again in a second fit, too."""
-    fed, module = federated((), buffers="local"), build(norm=True)
-    fit(fed, module, rounds=1)
-    before = fed.personal_state(0)["backbone.2.running_mean"]
-    fit(fed, module, rounds=1)
-    whole = federated((), buffers="local")
-    fit(whole, build(norm=True), rounds=2)
-    after = fed.personal_state(0)["backbone.2.running_mean"]
-    assert not torch.equal(before, after)
-    torch.testing.assert_close(after, whole.personal_state(0)["backbone.2.running_mean"])
-
-
 def test_a_layer_that_joins_leaves_what_clients_keep():
     class Thaws(Classifier):
         def on_train_epoch_start(self):

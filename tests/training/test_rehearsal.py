@@ -5,7 +5,6 @@ from torch import nn
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients import stack_size
 from lightning_fedq.clients.forks import find_fork_obstacle
-from lightning_fedq.clients.stack_trial import elementwise
 from lightning_fedq.clients.stale import digests
 from lightning_fedq.mechanisms import LDPQ, FedAvg
 from tests.digits_run import Classifier, Digits, make_trainer, weights_of
@@ -76,24 +75,6 @@ def test_a_training_step_without_a_batch_index_is_mapped():
             assert fed.clients_per_step_chosen == size
             results.append(weights_of(module))
         torch.testing.assert_close(results[0], results[1], atol=1e-6, rtol=1e-5)
-
-
-def test_large_models_are_not_stacked_on_a_cpu():
-    fed = Federated(FedAvg(), 4, seed=0)
-    wide = Classifier(nn.Sequential(nn.Linear(64, 20_000), nn.Linear(20_000, 10)))
-    make_trainer(fed, max_epochs=1).fit(wide, datamodule=Digits(8))
-    assert fed.clients_per_step_chosen == 1
-
-
-def test_elementwise():
-    params = [nn.Parameter(torch.zeros(3))]
-    assert elementwise(torch.optim.Adam(params))
-    assert not elementwise(torch.optim.LBFGS(params))
-
-    class Own(torch.optim.SGD):
-        pass
-
-    assert not elementwise(Own(params, lr=0.1)), "a subclass may do anything"
 
 
 def test_objects_that_lead_to_each_other_are_looked_at_once():

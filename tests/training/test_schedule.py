@@ -1,13 +1,13 @@
 import torch
 
-from lightning_fedq.data.batches import LocalWork, Stack
+from lightning_fedq.data.batches import LocalWork
 from lightning_fedq.mechanisms import FedAvg
-from lightning_fedq.rounds import RoundPlan, RoundPlanner
-from lightning_fedq.training.loops import first_steps, round_stacks
+from lightning_fedq.rounds import RoundPlanner
+from lightning_fedq.training.loops import round_stacks
 
 
-def plan(num_clients, dropout=0.0):
-    return RoundPlanner(num_clients, 3, dropout_probability=dropout).plan(1, FedAvg())
+def plan(num_clients):
+    return RoundPlanner(num_clients, 3).plan(1, FedAvg())
 
 
 def test_stacks_hold_clients_of_equal_batch_shapes_and_differ_by_one():
@@ -16,17 +16,6 @@ def test_stacks_hold_clients_of_equal_batch_shapes_and_differ_by_one():
     assert sorted(c for stack in stacks for c in stack.clients) == list(range(11))
     assert all(len({c < 4 for c in stack.clients}) == 1 for stack in stacks)
     assert sorted(len(stack.clients) for stack in stacks) == [2, 2, 2, 2, 3]
-
-
-def test_a_clients_seeds_do_not_depend_on_the_stack():
-    now = plan(9)
-    orders = []
-    for clients_per_step in (1, 4, 9):
-        stacks = round_stacks(now, lambda c: (1,), lambda c: True, clients_per_step)
-        pairs = [pair for s in stacks for pair in zip(s.clients, s.order_seeds, strict=True)]
-        orders.append(dict(pairs))
-    assert orders[0] == orders[1] == orders[2]
-    assert len(set(orders[0].values())) == 9
 
 
 def test_stacks_shuffle_all_their_clients_or_none():
@@ -48,20 +37,3 @@ def test_stacks_shuffle_all_their_clients_or_none():
             )
         assert orders[0] == orders[1] == orders[2]
         assert {client for client, seed in orders[0].items() if seed is None} == {1, 3, 5, 7}
-
-
-def test_dropped_clients_do_not_train_and_a_round_of_nobody_idles():
-    now = plan(40, dropout=0.5)
-    stacks = round_stacks(now, lambda c: (1,), lambda c: False, 5)
-    assert not now.dropped & {c for stack in stacks for c in stack.clients}
-    empty = RoundPlan(0, ((0,), (1,)), frozenset({0, 1}), 3)
-    assert [(s.clients, s.batch_sizes) for s in round_stacks(empty, lambda c: (9,), lambda c: True, 5)] == [
-        ((), (1,))
-    ]
-
-
-def test_shortened():
-    stacks = [Stack((0,), (2, 2), 0, ()), Stack((1,), (2, 2), 0, ())]
-    assert first_steps(stacks, 4) == stacks
-    assert first_steps(stacks, 3) == stacks[:1]
-    assert first_steps(stacks, 1) == [Stack((0,), (2,), 0, ())]

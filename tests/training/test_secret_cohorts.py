@@ -51,10 +51,6 @@ def fitted(federated, *callbacks, rounds=3, module=None, data=None, **settings):
 # ---- the draw -----------------------------------------------------------------------------------------
 
 
-def test_cohorts_are_known_unless_asked():
-    assert fedq.Federated(NOISE, 20, cohort=4).planner.key is None
-
-
 def test_a_secret_cohort_does_not_follow_from_the_seed():
     one, other = (RoundPlanner(1000, 7, fedq.FixedSize(10, secret=True)) for _ in range(2))
     assert one.cohort(0) != other.cohort(0)  # false alarm below 1e-23
@@ -145,15 +141,6 @@ def test_a_target_is_met_and_spends_rounds(mechanism):
     assert federated.calibration.charges == 5
     row = make_report(federated, trainer, 1e-3).secret
     assert 1.95 < row.epsilon_run <= 2.0
-
-
-def test_a_target_with_secret_cohorts_takes_less_noise():
-    noises = []
-    for settings in ({}, {"cohort": 4}):
-        federated = secret(privacy=TARGET, **settings)
-        fitted(federated, rounds=5)
-        noises.append(federated.mechanism.noise_multiplier)
-    assert noises[0] < 0.5 * noises[1]
 
 
 @pytest.mark.parametrize("on_exhausted", ["stop", "raise"])
@@ -247,14 +234,6 @@ def test_a_run_folder_tells_rounds_and_no_charges(tmp_path, capsys):
     assert stated["by_round"][-1] == [4, pytest.approx(stated["secret"]["epsilon_run"])]
 
 
-def test_a_page_is_the_same_whoever_was_drawn():
-    pages = []
-    for _ in range(2):
-        federated = secret(fedq.GaussianNoise(1.0, 2.0))
-        pages.append(markdown(make_report(federated, fitted(federated), 1e-3)))
-    assert pages[0] == pages[1]
-
-
 def test_no_journal_is_written(tmp_path):
     federated = secret()
     checkpoints = pl.callbacks.ModelCheckpoint(tmp_path)
@@ -341,15 +320,6 @@ def test_a_round_that_was_given_up_is_not_drawn_again():
     with pytest.raises(ValueError, match=r"S2, .*2 rounds were charged and 1 are finished.*new Federated"):
         fitted(federated, module=module)
     assert federated.ledger.rounds == 2
-
-
-def test_a_run_is_not_resumed(tmp_path):
-    trainer = fitted(secret())
-    path = tmp_path / "run.ckpt"
-    trainer.save_checkpoint(path)
-    for cohorts in ({}, {"cohort": 4}):
-        with pytest.raises(ValueError, match=r"can't resume.*add both epsilons"):
-            trainer_of(secret(**cohorts), rounds=5).fit(Line(), loader(), ckpt_path=path)
 
 
 def test_several_processes_are_refused():

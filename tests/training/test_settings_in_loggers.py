@@ -1,11 +1,9 @@
 """What a stock logger of Lightning's keeps of a federation, without another callback."""
 
-import json
 from pathlib import Path
 
 import pytest
 import yaml
-from pytorch_lightning.loggers import WandbLogger
 
 from lightning_fedq import __version__
 from lightning_fedq._lightning import pl
@@ -13,8 +11,6 @@ from lightning_fedq.data.models import Classifier, Linear
 from lightning_fedq.mechanisms import GaussianNoise
 from lightning_fedq.privacy.target import PrivacyTarget
 from tests.callbacks.runs import small_data, small_run
-from tests.callbacks.test_tracked_rounds import mlflow_logger
-from tests.callbacks.test_wandb_rounds import finished_records_of
 
 TARGET = PrivacyTarget(epsilon=8.0, delta=1e-5, adversary="server")
 
@@ -50,28 +46,6 @@ def test_csv_and_tensorboard(tmp_path):
         kept = yaml.safe_load((Path(logger.log_dir) / "hparams.yaml").read_text())
         check(kept["federation"])
         assert kept["of_the_module"] == 3
-
-
-def test_weights_and_biases(tmp_path, monkeypatch):
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    logger = WandbLogger(project="tests", save_dir=str(tmp_path), offline=True)
-    run(logger)
-    logger.experiment.finish()
-    records = finished_records_of(tmp_path)
-    config = {item.key: item.value_json for r in records if r.HasField("config") for item in r.config.update}
-    check(json.loads(config["federation"]))
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # MLflow's own
-def test_mlflow_and_a_second_fit_of_its_run(tmp_path):
-    logger = mlflow_logger(tmp_path)
-    run(logger)
-    run(logger)  # a parameter is written once, and the target sets the same mechanism
-    flat, found = logger.experiment.get_run(logger.run_id).data.params, {"mechanism_settings": {}}
-    for name, value in flat.items():
-        *inner, last = name.removeprefix("federation/").split("/")
-        (found["mechanism_settings"] if inner else found)[last] = value
-    check(found)
 
 
 def test_a_logger_of_ones_own(tmp_path):

@@ -70,18 +70,6 @@ def test_no_row_behind_masks_that_did_not_run(caplog):
     assert lines and not any("behind secure aggregation" in line for line in lines)
 
 
-def test_masks_that_were_only_counted_meet_no_target(caplog):
-    target, secagg = fedq.PrivacyTarget(8.0, 1e-5, "secagg_server"), fedq.SecAgg(simulation="counted")
-    federated = fedq.Federated(DDG, 20, secure_aggregation=secagg, privacy=target)
-    with pytest.warns(UserWarning, match="Masking is accounted for only"):
-        first, second = said(caplog, federated)
-    assert "NOT met: masks were only counted, so whoever ran this saw every message" in first
-    assert (
-        "if masks are broken" not in second
-        and "nothing useful against the server that sees every message, an eavesdropper" in second
-    )
-
-
 @pytest.mark.filterwarnings("ignore:.*Masking is accounted for only")
 def test_a_target_that_is_not_met_is_the_headline_and_masks_that_did_not_run_have_no_epsilon(
     tmp_path, capsys

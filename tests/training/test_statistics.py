@@ -150,12 +150,6 @@ def test_it_is_charged_as_a_round_against_everybody(mechanism, settings):
     assert "`client_statistics`" not in other.unprotected_outputs(plain)
 
 
-def test_its_noise_is_said_when_it_is_released(caplog):
-    with caplog.at_level("INFO"):
-        federated, _ = fit(Net())
-    assert f"4 numbers released, noise of {federated.engine.statistic_std:.2g} each" in caplog.text
-
-
 class Counted(Net):
     """Its hook fails, or is of another shape or no number, at the n-th client that is asked."""
 

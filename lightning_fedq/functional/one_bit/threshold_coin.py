@@ -219,7 +219,7 @@ def worst_pair_mse(scale: float, shared_bits: int | None) -> float:
 
 
 def worst_group_variance(size: int, span: float) -> float:
-    """Return an upper bound on `group_variance` over all probabilities in an interval of length `span`.
+    """Return a bound on the variance of a group's number of ones, for probabilities within a `span`.
 
     Strata never make two bits agree more often than independent bits, so size / 4 is a bound. The second term
     of the formula is at most 1/4. The first term is size^2 / (2 (size - 1)) E|D|(1 - |D|), where D is the

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, SeededKeys
 from lightning_fedq.mechanisms.contract import BrokenContractError as BrokenContractError
-from lightning_fedq.mechanisms.interface import Mechanism, Message, RoundContext, split_groups
+from lightning_fedq.mechanisms.interface import Mechanism, Message, RoundContext, group_clients
 
 Rule = Callable[[Mechanism], None]
 
@@ -50,7 +50,7 @@ def make_context(
     def per_segment(value: float | Sequence[float]) -> Tensor:
         return torch.as_tensor(value, dtype=torch.float64).expand(len(segments)).clone()
 
-    groups = split_groups(clients, mechanism.group_sizes(len(clients)))
+    groups = group_clients(mechanism, clients)
     return RoundContext(round, groups, tuple(segments), per_segment(center), per_segment(radius), attempt)
 
 

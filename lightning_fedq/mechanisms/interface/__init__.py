@@ -5,7 +5,7 @@ Everything here is a frozen value or an abstract method. State (ranges, error fe
 add the claims of a run up to an epsilon.
 """
 
-from lightning_fedq.mechanisms.interface.base import Mechanism
+from lightning_fedq.mechanisms.interface.base import Mechanism, group_clients
 from lightning_fedq.mechanisms.interface.claims import (
     ANY_NUMBER,
     NO_SLACK,
@@ -65,6 +65,7 @@ __all__ = [
     "Slack",
     "Unit",
     "count_hidden_clients",
+    "group_clients",
     "no_guarantee",
     "same_for_all",
     "single_message_claims",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from lightning_fedq.mechanisms.interface.basics import MechanismBasics
 from lightning_fedq.mechanisms.interface.claims import Adversary, Neighbours, PrivacyClaim
-from lightning_fedq.mechanisms.interface.context import RoundContext
+from lightning_fedq.mechanisms.interface.context import RoundContext, split_groups
 
 if TYPE_CHECKING:
     from lightning_fedq.keys.randomness import PublicRandomness
@@ -283,3 +284,8 @@ class Mechanism(MechanismBasics):
         The default is `claims`, which holds for every client of the population.
         """
         return self.claims(context)
+
+
+def group_clients(mechanism: Mechanism, clients: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Split the clients of a cohort into the groups in which a mechanism encodes, in their order."""
+    return split_groups(clients, mechanism.group_sizes(len(clients)))

@@ -1,6 +1,5 @@
 import pytest
 import torch
-from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.functional import cross_entropy
 
 from lightning_fedq.data.models import CNN2, MLP, Classifier, Linear
@@ -22,27 +21,6 @@ def test_logs_loss_and_accuracy(monkeypatch):
     }
     assert logged["val_acc"] == (scores.argmax(1) == labels).float().mean()
     assert torch.equal(model.predict_step((inputs, labels), 0), scores.argmax(1))
-
-
-def test_a_stack_trains_under_vmap(monkeypatch):
-    models = [Classifier(Linear(4, 3)) for _ in range(2)]
-    parameters, _ = stack_module_state(models)
-    meta = Classifier(Linear(4, 3))
-    monkeypatch.setattr(meta, "log", lambda *_, **__: None)
-
-    class Step(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.module = meta
-
-        def forward(self, batch):
-            return self.module.training_step(batch, 0)
-
-    batch = torch.randn(2, 5, 4), torch.tensor([[0, 1, 2, 0, 1], [2, 2, 1, 0, 0]])
-    prefixed = {f"module.{name}": value for name, value in parameters.items()}
-    losses = vmap(lambda p, b: functional_call(Step(), p, (b,)))(prefixed, batch)
-    for model, loss, inputs, labels in zip(models, losses, *batch, strict=True):
-        torch.testing.assert_close(loss, cross_entropy(model(inputs), labels))
 
 
 def test_optimizer_is_sgd_with_the_given_settings():
@@ -86,14 +64,6 @@ def test_scores_and_documented_size(model, shape, size):
 @pytest.mark.parametrize("model", [case[0] for case in CASES], ids=lambda model: type(model).__name__)
 def test_no_stateful_buffers(model):
     assert not list(model.buffers())
-
-
-@pytest.mark.parametrize(
-    "build", [lambda: Linear(0), lambda: MLP(64, hidden=(0,)), lambda: CNN2(num_classes=0)]
-)
-def test_sizes_must_be_positive(build):
-    with pytest.raises(ValueError, match=r"must be >= 1, got 0"):
-        build()
 
 
 def test_an_activation_is_named():

@@ -76,17 +76,6 @@ def test_they_have_length_one_and_see_no_data(pictures, norm):
     assert not list(features.parameters()) and {*features.state_dict()} == {"centre", "axes"}
 
 
-def test_two_data_sets_have_the_same_features_whoever_comes_first():
-    one, other = torch.rand(2, 9, 1, 16, 16).unbind()
-    found = []
-    for order in ((one, other), (other, one)):
-        features = FixedFeatures(20, 16)
-        made = {id(part): features(part) for part in order}
-        found.append((features.sha256, made[id(one)], made[id(other)]))
-    (hash1, *first), (hash2, *second) = found
-    assert hash1 == hash2 and all(map(torch.equal, first, second))
-
-
 def test_the_pictures_are_white_behind_the_projection():
     """Up to the ridge: a tenth of the mean variance, so that no axis has more than 1."""
     features = FixedFeatures(20, 16)

@@ -57,22 +57,6 @@ class LambdaCallback(Shape):
         return (pl.callbacks.LambdaCallback(on_before_optimizer_step=step),)
 
 
-class _WritesOnModule(pl.Callback):
-    def on_train_batch_end(self, trainer, pl_module, outputs, *args):
-        pl_module.meter.update(outputs["loss"].item())
-
-
-class CallbackWritesOnModule(Shape):
-    def begin(self):
-        self.meter = Meter()
-
-    def callbacks(self):
-        return (_WritesOnModule(),)
-
-    def scaled(self, loss):
-        return loss / (self.meter.sum / self.meter.count)
-
-
 class _Shares(pl.Callback):
     def __init__(self, meter: Meter) -> None:
         self.meter = meter

@@ -25,19 +25,6 @@ class BatchHookHelper(Shape):
     data = _HelperModule
 
 
-class _NumberModule(Samples):
-    mean: Any = 0.0
-
-    def on_before_batch_transfer(self, batch, dataloader_idx):
-        if self.trainer is not None and self.trainer.training:
-            self.mean = 0.5 * (self.mean + batch[0].mean(0))
-        return [batch[0] - self.mean, batch[1]]
-
-
-class BatchHookTensor(Shape):
-    data = _NumberModule
-
-
 class _PassiveModule(Samples):
     """No batch hooks of its own; the module writes to it."""
 
@@ -95,33 +82,18 @@ class CollateWithMemory(Shape):
     data, refused = _CollatedData, r"(?i)client"
 
 
-class _Weighted(TensorDataset):
-    scale = 1.0
-
-
-class _WeightedData(Samples):
+class _WrittenData(Samples):
     def train_set(self):
-        self.weighted = _Weighted(self.inputs, self.targets)
-        return self.weighted
-
-
-class DatasetWrittenByModule(Shape):
-    """A curriculum: the module tells the dataset how hard it is."""
-
-    data, refused = _WeightedData, r"(?i)client|dataset"
-
-    def scaled(self, loss):
-        dataset = self.trainer.datamodule.weighted
-        dataset.scale = 0.5 * (dataset.scale + loss.item())
-        return loss / dataset.scale
+        self.written = TensorDataset(self.inputs, self.targets)
+        return self.written
 
 
 class BatchWrittenInPlace(Shape):
     """Batches are views of the dataset where a loader does not copy; here a sample is written to."""
 
-    data, refused = _WeightedData, r"(?i)client|dataset"
+    data, refused = _WrittenData, r"(?i)client|dataset"
 
     def scaled(self, loss):
-        inputs = self.trainer.datamodule.weighted.tensors[0]
+        inputs = self.trainer.datamodule.written.tensors[0]
         inputs.add_(0.01 * loss.item())
         return loss

@@ -41,13 +41,14 @@ class StopByReturn(Shape):
         return -1 if self.large else None
 
 
-class CallbackMetricsWritten(Shape):
+class MetricsWritten(Shape):
     def begin(self):
         self.largest = 0.0
 
     def scaled(self, loss):
         self.largest = max(self.largest, loss.item())
-        self.trainer.callback_metrics["largest"] = loss.detach().new_tensor(self.largest)
+        for metrics in (self.trainer.callback_metrics, self.trainer.logged_metrics):
+            metrics["largest"] = loss.detach().new_tensor(self.largest)
         return loss
 
 
@@ -63,22 +64,6 @@ class LoggedInValidation(Shape):
 
     def on_validation_epoch_end(self):
         self.log("stored", sum(self.losses) / max(1, len(self.losses)))
-
-
-class _LogsStored(pl.Callback):
-    def __init__(self) -> None:
-        self.losses = [0.0]
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, *args):
-        self.losses.append(float(outputs["loss"]))
-
-    def on_validation_epoch_end(self, trainer, pl_module):
-        pl_module.log("stored", max(self.losses))
-
-
-class CallbackLogsInValidation(Shape):
-    def callbacks(self):
-        return (_LogsStored(),)
 
 
 class StopsEarly(LoggedInValidation):

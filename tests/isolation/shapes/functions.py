@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import weakref
 
-import torch
-
 from tests.isolation.worlds import Shape
 
 
@@ -32,11 +30,6 @@ class ForwardHookOverSelf(_Remembers):
         self.net.register_forward_hook(lambda layer, args, output: self.tell(output))
 
 
-class ForwardPreHook(_Remembers):
-    def attach(self):
-        self.net.register_forward_pre_hook(lambda layer, args: self.tell(args[0]))
-
-
 class BackwardHook(_Remembers):
     def attach(self):
         self.net.register_full_backward_hook(lambda layer, before, after: self.tell(after[0]))
@@ -52,15 +45,6 @@ class GradientHook(_Remembers):
 class AfterAccumulatingGradients(_Remembers):
     def attach(self):
         self.net.weight.register_post_accumulate_grad_hook(lambda weight: self.tell(weight.grad))
-
-
-class PartialOverSelf(_Remembers):
-    def attach(self):
-        self.told = functools.partial(_Remembers.tell, self)
-
-    def scaled(self, loss):
-        self.told(loss)
-        return loss / self.mean
 
 
 class WeakReference(_Remembers):
@@ -84,20 +68,13 @@ class WeakDictionary(_Remembers):
         return loss / mean
 
 
-class Owner:
-    """Knows its module."""
-
-    def __init__(self, module: _Remembers) -> None:
-        self.module = module
-
-
-class BackReference(_Remembers):
+class WeakSetOfLayers(_Remembers):
     def attach(self):
-        self.owner = Owner(self)
+        self.layers = weakref.WeakSet([self.net])
 
     def scaled(self, loss):
-        self.owner.module.tell(loss)
-        return loss / self.mean
+        self.tell(loss)
+        return len(self.layers) * loss / self.mean
 
 
 class HookSetOnInstance(_Remembers):
@@ -106,38 +83,6 @@ class HookSetOnInstance(_Remembers):
             self.tell(outputs["loss"])
 
         self.on_train_batch_end = on_train_batch_end
-
-
-class ForwardSetOnLayer(_Remembers):
-    """A layer's `forward` is replaced on the instance, as adapters do."""
-
-    def attach(self):
-        forward = self.net.forward
-
-        def looking(x):
-            output = forward(x)
-            self.tell(output)
-            return output
-
-        self.net.forward = looking
-
-
-def _running_mean():
-    mean = torch.ones(())
-
-    def scale(loss):
-        mean.mul_(0.5).add_(0.5 * loss.item())
-        return loss / mean.clone()
-
-    return scale
-
-
-class ClosureOverTensor(Shape):
-    def begin(self):
-        self.scale = _running_mean()
-
-    def scaled(self, loss):
-        return self.scale(loss)
 
 
 def _counting():
@@ -191,16 +136,3 @@ class CacheOfItsOwn(Shape):
     def scaled(self, loss):
         self.losses(0).append(loss.item())
         return loss / sum(self.losses(0))
-
-
-class AttributeOfInnerFunction(Shape):
-    def begin(self):
-        def scale(loss):
-            scale.mean = 0.5 * (scale.mean + loss.item())
-            return loss / scale.mean
-
-        scale.mean = 1.0
-        self.scale = scale
-
-    def scaled(self, loss):
-        return self.scale(loss)

@@ -9,15 +9,6 @@ from torch.nn.utils import parametrize
 from tests.isolation.worlds import Shape
 
 
-class AttributeOfLayer(Shape):
-    def begin(self):
-        self.net.mean = 1.0
-
-    def scaled(self, loss):
-        self.net.mean = 0.5 * (self.net.mean + loss.item())
-        return loss / self.net.mean
-
-
 class AttributeOfParameter(Shape):
     def begin(self):
         self.net.weight.mean_loss = 1.0
@@ -158,17 +149,6 @@ class SubmoduleAdded(Shape):
         extra = self.extra
         extra.mean = 0.5 * (extra.mean + loss.item())
         return loss / extra.mean
-
-
-class LayerNotRegistered(Shape):
-    """A layer in a plain dictionary, with a buffer."""
-
-    def begin(self):
-        self.kept = {"norm": nn.BatchNorm1d(1, affine=False)}
-
-    def scaled(self, loss):
-        self.kept["norm"](torch.stack([loss.detach(), -2 * loss.detach()])[:, None])
-        return loss / (1 + self.kept["norm"].running_mean.abs().sum())
 
 
 class Gradients(Shape):

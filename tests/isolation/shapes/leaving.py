@@ -3,13 +3,10 @@
 What pickling can carry is isolated; the rest is found by the trial in forks, and refused by its name.
 """
 
-import functools
 import mmap
-import multiprocessing
 import os
 import tempfile
 import types
-from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -45,7 +42,7 @@ class _Kept(Shape):
 
 
 # ---- methods of builtins: isolated with what they belong to ---------------------------------------------
-class _BoundMethod(_Kept):
+class BoundAppend(_Kept):
     refused = ""
 
     def begin(self):
@@ -59,29 +56,6 @@ class _BoundMethod(_Kept):
         return float(sum(self.losses))
 
 
-class BoundAppend(_BoundMethod):
-    pass
-
-
-class BoundTensorAdd(_BoundMethod):
-    def begin(self):
-        self.losses = torch.zeros(1)
-        self.put = self.losses.add_
-
-
-class BoundExtendInTuple(_BoundMethod):
-    def begin(self):
-        self.losses = []
-        self.tools = (self.losses.extend,)
-        self.put = lambda loss: self.tools[0]([loss])
-
-
-class BoundSetItem(_BoundMethod):
-    def begin(self):
-        self.losses = [0.0]
-        self.put = functools.partial(self.losses.__setitem__, 0)
-
-
 class GradientsIntoList(Shape):
     """A hook that is a method of a list: exact gradients in a checkpoint."""
 
@@ -91,15 +65,6 @@ class GradientsIntoList(Shape):
 
     def on_save_checkpoint(self, checkpoint):
         checkpoint["grads"] = [one.clone() for one in self.grads]
-
-
-class HookOfForward(_BoundMethod):
-    def begin(self):
-        super().begin()
-        self.net.register_forward_hook(lambda module, args, out, put=self.put: put(out.sum().item()))
-
-    def keep(self, loss):
-        """By the hook."""
 
 
 # ---- outside of every world: seen by the trial ----------------------------------------------------------
@@ -185,22 +150,6 @@ class OnTheStrategy(_Kept):
         return float(getattr(self.trainer.strategy.accelerator, "seen", 0.0))
 
 
-class ByWarnings(_Kept):
-    """Python remembers the text of a warning."""
-
-    @classmethod
-    def forget(cls):
-        globals().pop("__warningregistry__", None)
-
-    def keep(self, loss):
-        registry = globals().setdefault("__warningregistry__", {})
-        registry[str(loss)] = 1
-
-    def kept(self):
-        texts = [key for key in globals().get("__warningregistry__", {}) if isinstance(key, str)]
-        return sum(float(text) for text in texts if text[:1].isdigit())
-
-
 # ---- files and shared memory ----------------------------------------------------------------------------
 class _InAFile(_Kept):
     name: ClassVar[str] = ""
@@ -229,8 +178,8 @@ class InAMemmap(_InAFile):
         return float(self.table[0])
 
 
-class InAMap(_InAFile):
-    """Anonymous memory that processes share."""
+class FirstInAMap(_Kept):
+    """The first client's loss, for all, in anonymous memory that a fork does not drop."""
 
     memory: ClassVar[Any] = mmap.mmap(-1, 8)
 
@@ -239,52 +188,11 @@ class InAMap(_InAFile):
         np.frombuffer(cls.memory, np.float64)[0] = 0.0
 
     def keep(self, loss):
-        np.frombuffer(self.memory, np.float64)[0] += loss
+        if not self.kept():
+            np.frombuffer(self.memory, np.float64)[0] = loss
 
     def kept(self):
         return float(np.frombuffer(self.memory, np.float64)[0])
-
-
-class FirstInAMap(InAMap):
-    """The first client's loss, for all, in memory that a fork does not drop."""
-
-    def keep(self, loss):
-        if not super().kept():
-            super().keep(loss)
-
-
-_VALUE = multiprocessing.Value("d", 0.0)
-
-
-class InAValue(_Kept):
-    @classmethod
-    def forget(cls):
-        _VALUE.value = 0.0
-
-    def keep(self, loss):
-        _VALUE.value += loss
-
-    def kept(self):
-        return float(_VALUE.value)
-
-
-class InNamedMemory(_Kept):
-    memory: ClassVar[Any] = None
-
-    @classmethod
-    def forget(cls):
-        if cls.memory is None:
-            cls.memory = shared_memory.SharedMemory(create=True, size=8)
-        cls.memory.buf[:8] = bytes(8)
-
-    def _view(self):
-        return np.ndarray(1, np.float64, self.memory.buf)
-
-    def keep(self, loss):
-        self._view()[0] += loss
-
-    def kept(self):
-        return float(self._view()[0])
 
 
 _SHARED = torch.zeros(1).share_memory_()
@@ -327,19 +235,6 @@ class NormalisedByTheFirstSample(Shape):
     class data(Samples):
         def train_set(self):
             return _ByFirst(self.inputs, self.targets)
-
-
-class DataModuleOfTheModule(_Kept):
-    """A module that holds its data module, by way of the Trainer."""
-
-    refused = ""
-
-    def keep(self, loss):
-        data = self.trainer.datamodule
-        data.seen = getattr(data, "seen", 0.0) + loss
-
-    def kept(self):
-        return float(getattr(self.trainer.datamodule, "seen", 0.0))
 
 
 class StateOfTheDataModule(Shape):

@@ -4,11 +4,9 @@ import io
 import queue
 import random
 import threading
-from dataclasses import dataclass, field
 
 import numpy as np
 import torchmetrics
-from sklearn.preprocessing import StandardScaler
 
 from tests.isolation.shapes.values import kept, mean
 from tests.isolation.worlds import Shape
@@ -25,12 +23,6 @@ class Meter:
         return self.sum / self.count
 
 
-@dataclass
-class Statistics:
-    mean: float = 1.0
-    values: list[float] = field(default_factory=list)
-
-
 class Slotted:
     __slots__ = ("mean",)
 
@@ -39,19 +31,8 @@ class Slotted:
 
 
 _KEPT = {
-    "AverageMeter": (Meter, lambda m, x: m.update(x), lambda m: m.sum / m.count),
     "Slots": (Slotted, lambda s, x: setattr(s, "mean", mean(s.mean, x)), lambda s: s.mean),
-    "DictOfListsOfDataclasses": (
-        lambda: {"train": [Statistics()]},
-        lambda h, x: h["train"].append(Statistics(x)),
-        lambda h: max(entry.mean for entry in h["train"]),
-    ),
     "MetricAttribute": (torchmetrics.MeanMetric, lambda m, x: m.update(x), lambda m: m.compute()),
-    "Scaler": (
-        lambda: StandardScaler().partial_fit([[1.0], [2.0]]),
-        lambda s, x: s.partial_fit([[x]]),
-        lambda s: float(s.mean_[0]),
-    ),
 }
 for _name, _row in _KEPT.items():
     globals()[_name] = kept(__name__, _name, *_row)
@@ -136,19 +117,6 @@ class RunningGenerator(Shape):
 
     def scaled(self, loss):
         return loss / self.averager.send(loss.item())
-
-
-class Iterator(Shape):
-    """A schedule of weights, moved on by what the data say."""
-
-    def begin(self):
-        self.weights = iter([1.0 / step for step in range(1, 200)])
-        self.weight = 1.0
-
-    def scaled(self, loss):
-        if loss.item() > 1.0:
-            self.weight = next(self.weights)
-        return loss * self.weight
 
 
 class SharedObject(Shape):

@@ -24,11 +24,6 @@ class LeftoverGradient(Shape):
             optimizer.zero_grad()
 
 
-class GradientsNeverCleared(Shape):
-    def optimizer_zero_grad(self, *args):
-        """Nothing: gradients pile up."""
-
-
 class AdamMoments(Shape):
     def configure_optimizers(self):
         return Adam(self.parameters(), lr=0.05)
@@ -55,34 +50,11 @@ class TrainerOptimizersReplaced(Shape):
         return Adam(self.parameters(), lr=0.05)
 
 
-class OptimizerReplacedInStep(Shape):
-    """In the middle of a client's batches."""
-
-    def on_train_batch_start(self, batch, batch_idx):
-        if batch_idx == 1 and not self.trainer.optimizers[0].defaults["momentum"]:
-            self.trainer.optimizers = [SGD(self.parameters(), lr=0.05, momentum=0.9)]
-
-
 class RateByLoss(Shape):
     def scaled(self, loss):
         for group in self.trainer.optimizers[0].param_groups:
             group["lr"] = 0.5 * (group["lr"] + 0.05 / (1 + loss.item()))
         return loss
-
-
-class RateAtEpochEnd(Shape):
-    """Halved where the last loss was high."""
-
-    def begin(self):
-        self.last = 0.0
-
-    def scaled(self, loss):
-        self.last = loss.item()
-        return loss
-
-    def on_train_epoch_end(self):
-        for group in self.trainer.optimizers[0].param_groups:
-            group["lr"] *= 1 / (1 + self.last)
 
 
 class PlateauAtEpochEnd(Shape):

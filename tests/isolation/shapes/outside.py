@@ -82,19 +82,6 @@ class Cache(Shape):
         return loss / sum(_first(0))
 
 
-class Environment(Shape):
-    refused = _FOUND
-
-    @classmethod
-    def forget(cls):
-        os.environ.pop("MEAN_OF_LOSSES", None)
-
-    def scaled(self, loss):
-        mean = 0.5 * (float(os.environ.get("MEAN_OF_LOSSES", "1")) + loss.item())
-        os.environ["MEAN_OF_LOSSES"] = str(mean)
-        return loss / mean
-
-
 class FileOnDisk(Shape):
     refused = _FOUND
     path: ClassVar[Path] = Path(tempfile.gettempdir()) / f"losses-{os.getpid()}.txt"

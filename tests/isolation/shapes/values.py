@@ -1,8 +1,6 @@
 """Numbers, texts and containers in an attribute of the module: a table, and what is more than one line."""
 
-from collections import Counter, UserDict, UserList, defaultdict, deque
-from decimal import Decimal
-from typing import NamedTuple
+from collections import defaultdict
 
 import numpy as np
 import torch
@@ -38,11 +36,6 @@ def mean(kept, loss):
     return 0.5 * (kept + loss)
 
 
-class Best(NamedTuple):
-    loss: float
-    name: str = "best"
-
-
 class Metrics(dict[str, float]):
     """A dictionary with dots."""
 
@@ -54,28 +47,15 @@ _NEW = {
     "ScalarTensor": (lambda: torch.ones(()), mean, float),
     "Float": (lambda: 1.0, mean, float),
     "NumpyArray": (lambda: np.ones(1), np.append, lambda a: float(a.mean())),
-    "DecimalNumber": (lambda: Decimal(1), lambda d, x: (d + Decimal(x)) / 2, float),
-    "NamedTupleOfFloat": (lambda: Best(1.0), lambda b, x: min(b, Best(x)), lambda b: b.loss),
-    "Bytes": (lambda: b"1.0", lambda b, x: f"{mean(float(b), x)}".encode(), float),
-    "Text": (lambda: "1.0", lambda t, x: f"{mean(float(t), x)}", float),
 }
 _CHANGED = {
     "TensorInPlace": (lambda: torch.ones(1), lambda t, x: t.mul_(0.5).add_(0.5 * x), lambda t: t[0].clone()),
-    "Counted": (lambda: Counter(n=1), lambda c, x: c.update(n=x > 1.5), lambda c: c["n"]),
     "ListOfFloats": (list, lambda a, x: a.append(x), sum),
-    "ListOfTensors": (list, lambda a, x: a.append(torch.tensor(x)), sum),
-    "Deque": (lambda: deque([1.0], maxlen=4), lambda d, x: d.append(x), sum),
     "DefaultDict": (lambda: defaultdict(lambda: 1.0), lambda d, x: d.update(a=d["a"] + x), lambda d: d["a"]),
-    "Set": (set, lambda s, x: s.add(int(10 * x)), lambda s: 1 + len(s)),
     "DictSubclass": (
         lambda: Metrics(mean=1.0),
         lambda d, x: d.update(mean=mean(d.mean, x)),
         lambda d: d.mean,
-    ),
-    "UserContainers": (
-        lambda: UserDict(losses=UserList([1.0])),
-        lambda d, x: d["losses"].append(x),
-        lambda d: max(d["losses"]),
     ),
 }
 for _name, _row in _NEW.items():
@@ -100,15 +80,3 @@ class FloatInSharedStep(Shape):
 
     def validation_step(self, batch, batch_idx):
         self._step(batch)
-
-
-class FloatHalvedAtEpochEnd(Shape):
-    def begin(self):
-        self.weight = 1.0
-
-    def scaled(self, loss):
-        self.weight += loss.item()
-        return loss / self.weight
-
-    def on_train_epoch_end(self):
-        self.weight /= 2
