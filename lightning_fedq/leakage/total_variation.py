@@ -18,6 +18,12 @@ import scipy  # submodules are imported when they are used, because `stats` take
 from lightning_fedq.functional.checks import check_at_least
 
 
+def _check(dim: int, ratio: float) -> None:
+    check_at_least(1, dim=dim)
+    if not (ratio >= 0.0 and math.isfinite(ratio)):
+        raise ValueError(f"ratio must be >= 0 and finite, got {ratio}")
+
+
 def isotropic_tv(dim: int, ratio: float) -> float:
     """Return the total variation distance of N(m, s^2 I) and N(m, (1 + ratio) s^2 I), exactly.
 
@@ -36,9 +42,7 @@ def isotropic_tv(dim: int, ratio: float) -> float:
         >>> round(isotropic_tv(7850, 0.005), 9)
         0.124149015
     """
-    check_at_least(1, dim=dim)
-    if not (ratio >= 0.0 and math.isfinite(ratio)):
-        raise ValueError(f"ratio must be >= 0 and finite, got {ratio}")
+    _check(dim, ratio)
     if ratio == 0.0:
         return 0.0
     crossing = dim * math.log1p(ratio) / ratio
