@@ -23,12 +23,15 @@ EVALUATION = ("validate", "test", "predict")
 SUFFIXES = (".yaml", ".yml", ".json")
 
 
-def _shipped(installed: str, in_repository: str) -> dict[str, Path]:
-    """Return the YAML files of a folder by name, in an installed package or in the repository."""
+def shipped_folder(installed: str, in_repository: str) -> Path:
+    """Return a folder of files that ship with the package: in an installed package or in the repository."""
     folder = _PACKAGE / installed
-    if not folder.is_dir():
-        folder = _PACKAGE.parent / in_repository
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    return folder if folder.is_dir() else _PACKAGE.parent / in_repository
+
+
+def _shipped(installed: str, in_repository: str) -> dict[str, Path]:
+    """Return the YAML files of a folder by name."""
+    return {path.stem: path for path in sorted(shipped_folder(installed, in_repository).glob("*.yaml"))}
 
 
 def configs() -> dict[str, Path]:

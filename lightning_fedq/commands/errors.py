@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
-from types import TracebackType
+from types import FrameType
 
 from lightning_fedq import mechanisms
 
@@ -146,7 +146,7 @@ def complaint(error: Exception) -> str | None:
     is_known = isinstance(refusal, _KINDS) or type(refusal).__name__ == "MisconfigurationException"
     if os.environ.get(TRACE) or not is_known or not str(refusal) or not _is_explained(refusal):
         return None
-    if any(map(_is_of_the_user, _all_places(error))):
+    if any(map(_is_of_the_user, _all_frames(error))):
         return None
     words = f"error: {refusal}{mechanism_misplaced(str(refusal))}"
     if words.endswith("--help lists the options"):  # the command line was wrong, so there is no useful trace
@@ -158,9 +158,9 @@ def _is_explained(error: Exception) -> bool:
     """Return whether this package, Lightning or the operating system raised an error on purpose."""
     if isinstance(error, OSError) and error.errno is not None:
         return True
-    *_, last = _places(error)
-    (where,) = traceback.extract_tb(last)
-    return str(where.line).startswith("raise ") and _package(last) in _SPEAKERS
+    *_, (last, _) = traceback.walk_tb(error.__traceback__)
+    line = traceback.extract_tb(error.__traceback__)[-1].line
+    return str(line).startswith("raise ") and _package(last) in _SPEAKERS
 
 
 def _refusal(error: Exception) -> Exception:
@@ -171,27 +171,19 @@ def _refusal(error: Exception) -> Exception:
     return cause if isinstance(cause, Exception) else error
 
 
-def _places(error: BaseException) -> Iterator[TracebackType]:
-    """Yield the entries of an error's traceback."""
-    place = error.__traceback__
-    while place is not None:
-        yield place
-        place = place.tb_next
-
-
-def _all_places(error: BaseException | None) -> Iterator[TracebackType]:
-    """Yield the traceback entries of an error and of the errors that caused it."""
+def _all_frames(error: BaseException | None) -> Iterator[FrameType]:
+    """Yield the frames in the traceback of an error and of the errors that caused it."""
     while error is not None:
-        yield from _places(error)
+        yield from (frame for frame, _ in traceback.walk_tb(error.__traceback__))
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
-def _package(place: TracebackType) -> str:
-    """Return the top-level package of a traceback entry."""
-    return str(place.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+def _package(frame: FrameType) -> str:
+    """Return the top-level package of a frame's code."""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
-def _is_of_the_user(place: TracebackType) -> bool:
-    """Return whether a traceback entry is user code: not installed, standard library or this package."""
-    installed = {"site-packages", "dist-packages"} & set(Path(place.tb_frame.f_code.co_filename).parts)
-    return not installed and _package(place) not in {*_SPEAKERS, *sys.stdlib_module_names}
+def _is_of_the_user(frame: FrameType) -> bool:
+    """Return whether a frame runs user code: not installed, standard library or this package."""
+    installed = {"site-packages", "dist-packages"} & set(Path(frame.f_code.co_filename).parts)
+    return not installed and _package(frame) not in {*_SPEAKERS, *sys.stdlib_module_names}

@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 from lightning_fedq import __version__
+from lightning_fedq.commands.configs import shipped_folder
 
 PYPROJECT = """\
 [build-system]
@@ -148,13 +149,6 @@ With few clients, privacy.md will say vacuous. See task.py for the choice of a m
 SERVER_NAME = "server.example"
 
 
-def _deploy_files() -> Path:
-    """Return the folder of deployment files: `deploy/` in an installed package, or in the repository."""
-    package = Path(__file__).parents[1]
-    installed = package / "deploy"
-    return installed if installed.is_dir() else package.parent / "deploy"
-
-
 def _write_deploy_files(folder: Path, package: str, server: str) -> None:
     """Copy the deployment files into the app's folder, with the names of this app and server.
 
@@ -173,7 +167,7 @@ def _write_deploy_files(folder: Path, package: str, server: str) -> None:
         f"DNS:{SERVER_NAME}": address,
         SERVER_NAME: server,
     }
-    source = _deploy_files()
+    source = shipped_folder("deploy", "deploy")
     for path in sorted(source.rglob("*")):
         if path.is_file():
             text = path.read_text()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -115,7 +115,7 @@ def main(
         )
     params = problem.params
     asked = resolved(mechanisms, params).some() if mechanisms else Resolved(candidates(params), {})
-    found, console = _plan(problem, federated, _Progress().print_option, asked), Console()
+    found, console = _plan(problem, federated, asked), Console()
     if mechanisms and all(option.mechanism is None for option in found):
         raise ValueError(
             "No mechanism is left. " + "; ".join(f"{option.name}: {option.reason}" for option in found)
@@ -138,23 +138,15 @@ def main(
     return int(bool(mechanisms) and any(option.mechanism is None for option in found))
 
 
-class _Progress:
-    """Progress lines on standard error, one per option, since accounting may take seconds per mechanism."""
-
-    def __init__(self) -> None:
-        self._console = Console(stderr=True, soft_wrap=True)
-
-    def print_option(self, option: Option) -> None:
-        """Print the name, noise-to-signal ratio and bits of a possible option."""
-        if option.mechanism is not None:
-            ratio = "unknown" if option.ratio is None else f"{option.ratio:.2g}"
-            text = f"noise-to-signal ratio R {ratio}, {option.bits:.2g} bits, {option.verdict}"
-            self._console.print(f"  {option.name}: {text}", highlight=False)
+def _print_progress(option: Option) -> None:
+    """Print a possible option on standard error at once, since accounting may take seconds per mechanism."""
+    if option.mechanism is not None:
+        ratio = "unknown" if option.ratio is None else f"{option.ratio:.2g}"
+        text = f"noise-to-signal ratio R {ratio}, {option.bits:.2g} bits, {option.verdict}"
+        Console(stderr=True, soft_wrap=True).print(f"  {option.name}: {text}", highlight=False)
 
 
-def _plan(
-    problem: Problem, federated: Federated | None, told: Callable[[Option], None], asked: Resolved
-) -> tuple[Option, ...]:
+def _plan(problem: Problem, federated: Federated | None, asked: Resolved) -> tuple[Option, ...]:
     """Return the options by error. Mechanisms that `Federated` would refuse come last.
 
     Args:
@@ -166,7 +158,7 @@ def _plan(
     """
     allowed = dict(asked.rows)
     refused = [Option(name, None, reason=why) for name, why in asked.left_out.items()]
-    for name, mechanism in asked.rows.items() if federated is not None else ():
+    for name, mechanism in () if federated is None else asked.rows.items():
         assert federated is not None
         weighted, rule = federated.server.weighting != "uniform", federated.server.aggregator
         try:
@@ -174,7 +166,7 @@ def _plan(
         except ValueError as error:
             del allowed[name]
             refused.append(Option(name, None, reason=str(error)))
-    return (*plan(problem, allowed, on_option=told), *refused)
+    return (*plan(problem, allowed, on_option=_print_progress), *refused)
 
 
 def read_sizes(config: str, asking: str = "fedq plan") -> tuple[dict[str, Any], Federated, float]:
@@ -218,15 +210,13 @@ def _with_placeholder(text: str) -> str:
 def sizes_for(trainer: pl.Trainer, federated: Federated, model: pl.LightningModule) -> dict[str, Any]:
     """Return the arguments of `Problem` for a planned run, except target and secure aggregation."""
     from lightning_fedq.algorithms.byzantine.counting import count_byzantine
-    from lightning_fedq.clients.vector import num_coordinates
 
-    planner, local = federated.planner, federated.local
-    params = num_coordinates(model, local.buffers, local.personal_parameters, local.extra_buffers)
+    planner = federated.planner
     everybody = replace(planner, law=Everybody())
     sizes: dict[str, Any] = {
         "clients": planner.num_clients,
         "law": planner.law,
-        "params": params,
+        "params": federated.local.num_coordinates(model),
         "dropout_probability": planner.dropout_probability,
         "may_be_silent": planner.may_be_silent,
         "masked": federated.server.secure_aggregation is not None,

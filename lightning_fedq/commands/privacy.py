@@ -16,7 +16,6 @@ from rich.console import Console
 
 from lightning_fedq._lightning import rank_zero_warn
 from lightning_fedq.algorithms.byzantine.counting import count_byzantine
-from lightning_fedq.clients.vector import num_coordinates
 from lightning_fedq.commands.configs import SUFFIXES, find
 from lightning_fedq.commands.mechanism_text import parse_call, parse_mechanism
 from lightning_fedq.commands.options import check_rounds, parse_changes
@@ -78,16 +77,7 @@ def report_of_config(
     if limit is None or limit < 1:
         given = f"trainer.max_epochs={cli.trainer.max_epochs} and max_steps={cli.trainer.max_steps}"
         raise ValueError(f"{config} needs a known number of rounds, got {given}. Give --rounds.")
-    dim = (
-        num_coordinates(
-            cli.model,
-            federated.local.buffers,
-            federated.local.personal_parameters,
-            federated.local.extra_buffers,
-        )
-        if params is None
-        else params
-    )
+    dim = federated.local.num_coordinates(cli.model) if params is None else params
     byzantine = count_byzantine(cli.trainer, federated.planner)
     mechanism = federated.calibrated(dim, limit, byzantine)
     run, target = planned_run(federated, mechanism, dim, limit, byzantine), federated.privacy_target

@@ -247,14 +247,7 @@ def resolve(configs: Sequence[str]) -> dict[str, Any]:
 
 
 def run_config(config: dict[str, Any], name: str, root: Path) -> Path:
-    """Train one resolved configuration with `train_config`, and return its run folder."""
-    folder = train_config(config, name, root).run_folder
-    assert folder is not None and folder.path is not None
-    return folder.path
-
-
-def train_config(config: dict[str, Any], name: str, root: Path) -> FedqCLI:
-    """Train one resolved configuration, with a run folder.
+    """Train one resolved configuration, and return its run folder.
 
     Args:
         config: Configuration that `resolve` returned. A `RunFolder` callback is added if there is none.
@@ -276,7 +269,7 @@ def train_config(config: dict[str, Any], name: str, root: Path) -> FedqCLI:
             settings = logger.setdefault("init_args", {})
             settings.update(name=settings.get("name") or name, group=settings.get("group") or root.name)
     with configuration_file(config) as path:
-        cli = FedqCLI(["fit", "--config", path])
-    if cli.run_folder is None or cli.run_folder.path is None or not cli.run_folder.rows:
+        folder = FedqCLI(["fit", "--config", path]).run_folder
+    if folder is None or folder.path is None or not folder.rows:
         raise RuntimeError(f"The run {name} ended before its first round")
-    return cli
+    return folder.path

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from lightning_fedq.algorithms.byzantine.counting import count_byzantine
-from lightning_fedq.clients.vector import num_coordinates
 from lightning_fedq.mechanisms.interface import Adversary, Neighbours, NonPrivate, PrivacyClaim
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import Rounds, check_delta, spent_together
@@ -53,10 +52,7 @@ def plan_cost(federated: Any, trainer: Any, module: Any, delta: float) -> RunCos
     if rounds is None or rounds < 1:
         given = f"trainer.max_epochs={trainer.max_epochs} and max_steps={trainer.max_steps}"
         raise ValueError(f"A run needs a known number of rounds, got {given}")
-    dim = num_coordinates(
-        module, federated.local.buffers, federated.local.personal_parameters, federated.local.extra_buffers
-    )
-    byzantine = count_byzantine(trainer, planner)
+    dim, byzantine = federated.local.num_coordinates(module), count_byzantine(trainer, planner)
     mechanism = federated.calibrated(dim, rounds, byzantine)
     asked = federated.privacy_target
     run = planned_run(federated, mechanism, dim, rounds, byzantine)

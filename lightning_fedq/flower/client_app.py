@@ -1,6 +1,7 @@
 """Flower's `ClientApp` of a client that trains a `LightningModule` on its own data."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,6 @@ from lightning_fedq.flower.store import Store
 from lightning_fedq.flower.training_description import callbacks_in
 from lightning_fedq.keys.party_keys import Identities
 from lightning_fedq.privacy.target import PrivacyTarget
-
-
-class _App(ClientApp):  # type: ignore[misc]
-    """Client app that counts failed trainings of its process, so that its site can report them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.failures = Failures()
 
 
 def client_app(
@@ -74,7 +67,8 @@ def client_app(
     if isinstance(budget, PrivacyTarget):
         make_client_budget(federated, budget, identities is not None)
     check_client_callbacks(callbacks_in(trainer or {}))
-    app = _App()
+    app = ClientApp()
+    app.failures = failures = Failures()  # the site reports failed trainings of its process
 
     def reply(kind: str, message: Message, context: Context) -> Message:
         """Answer a message by a new `RemoteClient`, whose state is in the client's folder."""
@@ -85,20 +79,12 @@ def client_app(
             int(context.node_config.get("partition-id", -1)),
             None if identities is None else identities(context),
             budget(context) if callable(budget) else budget,
-            app.failures,
+            failures,
         )
         client = RemoteClient(config, module, lambda: data(context), trainer or {})
         return Message(to_record(client.reply(kind, from_record(message.content))), reply_to=message)
 
-    @app.train()  # type: ignore[untyped-decorator]
-    def train(message: Message, context: Context) -> Message:
-        return reply("train", message, context)
-
-    def asked(kind: str) -> None:
-        @app.query(kind)  # type: ignore[untyped-decorator]
-        def query(message: Message, context: Context) -> Message:
-            return reply(kind, message, context)
-
+    app.train()(partial(reply, "train"))
     for kind in QUESTIONS:
-        asked(kind)
+        app.query(kind)(partial(reply, kind))
     return app

@@ -67,8 +67,8 @@ class ClientFolder:
             return
         words, place = "The client's folder can't be written", f"{self.store.folder}: "
         with refused_in_private(words, place, OSError):
-            self.store.put_bytes(_PROBE, bytes(_ROOM))
-            self.store.pop_bytes(_PROBE)
+            self.store.put(_PROBE, {"zeros": bytes(_ROOM)})
+            self.store.drop(_PROBE)
 
     @property
     def agreed_rounds(self) -> int:

@@ -11,6 +11,8 @@ collude, they can have at most c^2 / 2 honest clients left out. Each of these ne
 Byzantine clients, which have at most c disputes each.
 """
 
+from collections import Counter
+
 from lightning_fedq.flower.store import Store
 
 _NAME = "disputes"
@@ -27,43 +29,32 @@ class Disputes:
         self._store = store
         stored = (store.get(_NAME) if store is not None else None) or {"broken": [], "between": []}
         self._broken: set[int] = set(stored["broken"])
-        self._with: dict[int, set[int]] = {}
-        for client, other in stored["between"]:
-            self._with.setdefault(client, set()).add(other)
+        self._pairs: set[tuple[int, int]] = {(one, other) for one, other in stored["between"]}
 
     def add_dispute(self, client: int, other_client: int) -> None:
         """Note that one of two clients has lied. A dispute with itself excludes a client."""
         if client == other_client:
-            self.exclude(client)
-            return
-        self._with.setdefault(client, set()).add(other_client)
-        self._with.setdefault(other_client, set()).add(client)
+            self._broken.add(client)
+        else:
+            self._pairs |= {(client, other_client), (other_client, client)}
         self._keep()
 
     def exclude(self, client: int) -> None:
         """Note that a client has broken a round."""
-        self._broken.add(client)
-        self._keep()
+        self.add_dispute(client, client)
 
     def _keep(self) -> None:
         """Write disputes and excluded clients to the folder."""
-        between = [
-            [client, other] for client, others in sorted(self._with.items()) for other in sorted(others)
-        ]
         if self._store is not None:
-            self._store.put(_NAME, {"broken": sorted(self._broken), "between": between})
-
-    def disputed_clients(self, client: int) -> set[int]:
-        """Return clients in dispute with a client, without those that are left out."""
-        return self._with.get(client, set()) - self.left_out
+            self._store.put(_NAME, {"broken": sorted(self._broken), "between": sorted(self._pairs)})
 
     @property
     def left_out(self) -> set[int]:
         """Clients that the server no longer asks."""
         excluded = set(self._broken)
-        most_disputes_first = sorted(self._with, key=lambda client: (-len(self._with[client]), client))
-        for client in most_disputes_first:
-            open_disputes = self._with[client] - excluded  # those with excluded clients no longer count
-            if len(open_disputes) >= 2:
+        counts = Counter(client for client, _ in self._pairs)
+        for client in sorted(counts, key=lambda client: (-counts[client], client)):
+            # disputes with excluded clients no longer count
+            if sum(one == client and other not in excluded for one, other in self._pairs) >= 2:
                 excluded.add(client)
         return excluded

@@ -7,13 +7,12 @@ No message is answered twice: the state is removed before an answer is made, and
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import numpy as np
 from torch import Tensor
 
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.flower.client_folder import KEY_FIELDS, ClientFolder
 from lightning_fedq.flower.records import Fields
-from lightning_fedq.flower.secure import round_terms, session_id
+from lightning_fedq.flower.secure import session_id
 from lightning_fedq.flower.store import Store
 from lightning_fedq.keys.party_keys import Identities
 from lightning_fedq.keys.randomness import Keys, PublicRandomness
@@ -64,7 +63,7 @@ class MaskedRounds:
         machine = self._machine(fields, keys, task, digest)
         reply = machine.advertise(fields["invitation"])
         self._store.drop(_ROUND)  # if killed after this, an older round does not find these symbols
-        self._store.put_bytes(_SYMBOLS, symbols.cpu().numpy().astype("<i8").tobytes())
+        self._store.put_tensors(_SYMBOLS, {_SYMBOLS: symbols.cpu().long()})
         kept = {name: fields[name] for name in _NEEDED if name in fields}
         self._keep({**kept, "digest": digest}, machine)
         return reply
@@ -75,7 +74,7 @@ class MaskedRounds:
         assert isinstance(secagg, SecAgg)
         public = PublicRandomness(keys, task.round, task.attempt)
         session, clients = session_id(keys.public(), task), self._federated.clients.num_clients
-        terms = round_terms(secagg, self._mechanism(), context, public, session, clients)
+        terms = secagg.round_terms(self._mechanism(), context, public, session, clients)
         if not secagg.active:
             return Client(fields["client"], terms, digest)
         identities = self._identities
@@ -125,8 +124,10 @@ class MaskedRounds:
         """Accept the neighbours' shares, and return the masked symbols."""
         with self._resume() as machine:
             machine.accept_shares(fields["secagg"])
-            symbols = self._store.pop_bytes(_SYMBOLS)  # removed, so that no second message masks them
-            masked = machine.masked_input(np.frombuffer(symbols, "<i8"))
+            kept = self._store.get_tensors(_SYMBOLS)
+            self._store.drop(_SYMBOLS)  # removed, so that no second message masks them
+            assert kept is not None  # `open` has written them
+            masked = machine.masked_input(kept[_SYMBOLS].numpy())
             accused = {"accused": list(machine.unopened)} if machine.unopened else {}
             return {"secagg": masked, **accused}
 

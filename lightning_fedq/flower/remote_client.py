@@ -38,7 +38,6 @@ from lightning_fedq.flower.settings import (
     MOST_ROUNDS,
     TRAVELS,
     check_cohort,
-    check_deployable,
     check_release,
     deployed_mechanism,
     differences,
@@ -246,7 +245,6 @@ class RemoteClient:
         server_settings = {
             name.removeprefix(_SETTINGS): v for name, v in fields.items() if name.startswith(_SETTINGS)
         }
-        check_deployable(self._federated)
         own_settings = self.settings()
         check_release(own_settings, server_settings)
         if found := differences(own_settings, server_settings):

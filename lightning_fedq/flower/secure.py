@@ -11,7 +11,7 @@ from torch import Tensor
 from lightning_fedq.keys.randomness import PublicRandomness, pack_fields
 from lightning_fedq.mechanisms.interface import AbortedRoundError, Mechanism, RoundContext
 from lightning_fedq.rounds import RoundTask, SecureSums
-from lightning_fedq.secagg import SecAgg, SecAggError, Server, Stage, Terms, model_digest
+from lightning_fedq.secagg import SecAgg, SecAggError, Server, Stage, model_digest
 from lightning_fedq.secagg.simulation import Traffic
 
 Exchange = Callable[[str, dict[int, bytes]], dict[int, bytes]]
@@ -29,28 +29,6 @@ def session_id(federation: bytes, task: RoundTask) -> bytes:
         task: Task of the client or of the server, including groups and ranges.
     """
     return hashlib.sha256(pack_fields("fedq round of", federation, task.to_bytes())).digest()
-
-
-def round_terms(
-    secagg: SecAgg,
-    mechanism: Mechanism,
-    context: RoundContext,
-    rand: PublicRandomness,
-    session: bytes,
-    num_clients: int,
-) -> Terms:
-    """Return the terms of one round of secure aggregation, which all parties must compute alike.
-
-    Args:
-        secagg: Settings of secure aggregation.
-        mechanism: Homomorphic mechanism of the round.
-        context: Context of the round.
-        rand: Public random streams of the round.
-        session: Name of the round's session (`session_id`).
-        num_clients: Number of clients in the federation.
-    """
-    layout, silent = secagg.layout(mechanism, context, rand), mechanism.tolerated_dropouts(context)
-    return secagg.terms(session, context.round, context.attempt, context.cohort, layout, num_clients, silent)
 
 
 class RemoteSum:
@@ -80,7 +58,7 @@ class RemoteSum:
         directory: Mapping[int, Ed25519PublicKey] | None = None,
     ) -> None:
         name = session_id(session, RoundTask.from_context(context))
-        terms = round_terms(secagg, mechanism, context, rand, name, num_clients)
+        terms = secagg.round_terms(mechanism, context, rand, name, num_clients)
         self.machine = Server(terms, model_digest(weights), directory=directory)
         self.traffic = Traffic()
 

@@ -15,7 +15,6 @@ from lightning_fedq import __version__
 from lightning_fedq._lightning import get_callbacks, pl, rank_zero_warn
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.clock import count_rounds
-from lightning_fedq.clients.vector import num_coordinates
 from lightning_fedq.flower.refusals import RefusedError
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism
 from lightning_fedq.privacy.target import PrivacyTarget
@@ -78,7 +77,7 @@ def fingerprint(federated: Federated, module: pl.LightningModule, rounds: int | 
         "evaluate_clients": repr(local.evaluate_clients),
         "mechanism": mechanism,
         "model": describe_model(module),
-        TRAVELS: str(_count_coordinates(federated, module)),
+        TRAVELS: str(federated.local.num_coordinates(module)),
     }
 
 
@@ -100,13 +99,7 @@ def deployed_mechanism(federated: Federated, module: pl.LightningModule, rounds:
             f"A privacy target over the run needs the number of rounds, got {rounds}. Give client_app and "
             'server_app trainer={"max_epochs": ...}'
         )
-    return with_real_clients(federated).calibrated(_count_coordinates(federated, module), rounds or 1, 0)
-
-
-def _count_coordinates(federated: Federated, module: pl.LightningModule) -> int:
-    """Return the number of coordinates that clients send, as far as the layers tell it."""
-    local = federated.local
-    return num_coordinates(module, local.buffers, local.personal_parameters, local.extra_buffers)
+    return with_real_clients(federated).calibrated(federated.local.num_coordinates(module), rounds or 1, 0)
 
 
 def with_real_clients(federated: Federated) -> Federated:

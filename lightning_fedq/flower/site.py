@@ -19,7 +19,6 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from types import FrameType
 from typing import Any
 
@@ -224,24 +223,13 @@ def _check_status(error: httpx.HTTPError, worked: bool) -> str:
     if not isinstance(error, httpx.HTTPStatusError) or error.response.status_code >= 500:
         return ""
     status = error.response.status_code
-    cure = f"is --secret the file of its --superexec-auth-secret-file, and {_clocks(error.response)}?"
+    cure = "is --secret the file of --superexec-auth-secret-file, and is the clock right (timedatectl, NTP)?"
     if status not in (401, 403):
         cure = "does it have --isolation process, and the version of flwr that is installed here?"
     no = f"The SuperNode refuses this process (HTTP {status}): {cure}"
     if worked and status == 401:
         return f"{no} It has been let in before"
     raise SiteError(no) from None
-
-
-def _clocks(response: httpx.Response) -> str:
-    """Return a question about both clocks, because a request is valid for a few seconds only."""
-    try:
-        theirs = parsedate_to_datetime(response.headers["date"]).timestamp()
-    except (KeyError, ValueError, TypeError):
-        return "are both machines' clocks right (timedatectl, NTP)"
-    ahead = round(time.time() - theirs)
-    apart = "on time with" if abs(ahead) < 2 else f"{abs(ahead)} s {'ahead of' if ahead > 0 else 'behind'}"
-    return f"is the clock right (timedatectl, NTP; this machine's is {apart} the SuperNode's)"
 
 
 @contextmanager

@@ -132,48 +132,20 @@ class Store:
             file.write(json.dumps(values).encode() + b"\n")
 
     def pop(self, name: str) -> dict[str, Any] | None:
-        """Read a table and delete it. If two processes do so at once, one gets it.
+        """Read a table and delete it. Hold a lock, so that no other process reads it meanwhile.
 
         Raises:
             ValueError: If the file is damaged.
         """
-        taken = f"{name}.taken"
-        try:
-            (self.folder / f"{name}.json").rename(self.folder / f"{taken}.json")
-        except FileNotFoundError:
-            return None
-        # synced, because a power cut could restore it and it would be answered twice
-        sync_folder(self.folder)
-        values = self.get(taken)
-        self.drop(taken)
+        values = self.get(name)
+        self.drop(name)
         return values
 
     def drop(self, name: str) -> None:
-        """Delete a table, even one with tensors, or one that a killed process was popping."""
-        for file in (f"{name}.json", f"{name}.taken.json", f"{name}.pt"):
+        """Delete a table, even one with tensors. A power cut does not restore it."""
+        for file in (f"{name}.json", f"{name}.pt"):
             (self.folder / file).unlink(missing_ok=True)
         sync_folder(self.folder)
-
-    def put_bytes(self, name: str, data: bytes) -> None:
-        """Write bytes that are too long for a table, and drop those that a killed process was popping."""
-        (self.folder / f"{name}.taken").unlink(missing_ok=True)
-        self._replace(f"{name}.bin", data)
-
-    def pop_bytes(self, name: str) -> bytes:
-        """Return the bytes that `put_bytes` wrote, and delete them.
-
-        Raises:
-            ValueError: If there are none.
-        """
-        path, taken = self.folder / f"{name}.bin", self.folder / f"{name}.taken"
-        try:
-            path.rename(taken)  # if two processes ask at once, one gets it
-        except FileNotFoundError as error:
-            raise ValueError(f"{path} is missing: it was used before, or never written") from error
-        sync_folder(self.folder)
-        data = taken.read_bytes()
-        taken.unlink()
-        return data
 
     def put_tensors(self, name: str, values: dict[str, Any]) -> None:
         """Write a table with tensors. When this returns, all of it is on disk.

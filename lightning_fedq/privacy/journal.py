@@ -235,7 +235,7 @@ class Journal:
     def _create(self, header: bytes) -> None:
         """Create the file so that it never exists without its header."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        draft = draft_path(self.path)
+        draft = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}")
         try:
             self._write(header, draft)
             os.link(draft, self.path)  # fails if the file exists, which a rename would replace
@@ -256,17 +256,6 @@ class Journal:
                 raise OSError(errno.ENOSPC, "no space left for a whole line")
             os.fsync(file.fileno())
             return file.tell()
-
-
-def draft_path(path: Path) -> Path:
-    """Return a random temporary name next to a file, which is renamed once it is complete."""
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-
-
-def drop_drafts(path: Path) -> None:
-    """Delete files of `draft_path` that killed processes have left. No other process may be writing."""
-    for draft in path.parent.glob(f".{path.name}.{'[0-9a-f]' * 8}"):
-        draft.unlink(missing_ok=True)
 
 
 def is_journal_for(path: Path, mechanism: str, num_clients: int) -> bool:

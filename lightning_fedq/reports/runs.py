@@ -94,7 +94,8 @@ def check_run_name(name: str) -> None:
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
     """Write one CSV row per round. Columns are in order of appearance, and missing values are empty."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    write_atomically(path, _csv([columns, *_cells(columns, rows)]))
+    heads = dict(zip(columns, columns, strict=True))
+    write_atomically(path, _csv(columns, [heads, *rows]))
 
 
 def append_row(path: Path, rows: Sequence[Row]) -> None:
@@ -107,16 +108,12 @@ def append_row(path: Path, rows: Sequence[Row]) -> None:
         write_rows(path, rows)
         return
     with path.open("ab", buffering=0) as file:
-        file.write(_csv(_cells(columns, rows[-1:])).encode())
+        file.write(_csv(columns, rows[-1:]).encode())
 
 
-def _cells(columns: Sequence[str], rows: Sequence[Row]) -> list[list[object]]:
-    return [[row.get(column, "") for column in columns] for row in rows]
-
-
-def _csv(lines: Sequence[Sequence[object]]) -> str:
+def _csv(columns: Sequence[str], rows: Sequence[Mapping[str, object]]) -> str:
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(lines)
+    csv.DictWriter(text, columns, lineterminator="\n").writerows(rows)
     return text.getvalue()
 
 
@@ -142,11 +139,10 @@ def totals(rows: Sequence[Row]) -> dict[str, float]:
         Megabytes (10^6 bytes) of uplink, downlink, key set-up and protocol, seconds, and the number of
         messages that the server received.
     """
+    kinds = ("uplink", "downlink", "setup", "protocol")
+    sent = {kind: sum(row.get(f"{kind}_bits", 0.0) for row in rows) for kind in kinds}
     return {
-        "uplink_megabytes": sum(row["uplink_bits"] for row in rows) / BITS_PER_MEGABYTE,
-        "downlink_megabytes": sum(row["downlink_bits"] for row in rows) / BITS_PER_MEGABYTE,
-        "setup_megabytes": sum(row["setup_bits"] for row in rows) / BITS_PER_MEGABYTE,
-        "protocol_megabytes": sum(row.get("protocol_bits", 0.0) for row in rows) / BITS_PER_MEGABYTE,
+        **{f"{kind}_megabytes": bits / BITS_PER_MEGABYTE for kind, bits in sent.items()},
         "seconds": sum(row["seconds"] for row in rows),
         "messages": sum(row["num_received"] for row in rows),
     }

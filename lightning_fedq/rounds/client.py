@@ -15,7 +15,6 @@ with every stream. A client answers only rounds whose groups follow the mechanis
 the terms of all earlier rounds.
 """
 
-import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -30,14 +29,7 @@ from lightning_fedq.functional.accumulate import sum_of_squares
 from lightning_fedq.keys.randomness import ClientRandomness, Keys, PublicRandomness
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism, Message, RoundContext
 from lightning_fedq.privacy.accounting import check_delta
-from lightning_fedq.privacy.journal import (
-    OWN,
-    Journal,
-    draft_path,
-    drop_drafts,
-    name_file_in_errors,
-    sign_entry,
-)
+from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import pad_segments
 from lightning_fedq.privacy.run import Run, SecureSum
 from lightning_fedq.privacy.target import PrivacyTarget, spent_on
@@ -109,17 +101,6 @@ class UsedStreamError(RuntimeError):
     """Error for a task whose stream this client has used before, or whose round or attempt is over."""
 
 
-_MARKED = 256
-"""Approximate number of log lines after which the log's totals are saved to the `.mark` file."""
-
-
-def _last_line_end(path: Path, position: int) -> str:
-    """Return the last 80 bytes before a position as hex: the end of a line with its checksum."""
-    with path.open("rb") as file:
-        file.seek(max(0, position - 80))
-        return file.read(min(80, position)).hex()
-
-
 class StreamLog:
     """A client's log of used random streams. Each entry is written before its message is encoded.
 
@@ -127,7 +108,7 @@ class StreamLog:
     difference. A client cannot rely on the server for this, so it keeps its own log. Attempts come in
     increasing order, so the last entry is enough to recognise a used stream.
 
-    Only one process may use a log at a time. Draft files of a killed process are removed at the start.
+    Only one process may use a log at a time.
 
     Args:
         path: File on the client's own disk. With None the log ends with the process, and a client that
@@ -142,7 +123,6 @@ class StreamLog:
             record them.
         terms: Terms of the rounds that affect the epsilon of a message, as text. "" for entries of versions
             that did not record them.
-        lines_read: Lines of the file that this process read. The `.mark` file next to it covers the others.
 
     Raises:
         ValueError: If the file is damaged, or belongs to another client or federation.
@@ -153,60 +133,13 @@ class StreamLog:
         self.last, self.charges, self.dim = (-1, -1), 0, 0
         self.mechanisms: set[str] = set()
         self.terms: set[str] = set()
-        self._owner, self._journal, self.lines_read = owner, None, 0
-        if path is not None:
-            drop_drafts(path)
-            self._journal = Journal(path, owner, 1, self._read_position(path))
+        self._journal = None if path is None else Journal(path, owner, 1)
         self._read()
 
     def _read(self) -> None:
         """Add the entries that were appended to the file since the last read."""
-        entries = [] if self._journal is None else self._journal.unread()
-        self.lines_read += len(entries)
-        for entry in entries:
+        for entry in [] if self._journal is None else self._journal.unread():
             self._used(entry.round, entry.attempt, entry.dim, entry.state, entry.terms)
-        if len(entries) >= _MARKED:
-            self._write_position()
-
-    def _write_position(self) -> None:
-        """Save the log's totals to the `.mark` file, so that the next process reads only later lines."""
-        assert self._journal is not None
-        path, position = self._journal.path, self._journal.position
-        known = {
-            "owner": self._owner,
-            "position": position,
-            "before": _last_line_end(path, position),
-            "last": self.last,
-            "charges": self.charges,
-            "dim": self.dim,
-            "mechanisms": sorted(self.mechanisms),
-            "terms": sorted(self.terms),
-        }
-        new = draft_path(path)
-        with name_file_in_errors(path), open(new, "wb", opener=OWN) as file:
-            file.write(sign_entry(known))
-        # no fsync: if the mark is missing or torn, the log is read from its start
-        new.replace(path.with_suffix(".mark"))
-
-    def _read_position(self, path: Path) -> int:
-        """Load the totals of the `.mark` file. Return the position they cover, or 0 if it is unusable."""
-        try:
-            line = path.with_suffix(".mark").read_bytes()
-            known = json.loads(line)
-            position = int(known["position"])
-            if line != sign_entry(known) or known["owner"] != self._owner:
-                return 0
-            # a log shorter than the mark has lost lines: the journal raises the error
-            whole = path.exists() and path.stat().st_size >= position
-            if whole and _last_line_end(path, position) != known["before"]:
-                return 0  # the mark belongs to another log, so all lines are read
-            last, charges, dim = tuple(known["last"]), int(known["charges"]), int(known["dim"])
-            mechanisms, terms = set(known["mechanisms"]), set(known["terms"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return 0
-        self.last, self.charges, self.dim = (last[0], last[1]), charges, dim
-        self.mechanisms, self.terms = mechanisms, terms
-        return position
 
     def _used(self, round: int, attempt: int, dim: int, mechanism: str, terms: str) -> None:
         """Add one used stream to the totals in memory."""

@@ -108,17 +108,6 @@ def _near_inverses() -> list[int]:
 
 
 @lru_cache(maxsize=8)
-def _at_zero(points: tuple[int, ...]) -> tuple[int, ...]:
-    """Return Lagrange's coefficients: the value at 0 is the sum of coefficient x share.
-
-    The result is cached because many secrets have the same holders.
-    """
-    whole = math.prod(points)
-    slopes = [point * math.prod([other - point for other in points if other != point]) for point in points]
-    return tuple(whole * inverse % PRIME for inverse in _inverses(slopes))
-
-
-@lru_cache(maxsize=8)
 def _dual_weights(points: tuple[int, ...]) -> tuple[int, ...]:
     """Return the weights 1 / prod(point - other) of Lagrange's formula."""
     return tuple(_inverses([math.prod([p - other for other in points if other != p]) for p in points]))
@@ -146,9 +135,8 @@ def interpolate(shares: Mapping[int, bytes]) -> int:
     Args:
         shares: Shares by point, at least one.
     """
-    coefficients = _at_zero(tuple(shares))
-    terms = (c * int.from_bytes(s, "big") for c, s in zip(coefficients, shares.values(), strict=True))
-    return sum(terms) % PRIME
+    known = {point: int.from_bytes(share, "big") for point, share in shares.items()}
+    return interpolate_values(known, [0])[0]
 
 
 def is_element(share: bytes) -> bool:

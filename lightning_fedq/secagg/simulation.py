@@ -149,14 +149,9 @@ class Aggregation:
         weights: Tensor,
         num_clients: int,
     ) -> None:
-        layout = secagg.layout(mechanism, context, rand)
-        self.secagg = secagg
-        silent = mechanism.tolerated_dropouts(context)
-        self.terms = secagg.terms(
-            session, context.round, context.attempt, context.cohort, layout, num_clients, silent
-        )
+        self.terms = secagg.round_terms(mechanism, context, rand, session, num_clients)
         self._received: set[int] = set()
-        self._sum = layout.zeros()
+        self._sum = self.terms.layout.zeros()
         self._server: Server | None = None
         if secagg.simulation == "masked":
             self.traffic = Traffic()

@@ -380,6 +380,31 @@ class SecAgg:
                 f"Leave out secure_aggregation or choose a homomorphic mechanism, got {mechanism}"
             )
 
+    def round_terms(
+        self,
+        mechanism: Mechanism,
+        context: RoundContext,
+        rand: PublicRandomness,
+        session: bytes,
+        num_clients: int,
+    ) -> Terms:
+        """Return the terms of one round of a mechanism, which all parties must compute alike.
+
+        Args:
+            mechanism: Homomorphic mechanism of the round.
+            context: Context of the round.
+            rand: Public random streams of the round.
+            session: Name of the round's session, at most 32 bytes.
+            num_clients: Number of clients in the federation.
+
+        Raises:
+            TypeError: If the mechanism is not homomorphic.
+            ValueError: If the cohort does not suit, or the modulus is too small.
+        """
+        layout, silent = self.layout(mechanism, context, rand), mechanism.tolerated_dropouts(context)
+        place = context.round, context.attempt, context.cohort
+        return self.terms(session, *place, layout, num_clients, silent)
+
     def terms(
         self,
         session: bytes,

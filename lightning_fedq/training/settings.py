@@ -25,7 +25,7 @@ from lightning_fedq.clients.constraints import Constraint, check_constraints, fo
 from lightning_fedq.clients.evaluation import ClientEvaluation
 from lightning_fedq.clients.personal import check_patterns
 from lightning_fedq.clients.undo import Undo
-from lightning_fedq.clients.vector import BufferMode, Vector
+from lightning_fedq.clients.vector import BufferMode, Vector, num_coordinates
 from lightning_fedq.data.batches import BatchRule
 from lightning_fedq.data.labels import Labels
 from lightning_fedq.data.partition import Partition
@@ -153,6 +153,10 @@ class Local:
         object.__setattr__(self, "personal_parameters", check_patterns(self.personal_parameters))
         object.__setattr__(self, "extra_buffers", check_patterns(self.extra_buffers, "extra_buffers"))
         object.__setattr__(self, "constraints", check_constraints(self.constraints))
+
+    def num_coordinates(self, module: torch.nn.Module) -> int:
+        """Count the coordinates that clients with these settings will send (`clients.vector`)."""
+        return num_coordinates(module, self.buffers, self.personal_parameters, self.extra_buffers)
 
 
 @dataclass(frozen=True)

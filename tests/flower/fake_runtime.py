@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field
-from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -64,7 +63,6 @@ class FakeRuntime(ThreadingHTTPServer):
 
     Attributes:
         lately: Statuses of the first answers to it; 200 has no task.
-        late: Seconds by which its clock, which answers name, is behind; None names none.
     """
 
     daemon_threads = True
@@ -73,7 +71,6 @@ class FakeRuntime(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.jobs, self.refuses, self.begun, self.requests = list(jobs), refuses, 0, 0
         self.lately: list[int] = []
-        self.late: int | None = None
         self.stop = threading.Event()
         self.address = f"127.0.0.1:{self.server_address[1]}"
         threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
@@ -101,8 +98,6 @@ class _Handler(BaseHTTPRequestHandler):
         status, answer = self.answer(name, body)
         content = b"" if answer is None else answer.SerializeToString()
         self.send_response_only(status)
-        if self.server.late is not None:
-            self.send_header("date", formatdate(time.time() - self.server.late, usegmt=True))
         self.send_header("content-length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.flower.cohort import Cohort
@@ -25,6 +26,12 @@ Fields = dict[str, Any]
 def update_of(client):
     """The same in every round."""
     return torch.linspace(-1.0, 1.0, DIM) * (client + 1)
+
+
+def identities(count=4):
+    """Identities of clients that know each other's."""
+    own = [Ed25519PrivateKey.generate() for _ in range(count)]
+    return [Identities(key, {c: one.public_key() for c, one in enumerate(own)}) for key in own]
 
 
 class Still(RemoteClient):

@@ -168,11 +168,10 @@ def simulate(fed, rounds, **options):
 
 
 def deployment(fed, rounds, folder, **options):
-    given = {**TRAINER, "max_epochs": rounds, "callbacks": options.pop("callbacks", [])}
-    given["logger"] = options.pop("logger", False)
     make = options.pop("module", module)
     timeout, patience = options.pop("timeout", 0.2), options.pop("patience", 2.0)
     data, directory = lambda: Digits(batch_size=16), options.pop("directory", None)
+    given = {**TRAINER, "max_epochs": rounds, "callbacks": [], **options}
     return Deployment(make, fed, data, given, folder / "server", timeout, patience, directory)
 
 
@@ -180,3 +179,12 @@ def clients(make, folder, home=True, **options):
     build = options.pop("module", module)
     apps = [client_app(build, own_digits, make(), **options) for _ in range(CLIENTS)]
     return apps, [folder / f"client-{client}" if home else None for client in range(CLIENTS)]
+
+
+def deploy(make, rounds, folder, *tamper, theirs=None, home=True, **ours):
+    """Run a deployment whose two sides have one module. Returns its server, with its Trainer and grid."""
+    apps = clients(make, folder, home, module=ours.get("module", module), trainer=theirs)
+    grid = LoopGrid(*apps, *tamper)
+    trainer, server = deployment(make(), rounds, folder, **ours).run(grid)
+    server.trainer, server.grid = trainer, grid
+    return server

@@ -12,19 +12,13 @@ from lightning_fedq.keys.party_keys import Identities
 from lightning_fedq.mechanisms import CorBin
 from lightning_fedq.rounds import RoundTask
 from lightning_fedq.secagg import Client, SecAgg, messages as wire
-from tests.flower.halves import Fields, Halves
+from tests.flower.halves import Fields, Halves, identities
 from tests.flower.loop import CLIENTS, federated
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:client|confirm|unmask|train|register|masked|shares|node:UserWarning"
 )
 COIN = CorBin(epsilon_per_coordinate=4.0, shared_bits=5)
-
-
-def identities():
-    own = [Ed25519PrivateKey.generate() for _ in range(CLIENTS)]
-    directory = {client: key.public_key() for client, key in enumerate(own)}
-    return [Identities(key, directory) for key in own]
 
 
 def halves(folder, **options):

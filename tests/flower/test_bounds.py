@@ -6,8 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lightning_fedq.flower.client_app import client_app
-from lightning_fedq.flower.federated_server import Deployment
 from lightning_fedq.flower.local_round import LocalRound
 from lightning_fedq.flower.remote_client import ClientConfig, RemoteClient
 from lightning_fedq.flower.roster import Roster
@@ -17,7 +15,7 @@ from lightning_fedq.flower.store import Store
 from lightning_fedq.mechanisms import CorBin, FedAvg
 from lightning_fedq.rounds import RoundTask
 from tests.flower.halves import Halves
-from tests.flower.loop import CLIENTS, LoopGrid, Net, OwnDigits, deployment, federated, module, own_digits
+from tests.flower.loop import CLIENTS, Net, OwnDigits, deploy, federated, module
 
 pytestmark = pytest.mark.filterwarnings("ignore:client|confirm|unmask|train|register|masked|node:UserWarning")
 COIN = CorBin(epsilon_per_coordinate=4.0, shared_bits=5)
@@ -154,10 +152,7 @@ def test_rounds_of_a_server(given, rounds):
 
 def test_a_deployment_says_its_rounds(tmp_path):
     new = lambda: federated(COIN, seed=None)  # noqa: E731
-    apps = [client_app(module, own_digits, new(), trainer={"max_epochs": 2}) for _ in range(CLIENTS)]
-    grid = LoopGrid(apps, [tmp_path / f"client-{client}" for client in range(CLIENTS)])
     with pytest.raises(RuntimeError, match="run has 3 rounds, but this client answers at most 2"):
-        deployment(new(), 3, tmp_path, patience=0.0).run(grid)
-    one = deployment(new(), 2, tmp_path)
-    assert isinstance(one, Deployment) and one.run(grid)[1].records[-1].num_received == CLIENTS
+        deploy(new, 3, tmp_path, theirs={"max_epochs": 2}, patience=0.0)
+    assert deploy(new, 2, tmp_path, theirs={"max_epochs": 2}).records[-1].num_received == CLIENTS
     assert Store(tmp_path / "client-2").get("keys")["rounds"] == 2

@@ -5,14 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from lightning_fedq.flower import client_app
-from lightning_fedq.keys.party_keys import Identities
 from lightning_fedq.mechanisms import LDPQ, CorBin, FedAvg
 from lightning_fedq.rounds import RoundTask
 from lightning_fedq.secagg import SecAgg
-from tests.flower.halves import DIM, Halves, Still, update_of
+from tests.flower.halves import DIM, Halves, Still, identities, update_of
 from tests.flower.loop import CLIENTS, LoopGrid, OwnDigits, deployment, federated, module
 from tests.flower.test_own_budget import budget_for
 
@@ -111,8 +109,6 @@ def test_fields_of_another_kind_are_refused_by_name(kind: str, tmp_path: Path) -
         CorBin(epsilon_per_coordinate=4.0), seed=None, secure_aggregation=SecAgg(active=True)
     )
     asked = {}
-    own = [Ed25519PrivateKey.generate() for _ in range(4)]
-    directory = {number: key.public_key() for number, key in enumerate(own)}
 
     def change(played):
         def tells(kind, client, fields):
@@ -121,7 +117,7 @@ def test_fields_of_another_kind_are_refused_by_name(kind: str, tmp_path: Path) -
 
         played.line.tells = tells
 
-    played = Halves(settings, tmp_path, [Identities(key, directory) for key in own], change=change)
+    played = Halves(settings, tmp_path, identities(), change=change)
     assert played.round().num_received == 4
     client, names = played.client(0), sorted(n for n in asked[kind] if not n.startswith("setting"))
     assert names

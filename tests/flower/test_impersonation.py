@@ -5,18 +5,16 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 import torch
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from lightning_fedq.flower.disputes import Disputes
 from lightning_fedq.flower.remote_client import ClientConfig
 from lightning_fedq.flower.secure import session_id
 from lightning_fedq.flower.store import Store
-from lightning_fedq.keys.party_keys import Identities
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.mechanisms import CorBin
 from lightning_fedq.rounds import RoundTask
 from lightning_fedq.secagg import Client, SecAgg, model_digest
-from tests.flower.halves import Fields, Halves, Still
+from tests.flower.halves import Fields, Halves, Still, identities
 from tests.flower.loop import federated
 
 COIN = CorBin(epsilon_per_coordinate=4.0, shared_bits=5)
@@ -39,10 +37,8 @@ class Impersonator(Still):
         task, secagg = RoundTask.from_bytes(fields["task"]), self._federated.secure_aggregation
         weights = torch.frombuffer(bytearray(fields["weights"]), dtype=torch.float32)
         public = PublicRandomness(SeededKeys(0), task.round, task.attempt)
-        layout = secagg.layout(COIN, task.context(), public)
-        session = session_id(fields["federation"], task)
-        cohort, clients = task.context().cohort, self._federated.clients.num_clients
-        terms = secagg.terms(session, task.round, task.attempt, cohort, layout, num_clients=clients)
+        session, clients = session_id(fields["federation"], task), self._federated.clients.num_clients
+        terms = secagg.round_terms(COIN, task.context(), public, session, clients)
         type(self).machine = Client(fields["client"], terms, model_digest(weights))
         return {"secagg": self.machine.advertise(fields["invitation"])}
 
@@ -86,9 +82,7 @@ def test_a_public_key_is_no_proof_of_who_sends_it(proof, tmp_path):
 @pytest.mark.filterwarnings("ignore:node 4:UserWarning")
 def test_nor_does_it_change_a_client_s_signature(tmp_path):
     """64 bytes of anything took the place of client 1's signature, for good: its partner refused its key."""
-    own = [Ed25519PrivateKey.generate() for _ in range(4)]
-    directory = {number: key.public_key() for number, key in enumerate(own)}
-    played = Halves(federated(COIN, seed=None), tmp_path, [Identities(key, directory) for key in own])
+    played = Halves(federated(COIN, seed=None), tmp_path, identities())
     with_a_thief(played, tmp_path)
     assert [played.round().num_received for _ in range(2)] == [4, 4]
 
@@ -139,9 +133,9 @@ def test_liars_that_agree_have_few_honest_clients_left_out():
 
 def test_what_is_explained_counts_no_more_and_proofs_count_at_once():
     found = disputes((0, 1), (0, 2), (3, 1))
-    assert found.left_out == {0} and found.disputed_clients(1) == {3}
+    assert found.left_out == {0}
     found.exclude(3)
-    assert found.left_out == {0, 3} and found.disputed_clients(1) == set()
+    assert found.left_out == {0, 3}
 
 
 def test_what_is_known_is_known_after_a_restart(tmp_path):
@@ -151,7 +145,6 @@ def test_what_is_known_is_known_after_a_restart(tmp_path):
     before.exclude(4)
     after = Disputes(Store(tmp_path))
     assert after.left_out == before.left_out == {0, 4}
-    assert after.disputed_clients(1) == before.disputed_clients(1)
     after.add_dispute(1, 3)
     after.add_dispute(1, 2)
     assert Disputes(Store(tmp_path)).left_out == after.left_out and 1 in after.left_out

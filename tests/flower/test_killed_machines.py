@@ -1,10 +1,6 @@
 """On real machines: a SuperNode and the SuperLink are killed, a folder is emptied, a release is new."""
 
-import io
 import json
-import subprocess
-import sys
-import tarfile
 import time
 from pathlib import Path
 
@@ -17,8 +13,6 @@ from tests.flower.machines import example
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
 ROUNDS = 3
-PROTOCOL_7 = "2a391c0e2fa0"
-"""The last commit whose clients and servers speak it."""
 HOLD = """
 
 import time
@@ -123,45 +117,3 @@ def test_a_folder_that_is_emptied_in_mid_run_is_named_and_is_the_same_client_whe
     charges, used = saved["engine"]["ledger"]["charges"].tolist(), streams_of(own)
     assert (own / "keys.json").read_bytes() == keys
     assert used == sorted(set(used)) and len(used) <= charges[2] <= charges[0] == ROUNDS + 2
-
-
-def _has(commit):
-    return subprocess.run(["git", "cat-file", "-e", commit], cwd=ROOT, capture_output=True).returncode == 0
-
-
-@pytest.mark.skipif(not _has(PROTOCOL_7), reason="the old release is in the history only")
-def test_folders_of_protocol_7_go_on_with_this_release(tmp_path):
-    old, home = tmp_path / "old", tmp_path / "home"
-    archive = subprocess.run(["git", "archive", PROTOCOL_7, "lightning_fedq"], cwd=ROOT, capture_output=True)
-    with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
-        files.extractall(old, filter="data")
-    machines = example.Machines(tmp_path, link=("--database", str(tmp_path / "link.db")))
-    here = machines.environment["PYTHONPATH"]
-    machines.environment["PYTHONPATH"] = f"{old}:{here}"
-    app = tmp_path / "upgraded_app"
-    write = f"import lightning_fedq.commands.flower as f; f.write_app(f.Path({str(app)!r}))"
-    subprocess.run([sys.executable, "-c", write], env=machines.environment, cwd=tmp_path, check=True)
-    with machines:
-        machines.run(app, home, 2)
-        machines.wait_for((home / "runs" / "deployed" / "summary.json").exists, 900)
-        keys = [(tmp_path / f"client-{client}" / "keys.json").read_text() for client in range(4)]
-        machines.kill("superlink")  # the server is upgraded first
-        machines.environment["PYTHONPATH"] = here
-        machines.start_link()
-        again = tmp_path / "new" / "upgraded_app"
-        write_app(again)
-        machines.run(again, home, 4)
-        machines.wait_for(lambda: "finished:failed" in machines.flwr("list", "demo", "--format", "json"), 600)
-        assert "protocol is 7 here and" in (tmp_path / "client-0.log").read_text() and done(home) == 2
-        for client in range(4):
-            machines.kill(f"client-{client}")
-            machines.start_node(client)
-        machines.run(again, home, 4)
-        machines.wait_for(lambda: done(home) == 4, 900)
-    saved = example.checkpoint_of(home)
-    assert [record["num_received"] for record in saved["records"]] == [4] * 4
-    assert saved["engine"]["ledger"]["charges"].tolist() == [4] * 4
-    for client in range(4):
-        own = tmp_path / f"client-{client}"
-        assert streams_of(own) == [(round, 0) for round in range(4)]
-        assert json.loads((own / "keys.json").read_text()).items() >= json.loads(keys[client]).items()

@@ -4,18 +4,16 @@ from functools import partial
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from lightning_fedq.flower.exchange import Exchange
 from lightning_fedq.flower.records import to_record
-from lightning_fedq.keys.party_keys import Identities
 from lightning_fedq.mechanisms import LDPQ, CorBin, FedAvg, JoPEQ
 from lightning_fedq.secagg import Client, SecAgg
 from lightning_fedq.secagg.messages import FRAME_BYTES, TAG_BYTES, Kind, seal
 from lightning_fedq.secagg.shamir import interpolate_values
-from tests.flower.halves import Halves
-from tests.flower.loop import LoopGrid, clients, deployment, federated
+from tests.flower.halves import Halves, identities
+from tests.flower.loop import LoopGrid, deploy, federated
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:the message of|client|node|unmask|round .* client:UserWarning"
@@ -50,11 +48,6 @@ def test_behind_secure_aggregation(kind, value, tmp_path):
     assert played.round().num_received == (4 if kind == "unmask" else 3)
     played.line.answered = None
     assert played.round().num_received == 4
-
-
-def identities(count):
-    own = [Ed25519PrivateKey.generate() for _ in range(count)]
-    return [Identities(key, {c: one.public_key() for c, one in enumerate(own)}) for key in own]
 
 
 def secured(folder, active, num_clients=10):
@@ -192,11 +185,8 @@ def test_a_client_that_says_it_holds_more_samples_than_there_are(samples, tmp_pa
             reply.content.config_records["fedq"]["samples"] = samples
         return reply
 
-    def make():
-        return federated(FedAvg(), weighting="samples")
-
-    apps, homes = clients(make, tmp_path, home=False)
-    _, server = deployment(make(), 1, tmp_path).run(LoopGrid(apps, homes, tamper))
+    make = lambda: federated(FedAvg(), weighting="samples")  # noqa: E731
+    server = deploy(make, 1, tmp_path, tamper, home=False)
     assert [record.num_received for record in server.records] == [4]
     assert [len(held) for held in server.client_indices] == [50, 50, samples, 50]
 

@@ -137,7 +137,7 @@ def test_all_files_of_a_client_are_for_its_owner_alone(tmp_path):
     cohort, questions = played.questions()
     cohort.ask("train", questions)
     files = {file.name: oct(file.stat().st_mode & 0o777) for file in (tmp_path / "client-2").iterdir()}
-    assert set(files) == {"keys.json", "round.json", "streams.jsonl", "symbols.bin"}
+    assert set(files) == {"keys.json", "round.json", "streams.jsonl", "symbols.pt"}
     assert set(files.values()) == {"0o600"}
 
 

@@ -10,12 +10,11 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.algorithms import SCAFFOLD, ErrorFeedback, FedDyn, FedProx
 from lightning_fedq.callbacks import PrivacyBudget
 from lightning_fedq.data.models import Classifier
-from lightning_fedq.flower import client_app
 from lightning_fedq.flower.persistent_state import PersistentState, check_names
 from lightning_fedq.flower.remote_client import RefusedError
 from lightning_fedq.flower.store import Store
 from lightning_fedq.mechanisms import CorBin
-from tests.flower.loop import CLIENTS, LoopGrid, clients, deployment, federated, module, own_digits, simulate
+from tests.flower.loop import LoopGrid, clients, deploy, deployment, federated, module, simulate
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:node |register|round .* client|the message of client|the keys come:UserWarning"
@@ -57,10 +56,7 @@ ACTS = {
 def trained(theirs, ours, tmp_path, rounds=2, **settings):
     """The server of a deployment whose clients train by `theirs` and whose server's Trainer has `ours`."""
     make = lambda: federated(COIN, **settings)  # noqa: E731
-    grid = LoopGrid(*clients(make, tmp_path, trainer={"accelerator": "cpu", **theirs}))
-    one = deployment(make(), rounds, tmp_path, callbacks=ours.pop("callbacks", []))
-    one.trainer.update(ours)
-    return one.run(grid)[1], grid
+    return deploy(make, rounds, tmp_path, theirs={"accelerator": "cpu", **theirs}, **ours)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +67,7 @@ def plain():
 @pytest.mark.parametrize("name", ACTS)
 def test_what_acts_on_training_acts_on_real_clients_as_in_a_simulation(name, plain, tmp_path):
     expected = simulate(federated(COIN), 1, **ACTS[name]())
-    server, _ = trained(ACTS[name](), ACTS[name](), tmp_path, rounds=1)
+    server = trained(ACTS[name](), ACTS[name](), tmp_path, rounds=1)
     assert torch.equal(server.engine.weights, expected.engine.weights)
     assert not torch.equal(server.engine.weights, plain), "it acts"
 
@@ -102,7 +98,7 @@ def test_another_rate_is_named(tmp_path, monkeypatch):
 
 def test_other_names_of_one_thing_and_what_does_not_act_are_no_difference(tmp_path):
     theirs = {"precision": 32, "log_every_n_steps": 3}
-    server, _ = trained(theirs, {"precision": "32-true", "callbacks": [Watches()]}, tmp_path)
+    server = trained(theirs, {"precision": "32-true", "callbacks": [Watches()]}, tmp_path)
     assert len(server.records) == 2
 
 
@@ -114,14 +110,14 @@ def test_callbacks_of_the_whole_fit_may_stand_on_both_sides(tmp_path):
         return [pl.callbacks.ModelCheckpoint(folder), pl.callbacks.EMAWeightAveraging(decay=0.5), stop]
 
     expected = simulate(federated(COIN), 2)
-    server, _ = trained({"callbacks": both(tmp_path)}, {"callbacks": both(tmp_path / "kept")}, tmp_path)
+    server = trained({"callbacks": both(tmp_path)}, {"callbacks": both(tmp_path / "kept")}, tmp_path)
     assert torch.equal(server.engine.weights, expected.engine.weights)
 
 
 def test_a_mean_by_how_noisy_clients_are_needs_no_samples(tmp_path):
     weighting = {"weighting": "inverse_variance"}
     expected = simulate(federated(COIN, **weighting), 2)
-    server, _ = trained({}, {}, tmp_path, **weighting)
+    server = trained({}, {}, tmp_path, **weighting)
     assert torch.equal(server.engine.weights, expected.engine.weights)
 
 
@@ -218,12 +214,7 @@ def test_a_deployment_ends_with_the_weights_of_the_simulation(name, tmp_path):
     expected = simulate(new(), ROUNDS, module=make(), **options())
     theirs = {"max_epochs": ROUNDS, **options()}
     theirs["callbacks"] = [c for c in theirs.get("callbacks", []) if not isinstance(c, FIT_ONLY)]
-    apps = [client_app(make, own_digits, new(), trainer=theirs) for _ in range(CLIENTS)]
-    homes = [tmp_path / f"client-{client}" for client in range(CLIENTS)]
-    ours = options()
-    one = deployment(new(), ROUNDS, tmp_path, module=make, callbacks=ours.pop("callbacks", []))
-    one.trainer.update(ours)
-    _, server = one.run(LoopGrid(apps, homes))
+    server = deploy(new, ROUNDS, tmp_path, module=make, theirs=theirs, **options())
     assert len(server.records) == len(expected.records)
     assert torch.equal(server.engine.weights, expected.engine.weights)
     for path in tmp_path.glob("client-*/state*.pt"):
@@ -258,13 +249,8 @@ def test_every_integer_buffer_is_the_simulation_s_or_excluded_by_name(steps, mos
     new = lambda: federated(COIN, buffers=buffers, local_steps=steps)  # noqa: E731
     simulated, options = normed(), {} if most is None else {"max_steps": most}
     simulate(new(), ROUNDS, module=simulated, **options)
-    apps = [
-        client_app(normed, own_digits, new(), trainer={"accelerator": "cpu", **options})
-        for _ in range(CLIENTS)
-    ]
-    one = deployment(new(), ROUNDS, tmp_path, module=normed)
-    one.trainer.update(options)
-    trainer, _ = one.run(LoopGrid(apps, [tmp_path / f"client-{client}" for client in range(CLIENTS)]))
+    theirs = {"accelerator": "cpu", **options}
+    trainer = deploy(new, ROUNDS, tmp_path, module=normed, theirs=theirs, **options).trainer
     found, expected = trainer.lightning_module.state_dict(), simulated.state_dict()
     differ = [name for name, value in expected.items() if not torch.equal(found[name], value)]
     assert differ == ([] if steps else ["backbone.3.num_batches_tracked"])
@@ -276,21 +262,14 @@ def test_a_lost_answer_is_forgotten_and_everybody_goes_on(tmp_path):
     new = lambda: federated(COIN, personal_parameters=["backbone.3.*"])  # noqa: E731
 
     def lose(kind, client, reply):
-        return None if (kind, client, grid.rounds(client)) == ("train", 1, 1) else reply
+        return None if (kind, client, grid.log.count((kind, client))) == ("train", 1, 1) else reply
 
-    grid = Counting(*clients(new, tmp_path), lose)
+    grid = LoopGrid(*clients(new, tmp_path), lose)
     _, server = deployment(new(), 3, tmp_path).run(grid)
     assert [record.num_received for record in server.records] == [3, 4, 4]
     store = Store(tmp_path / "client-1")
     kept, open = store.get_tensors("state"), store.get_tensors("state-open")
     assert (kept["at"], open["at"]) == ([1, 0], [2, 0])
-
-
-class Counting(LoopGrid):
-    """Knows how often a client was asked to train."""
-
-    def rounds(self, client):
-        return sum(one == ("train", client) for one in self.log)
 
 
 def test_a_server_that_comes_back_goes_on_with_what_clients_keep(tmp_path):
@@ -321,8 +300,7 @@ def test_a_state_file_that_is_not_the_client_s_is_named(damage, tmp_path):
 
 def test_a_buffer_that_only_the_client_knows_of_is_named_at_registration(tmp_path):
     new = lambda: federated(COIN)  # noqa: E731
-    apps = [client_app(Scaled, own_digits, new()) for _ in range(CLIENTS)]
-    grid = LoopGrid(apps, [tmp_path / f"client-{client}" for client in range(CLIENTS)])
+    grid = LoopGrid(*clients(new, tmp_path, module=Scaled))
     with pytest.raises(RuntimeError, match=r"numbers that travel is 714 here and 650 there.*buffers='local'"):
         deployment(new(), 1, tmp_path, module=Scaled).run(grid)
     assert {kind for kind, _ in grid.log} == {"register"}
@@ -332,13 +310,10 @@ def test_a_buffer_that_only_the_client_knows_of_is_named_at_registration(tmp_pat
 def test_a_mean_of_all_batches_needs_to_know_how_many(settings, tmp_path):
     """The server's count stood at 0 on each client, each round: other statistics, in silence."""
     new = lambda: federated(COIN, **settings)  # noqa: E731
-    apps = [client_app(averaging, own_digits, new()) for _ in range(CLIENTS)]
-    homes = [tmp_path / f"client-{client}" for client in range(CLIENTS)]
-    one = deployment(new(), 2, tmp_path, module=averaging)
     with pytest.raises(
         RefusedError, match=r"backbone.2 has momentum=None.*Set local_steps=..., or use moment"
     ):
-        one.run(LoopGrid(apps, homes))
+        deploy(new, 2, tmp_path, module=averaging)
 
 
 class Twice(Classifier):
@@ -354,18 +329,15 @@ class Twice(Classifier):
 
 def test_a_layer_that_counts_otherwise_is_named(tmp_path):
     new = lambda: federated(COIN, **STEPS)  # noqa: E731
-    apps = [client_app(Twice, own_digits, new()) for _ in range(CLIENTS)]
-    one = deployment(new(), 1, tmp_path, module=Twice)
     with pytest.warns(UserWarning, match="counted 6 batches, but this client trained on 3"):
-        one.run(LoopGrid(apps, [tmp_path / f"client-{client}" for client in range(CLIENTS)]))
+        deploy(new, 1, tmp_path, module=Twice)
 
 
 def test_a_schedule_of_steps_needs_to_know_them(tmp_path):
     cycle = lambda: ByCourse("cycle")  # noqa: E731
     new = lambda: federated(COIN)  # noqa: E731
-    apps = [client_app(cycle, own_digits, new(), trainer={"max_epochs": 1}) for _ in range(CLIENTS)]
     with pytest.raises(RuntimeError, match=r"unknown over a network\. Set Federated\(local_steps="):
-        deployment(new(), 1, tmp_path, module=cycle).run(LoopGrid(apps, [None] * CLIENTS))
+        deploy(new, 1, tmp_path, module=cycle, theirs={"max_epochs": 1})
 
 
 def test_max_steps_needs_to_know_the_steps_of_a_round(tmp_path):
@@ -379,7 +351,7 @@ def test_what_clients_keep_needs_a_folder(tmp_path):
         UserWarning,
         match=r"Local tensors \(personal_parameters=, .* need a client folder.*give client_app\(home=",
     ):
-        _, server = deployment(new(), 1, tmp_path).run(LoopGrid(*clients(new, tmp_path, home=False)))
+        server = deploy(new, 1, tmp_path, home=False)
     assert server.records[0].num_received == 0
 
 
@@ -411,7 +383,5 @@ def test_a_plateau_of_what_clients_log_is_refused_before_anybody_is_charged(tmp_
         deployment(make(), 1, tmp_path / "one", module=lambda: Logs(False)).run(grid)
     assert {kind for kind, _ in grid.log} == {"register"}
     both = lambda: Logs(True)  # noqa: E731
-    grid = LoopGrid(*clients(make, tmp_path / "two", module=both))
-    _, server = deployment(make(), 2, tmp_path / "two", module=both).run(grid)
-    expected = simulate(make(), 2, module=both())
+    server, expected = deploy(make, 2, tmp_path / "two", module=both), simulate(make(), 2, module=both())
     assert torch.equal(server.engine.weights, expected.engine.weights)

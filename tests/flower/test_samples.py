@@ -12,7 +12,7 @@ from lightning_fedq.flower.store import Store
 from lightning_fedq.flower.training_description import training_words
 from lightning_fedq.mechanisms import FedAvg
 from lightning_fedq.rounds import RoundServer
-from tests.flower.loop import CLIENTS, LoopGrid, clients, deployment, federated, module, simulate
+from tests.flower.loop import CLIENTS, LoopGrid, clients, deploy, deployment, federated, module, simulate
 from tests.flower.test_killed import ROUNDS, after, before, dies_when, second, serve
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore:.*fork:DeprecationWarning")
@@ -125,10 +125,9 @@ def normed():
 
 def test_what_does_not_go_together_is_refused_before_anybody_is_charged(tmp_path):
     with pytest.raises(RuntimeError, match=r"DPSGD can't work here\. The client's log has the reason"):
-        grid = LoopGrid(*clients(make, tmp_path, trainer=private(), module=normed))
-        deployment(make(), 1, tmp_path, module=normed, **private()).run(grid)
+        deploy(make, 1, tmp_path, module=normed, theirs=private(), **private())
     with pytest.raises(RuntimeError, match=r"callbacks is DPSGD\(2.*seed=None\) here and none there"):
-        deployment(make(), 1, tmp_path).run(LoopGrid(*clients(make, tmp_path, trainer=private())))
+        deploy(make, 1, tmp_path, theirs=private())
 
 
 def test_samples_are_not_measured_in_the_open(tmp_path):

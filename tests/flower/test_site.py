@@ -3,7 +3,6 @@
 import ast
 import importlib
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -151,24 +150,16 @@ def test_a_no_of_the_supernode_stops_it(status, words):
             site.serve(here, pause=0.001)
 
 
-@pytest.mark.parametrize(
-    "late, said", [(None, "are both machines' clocks"), (30, "is (29|30|31) s ahead"), (-9, "(8|9) s behind")]
-)
-def test_a_no_that_once_was_a_yes_is_waited_out(late, said, capsys):
+def test_a_no_that_once_was_a_yes_is_waited_out(capsys):
     """A SuperNode 30 s behind its client ended it for good, and the words blamed the secret's file."""
     honest = Job()
     with FakeRuntime(honest) as server:
-        server.lately, server.late = [200, 401, 401], late
+        server.lately = [200, 401, 401]
         here = site.Site(local_app([]), runtime.SuperNode(server.address, SECRET), {})
         site.serve(here, pause=0.001, stop=server.stop)
     assert honest.ended == "completed"
     out = capsys.readouterr().out
-    assert (
-        out.count("HTTP 401") == 1
-        and re.search(said, out)
-        and "NTP" in out
-        and "It has been let in before" in out
-    )
+    assert out.count("HTTP 401") == 1 and "is the clock right" in out and "It has been let in before" in out
 
 
 # ---- the command, in a process of its own ---------------------------------------------------------------

@@ -49,12 +49,3 @@ def test_it_is_refused_by_itself_and_its_log_has_the_cure(tmp_path: Path) -> Non
         deployment(make(), 1, tmp_path, module=net).run(grid)
     assert "samples" not in str(told.value), "nothing of the data is told"
     assert {kind for kind, _ in grid.log} == {"register"}
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_whole_batches_are_no_reason(tmp_path):
-    grid = LoopGrid(
-        [client_app(net, own_digits, make()) for _ in range(CLIENTS)],
-        [tmp_path / str(client) for client in range(CLIENTS)],
-    )
-    assert len(deployment(make(), 1, tmp_path, module=net).run(grid)[1].records) == 1

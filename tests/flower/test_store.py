@@ -13,11 +13,11 @@ from tests.flower.loop import LoopGrid, clients, deployment, federated
 
 CHANGES = {
     "put": lambda store: store.put("round", {"list": "new"}),
-    "put_bytes": lambda store: store.put_bytes("symbols", b"new"),
-    "take": lambda store: store.pop("round"),
-    "take_bytes": lambda store: store.pop_bytes("symbols"),
-    "drop": lambda store: store.drop("round"),
+    "put_tensors": lambda store: store.put_tensors("symbols", {}),
+    "pop": lambda store: store.pop("round"),
+    "drop": lambda store: store.drop("symbols"),
 }
+GONE = {"pop": {"round.json"}, "drop": {"symbols.pt"}}
 
 
 @pytest.mark.skipif(os.name != "posix", reason="folders can be synced on POSIX only")
@@ -26,7 +26,7 @@ def test_a_change_of_names_is_on_the_disk_when_a_call_returns(change, tmp_path, 
     """Else a power cut brings the state before back: a client would sign, or open, a second list."""
     store = Store(tmp_path)
     store.put("round", {"list": "old"})
-    store.put_bytes("symbols", b"old")
+    store.put_tensors("symbols", {})
     synced = []
     sync = os.fsync
 
@@ -38,22 +38,7 @@ def test_a_change_of_names_is_on_the_disk_when_a_call_returns(change, tmp_path, 
     monkeypatch.setattr(os, "fsync", recording)
     CHANGES[change](store)
     now = set(os.listdir(tmp_path))
-    assert synced and now == ({"round.json", "symbols.bin"} - GONE.get(change, set()))
-    first = synced[0]
-    assert first >= now and not first & GONE.get(change, set())
-
-
-GONE = {"take": {"round.json"}, "drop": {"round.json"}, "take_bytes": {"symbols.bin"}}
-
-
-def test_what_a_killed_process_had_in_its_hands_is_forgotten(tmp_path):
-    """Killed between taking a round's secrets and forgetting them: the next round does."""
-    store = Store(tmp_path)
-    for name in ("round.taken.json", "symbols.taken"):
-        (tmp_path / name).write_text("{}")
-    store.drop("round")
-    store.put_bytes("symbols", b"new")
-    assert os.listdir(tmp_path) == ["symbols.bin"]
+    assert synced[0] == now == {"round.json", "symbols.pt"} - GONE.get(change, set())
 
 
 @pytest.mark.skipif(os.name != "posix", reason="folders can be synced on POSIX only")

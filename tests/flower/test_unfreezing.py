@@ -6,9 +6,8 @@ from torch import nn
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.data.models import Classifier
-from lightning_fedq.flower import client_app
 from lightning_fedq.mechanisms import CorBin
-from tests.flower.loop import CLIENTS, LoopGrid, deployment, federated, own_digits, simulate
+from tests.flower.loop import deploy, federated, simulate
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:node |register|round .* client|the message of client|the keys come:UserWarning"
@@ -43,12 +42,8 @@ class Thaws(pl.Callback):
 
 def deployed(make, tmp_path, callbacks=list, rounds=2):
     fed = lambda: federated(COIN)  # noqa: E731
-    apps = [
-        client_app(make, own_digits, fed(), trainer={"accelerator": "cpu", "callbacks": callbacks()})
-        for _ in range(CLIENTS)
-    ]
-    grid = LoopGrid(apps, [tmp_path / f"client-{client}" for client in range(CLIENTS)])
-    return deployment(fed(), rounds, tmp_path, module=make, callbacks=callbacks()).run(grid)[1]
+    theirs = {"accelerator": "cpu", "callbacks": callbacks()}
+    return deploy(fed, rounds, tmp_path, module=make, theirs=theirs, callbacks=callbacks())
 
 
 @pytest.mark.parametrize("by_callback", [False, True])

@@ -5,7 +5,7 @@ import zlib
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import MetricRecord, RecordDict
 
 from lightning_fedq.flower.records import from_record, to_record
 from lightning_fedq.flower.round_inputs import RoundInputs
@@ -13,7 +13,7 @@ from lightning_fedq.flower.settings import RefusedError
 from lightning_fedq.flower.store import Store
 from lightning_fedq.mechanisms import LDPQ
 from lightning_fedq.mechanisms.interface import HandOver
-from lightning_fedq.rounds import Broadcast, RoundTask, StreamLog
+from lightning_fedq.rounds import Broadcast, RoundTask
 from lightning_fedq.secagg import Client
 from lightning_fedq.secagg.messages import Kind, PublicKeys
 from lightning_fedq.wire.coding import FixedLength, UndecodableError
@@ -105,46 +105,15 @@ def test_a_task_is_what_a_server_writes(old, new):
 LONG = bytes((1 << 20) + 1)
 
 
-@pytest.mark.parametrize(
-    "record",
-    [
-        RecordDict({"fedq": ConfigRecord({"a": LONG})}),
-        RecordDict({"fedq": ConfigRecord({"a": 1}), "m": MetricRecord({"x": 1})}),
-        RecordDict(
-            {"fedq": ConfigRecord(), "fedq.bytes": ArrayRecord({"b": Array("uint8", (3,), "fedq/1", b"abc")})}
-        ),
-        *(
-            RecordDict(
-                {"fedq": ConfigRecord(dict(small)), "fedq.bytes": ArrayRecord({"b": Array(*told, LONG)})}
-            )
-            for small, told in (
-                ({"b": 1}, ("uint8", (len(LONG),), "fedq/1")),
-                ({}, ("int8", (len(LONG),), "fedq/1")),
-                ({}, ("uint8", (3,), "fedq/1")),
-                ({}, ("uint8", (len(LONG),), "numpy.ndarray")),
-            )
-        ),
-    ],
-)
+@pytest.mark.parametrize("record", [RecordDict(), RecordDict({"m": MetricRecord({"x": 1})})])
 def test_records_are_as_they_are_written(record):
     assert from_record(to_record({"a": 1, "b": LONG})) == {"a": 1, "b": LONG}
-    with pytest.raises(ValueError, match=r"Not a message of lightning_fedq|Expected bytes, got arrays"):
+    with pytest.raises(ValueError, match="Not a message of lightning_fedq"):
         from_record(record)
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [
-        {"groups": "[1]"},
-        {"groups": "{}"},
-        {"groups": '[[[["lr", 1]]]]'},
-        {"groups": '[["lr"]]'},
-        {"groups": "[ ]"},
-        {"trained": '"ab"'},
-        {"trained": "[1]"},
-        {"trained": "null"},
-        {"algorithm": b"123"},
-    ],
+    "fields", [{"groups": "[1]"}, {"groups": '[["lr"]]'}, {"trained": "null"}, {"algorithm": b"123"}]
 )
 def test_what_a_server_says_beside_the_model(fields):
     assert RoundInputs.from_fields({"groups": '[[{"lr": 0.1}]]', "trained": '["a"]'}, {}).trained == ["a"]
@@ -182,16 +151,6 @@ def test_an_opened_share_is_an_element_or_none(tmp_path, monkeypatch):
     monkeypatch.setattr("lightning_fedq.flower.cohort.rank_zero_warn", said.append)
     assert secured(tmp_path, False).round().num_received == 10
     assert any("is no element" in words for words in said)
-
-
-def test_drafts_of_killed_processes_are_taken_away(tmp_path):
-    draft, mine = tmp_path / ".streams.jsonl.0a1b2c3d", tmp_path / ".streams.jsonl.notes"
-    for path in (draft, mine):
-        path.write_text("{")
-    log = StreamLog(tmp_path / "streams.jsonl", "client 1")
-    log.use(0, 0, 4, "m", "t")
-    assert not draft.exists() and mine.exists()
-    assert StreamLog(tmp_path / "streams.jsonl", "client 1").last == (0, 0)
 
 
 def test_a_client_and_a_server_tidy_their_folders_when_they_start(tmp_path):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -45,16 +44,15 @@ OUTER = ["on_fit_start", "on_validation_start", "on_validation_epoch_end", "on_v
 
 
 class Eye:
-    """Looks at the user's module, and calls what a test wants at a place."""
+    """Looks at the user's module."""
 
     module: ClassVar[Any] = None
     seen: ClassVar[list[tuple[str, State]]] = []
     gradients: ClassVar[list[str]] = []
-    then: ClassVar[Callable[[str, Any], None] | None] = None
 
     @classmethod
-    def open(cls, module, then=None):
-        cls.module, cls.seen, cls.gradients, cls.then = weakref.ref(module), [], [], then
+    def open(cls, module):
+        cls.module, cls.seen, cls.gradients = weakref.ref(module), [], []
 
     @classmethod
     def state(cls):
@@ -63,12 +61,10 @@ class Eye:
         return {name: tensor.detach().clone() for name, tensor in tensors}
 
     @classmethod
-    def look(cls, place, who=None):
+    def look(cls, place):
         cls.seen.append((place, cls.state()))
         if any(parameter.grad is not None for parameter in cls.module().parameters()):
             cls.gradients.append(place)
-        if cls.then is not None:
-            cls.then(place, who)
 
     @classmethod
     def models(cls):
@@ -125,13 +121,13 @@ class Net(pl.LightningModule):
         self.net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
 
     def training_step(self, batch, batch_idx):
-        Eye.look("training_step", self)
+        Eye.look("training_step")
         loss = nn.functional.mse_loss(self.net(batch[0]), batch[1])
         self.log("train_loss", loss)
         return loss
 
     def validation_step(self, batch, batch_idx):
-        Eye.look("validation_step", self)
+        Eye.look("validation_step")
         self.log("val_loss", nn.functional.mse_loss(self.net(batch[0]), batch[1]))
 
     def train_dataloader(self):
@@ -149,7 +145,7 @@ class Net(pl.LightningModule):
 
 def _module_hook(name):
     def hook(self, *args):
-        Eye.look(f"module.{name}", self)
+        Eye.look(f"module.{name}")
 
     return hook
 
@@ -178,12 +174,12 @@ class ByHand(HookedNet):
         optimizer.zero_grad()
         self.manual_backward(super().training_step(batch, batch_idx))
         optimizer.step()
-        Eye.look("after step", self)
+        Eye.look("after step")
 
 
 def _hook(name):
     def hook(self, trainer, *args):
-        Eye.look(f"callback.{name}", trainer)
+        Eye.look(f"callback.{name}")
 
     return hook
 
@@ -200,7 +196,7 @@ class Outer(pl.Callback):
     locals().update({name: _hook(name) for name in OUTER})
 
 
-def train(module, *callbacks, then=None, **settings):
+def train(module, *callbacks, **settings):
     """A fit that is watched; returns its trainer."""
     fed = Federated(
         Watched(), CLIENTS, **{"seed": 1, "clients_per_step": 1, "diagnostics": False, **settings}
@@ -214,7 +210,7 @@ def train(module, *callbacks, then=None, **settings):
         log_every_n_steps=1,
         num_sanity_val_steps=0,
     )
-    Eye.open(module, then)
+    Eye.open(module)
     trainer.fit(module)
     return trainer
 
@@ -252,41 +248,6 @@ def test_a_new_model_comes_after_the_last_client_and_before_validation():
         if not same(old, new):
             assert before in ("encode", "module.on_train_epoch_end", "callback.on_train_epoch_end")
             assert after in ("logger", "validation_step") or after.startswith("callback.on_validation")
-
-
-OF_STEPS = ["training_step", "optimizer", "dataset", *(f"module.{name}" for name in OF_CLIENTS)]
-
-
-ENDS = [(RuntimeError, OF_STEPS), (KeyboardInterrupt, ["training_step", "dataset"])]
-ONCE = ("training_step", "optimizer", "dataset", "module.on_train_epoch_end")
-"""Within Lightning's closure, its step, a loader and a hook; the other hooks are slow."""
-
-
-@pytest.mark.parametrize(
-    ("error", "place"),
-    [
-        pytest.param(error, place, marks=() if place in ONCE else pytest.mark.slow)
-        for error, places in ENDS
-        for place in places
-    ],
-)
-def test_an_exception_in_a_client_leaves_the_last_global_model(error, place):
-    """In the second round, at the fourth visit of a place, or the first of one that is rare."""
-    visits = []
-
-    def fail(where, _):
-        if where == place and any(seen == "callback.on_validation_end" for seen, _ in Eye.seen):
-            visits.append(where)
-            if len(visits) == (1 if "epoch" in place else 4):
-                raise error("in the middle of a client")
-
-    module = HookedNet()
-    with pytest.raises((error, SystemExit)):
-        train(module, then=fail)
-    (last,) = [state for seen, state in Eye.seen if seen == "callback.on_validation_end"]
-    assert same(Eye.state(), last)
-    assert same(dict(module.state_dict()), last)
-    assert all(parameter.grad is None and parameter.requires_grad for parameter in module.parameters())
 
 
 class Keeps(Net):

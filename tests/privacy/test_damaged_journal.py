@@ -5,7 +5,7 @@ import os
 import pytest
 
 from lightning_fedq.privacy.journal import Journal
-from lightning_fedq.rounds import StreamLog, UsedStreamError, client
+from lightning_fedq.rounds import StreamLog, UsedStreamError
 
 OWNER = "client 0 of f"
 
@@ -81,49 +81,3 @@ def test_a_line_without_a_checksum_is_refused_in_a_file_of_this_version(path):
         file.write('{"round": 0, "attempt": 0, "state": "m", "clients": null, "dim": 8}\n')
     with pytest.raises(ValueError, match="is damaged at byte"):
         StreamLog(path, OWNER)
-
-
-@pytest.fixture
-def soon(monkeypatch):
-    monkeypatch.setattr(client, "_MARKED", 16)
-
-
-def long(path, rounds=60):
-    """Written by a process for each message, as Flower's are."""
-    longest = 0
-    for number in range(rounds):
-        log = StreamLog(path, OWNER)
-        longest = max(longest, log.lines_read)
-        log.use(number, 0, 8 + number, f"MVU({number % 2})", str(number % 3))
-    return longest
-
-
-def test_a_message_does_not_read_the_lines_of_all_rounds(path, soon):
-    assert long(path) <= 16
-    known = StreamLog(path, OWNER)
-    path.with_suffix(".mark").unlink()
-    read = StreamLog(path, OWNER)
-    for name in ("last", "charges", "dim", "mechanisms", "terms"):
-        assert getattr(known, name) == getattr(read, name)
-    assert (read.charges, read.last, known.lines_read < 16) == (60, (59, 0), True)
-
-
-def test_a_mark_is_believed_of_its_own_log_only(path, soon):
-    long(path, 30)
-    mark, whole = path.with_suffix(".mark"), path.read_bytes()
-    kept = mark.read_bytes()
-    assert mark.stat().st_mode & 0o077 == 0
-    for spoiled in (b"", b"{}", b"null", kept[:-1], kept.replace(b'"charges": 1', b'"charges": 2')):
-        mark.write_bytes(spoiled)
-        assert StreamLog(path, OWNER).charges == 30
-    mark.write_bytes(kept)
-    with pytest.raises(ValueError, match="another federation"):
-        StreamLog(path, "client 1 of f")
-    path.write_bytes(whole[: len(whole) // 4])  # set back, without its mark
-    with pytest.raises(ValueError, match=r"charges are lost\. Put the whole file back"):
-        StreamLog(path, OWNER)
-    other = path.with_name("other.jsonl")
-    for number in range(40):
-        StreamLog(other, OWNER).use(number, 1, 8, "another", "")
-    other.replace(path)  # whole, and of the same owner
-    assert StreamLog(path, OWNER).mechanisms == {"another"}

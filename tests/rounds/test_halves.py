@@ -162,14 +162,6 @@ def test_what_is_unpacked_decodes_like_what_was_packed(mechanism):
     assert torch.equal(decoded, mechanism.decode(message.symbols, context.cohort, context, rand))
 
 
-@every_mechanism
-def test_the_server_knows_the_length_of_a_message(mechanism):
-    for clients, segments in (((4, 9, 2, 7), (40, 24)), ((1, 0, 3), (37,))):
-        context = make_context(mechanism, clients, segments)
-        message = encode(mechanism, torch.zeros(len(clients), context.dim), context)
-        assert message.symbols.shape == (len(clients), mechanism.num_symbols(context))
-
-
 # ---- what is refused ----------------------------------------------------------------------------------
 
 
@@ -248,40 +240,6 @@ def answers_of_attempt(server, clients, plan, attempt):
     fields = {**vars(server.task()), "attempt": attempt}
     fresh = [client_of(c.mechanism, c.client, c.keys) for c in clients]
     return {c: fresh[c].answer(RoundTask(**fields), server.weights, update_of(c)) for c in plan.survivors}
-
-
-@every_mechanism
-def test_random_bytes_from_a_liar_are_refused_or_count_as_some_message(mechanism):
-    """A client that holds its key can send what it likes: it is a message, or a `MalformedMessageError`."""
-    planner, generator = planner_of(mechanism, 4), torch.Generator().manual_seed(1)
-    engine = RoundServer(mechanism, planner, SeededKeys(3), torch.zeros(64), (40, 24), fedq.FixedRange(1.0))
-    engine.start()
-    context, public = engine._context, PublicRandomness(engine.keys, 0)
-    honest = engine.mechanism.message_code(0, context, public)
-    row = encode(mechanism, torch.zeros(4, 64), context, seed=3).symbols[context.cohort.index(0)]
-    size = len(honest.pack(row))
-    taken = 0
-    for length in (0, 1, size // 2, size, size, size, size + 1, 4 * size):
-        for fill in (None, 0, 255):
-            noise = torch.randint(256, (length,), generator=generator).tolist()
-            junk = noise if fill is None else [fill] * length
-            before = state_of(engine)
-            try:
-                engine.receive_message(pack_frame(0, bytes(junk), context, public))
-            except MalformedMessageError:
-                assert_same(state_of(engine), before)
-            except RepeatedMessageError:
-                assert taken
-            else:
-                taken += 1
-    for client in context.cohort:
-        if client in engine._expected:
-            place = context.cohort.index(client)
-            one = encode(mechanism, torch.zeros(4, 64), context, seed=3).symbols[place]
-            packed = mechanism.message_code(client, context, public).pack(one)
-            engine.receive_message(pack_frame(client, packed, context, public))
-    engine.finish()
-    assert bool(torch.isfinite(engine.weights).all())
 
 
 def test_a_symbol_that_the_mechanism_cannot_send_is_refused():

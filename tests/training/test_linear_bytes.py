@@ -1,6 +1,5 @@
 """Bytes that a run writes grow with its rounds, and not with their square."""
 
-import itertools
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ import torch
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated, RunFolder
 from lightning_fedq.mechanisms import CorBin
-from lightning_fedq.rounds import RoundRecord, StreamLog
+from lightning_fedq.rounds import RoundRecord
 from lightning_fedq.training.checkpoints import RecordFile
 from lightning_fedq.training.user_messages import warn_round_failures
 from tests.callbacks.test_federated_resume import fit, latest
@@ -48,19 +47,6 @@ def bytes_of(folder, rounds, **settings):
 def test_bytes_are_as_many_times_more_as_rounds(tmp_path, rounds, seed):
     few, many = (bytes_of(tmp_path / str(n), n, seed=seed) for n in (10, rounds))
     assert many / few == pytest.approx(rounds / 10, rel=0.03)
-
-
-def test_a_client_reads_and_writes_as_much_in_a_late_round_as_in_an_early_one(tmp_path):
-    """Its log of streams grows by a line a message; from time to time it writes down what the lines say."""
-    sizes, read = [], []
-    for round in range(600):
-        log = StreamLog(tmp_path / "streams.jsonl", "me")
-        log.use(round, 0, 10, "CorBin()", "")
-        sizes.append(sum(path.stat().st_size for path in tmp_path.iterdir()))
-        read.append(log.lines_read)
-    steps = {later - earlier for earlier, later in itertools.pairwise(sizes[1:])}
-    assert max(steps) < 500 and max(read) <= 256
-    assert sizes[599] / sizes[59] == pytest.approx(10, rel=0.1)
 
 
 # ---- what the file beside can meet --------------------------------------------------------------------

@@ -123,13 +123,6 @@ def test_the_row_is_smaller_than_the_known_one_and_others_stay():
     assert "outsider, cohorts secret" in markdown(report)
 
 
-def test_without_secret_cohorts_there_is_no_such_row():
-    federated = fedq.Federated(NOISE, 20, cohort=4)
-    trainer = fitted(federated)
-    report = make_report(federated, trainer, 1e-3)
-    assert report.secret is None and "cohorts secret" not in markdown(report)
-
-
 @pytest.mark.parametrize(
     "mechanism",
     [fedq.GaussianNoise(1.0, 9.0), fedq.RotatedCoins(1.0), fedq.DistributedDiscreteGaussian(1.0, 9.0, 0.01)],

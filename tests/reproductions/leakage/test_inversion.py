@@ -84,13 +84,6 @@ class Once(nn.Module):
         return _Once.apply(inputs)
 
 
-def test_a_layer_that_cannot_be_differentiated_twice_is_named():
-    with pytest.raises(ValueError, match=r"layer '2' \(Once\) can't be.*use the attack Matching"):
-        study(attack=iDLG(3), model=mlp(Once()))
-    found = study(attack=Matching(), model=mlp(Once())).run(FedAvg(), VIEW, 3, generator())
-    assert found.estimate.hits == 3
-
-
 def test_refusals():
     with pytest.raises(ValueError, match="iterations must be >= 1"):
         iDLG(0)
