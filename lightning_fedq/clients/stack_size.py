@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 from lightning_fedq._lightning import rank_zero_info, rank_zero_warn
 from lightning_fedq.clients.fit import Client
-from lightning_fedq.clients.stack_trial import Rehearsal, elementwise, error_line, rehearse
+from lightning_fedq.clients.stack import ELEMENTWISE_OPTIMIZERS
+from lightning_fedq.clients.stack_trial import Rehearsal, error_line, rehearse
 from lightning_fedq.clients.vector import Vector
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.data.sampling import in_short
@@ -28,12 +29,6 @@ _FEWEST = 4
 _CHEAP_FLOPS, _CHEAP_STACKS = {"cpu": 3e8}, 4
 """Operations of a whole stack's step up to which the fixed cost dominates (about 3 ms on a CPU core), so
 larger stacks are faster. They may use up to this multiple of the memory."""
-
-
-def largest_stack(device: str, num_parameters: int, cohort_size: int) -> int:
-    """Return the size of an automatic stack by memory and cohort. 0 if not even one client fits."""
-    budget = _STACK_VALUES.get(device, _STACK_VALUES["cuda"])
-    return min(budget // num_parameters, cohort_size)
 
 
 def with_cheap_steps(device: str, size: int, flops: int, cohort_size: int) -> int:
@@ -79,7 +74,8 @@ def choose_clients_per_step(
         ValueError: If the user requested a stack and the optimiser is not elementwise.
     """
     device = vector.parameters[0].device.type
-    size = largest_stack(device, vector.width, cohort_size) if requested == "auto" else requested
+    fits = _STACK_VALUES.get(device, _STACK_VALUES["cuda"]) // vector.width
+    size = min(fits, cohort_size) if requested == "auto" else requested
     if size < 2:
         return 1
     asked = requested != "auto"
@@ -95,7 +91,7 @@ def choose_clients_per_step(
     if frozen:  # torch crashes if training assigns a mapped tensor to `.data` of a frozen parameter
         names = in_short(sorted(frozen), 4)
         return _report_single_clients(f"training writes into frozen parameters ({names})", asked)
-    if not elementwise(optimizer):
+    if type(optimizer) not in ELEMENTWISE_OPTIMIZERS:
         name = type(optimizer).__name__
         if asked:
             raise ValueError(

@@ -32,13 +32,7 @@ from lightning_fedq.clients.hooks import (
     looks_at_batches,
     overrides,
 )
-from lightning_fedq.clients.stack import (
-    ELEMENTWISE_OPTIMIZERS,
-    PerClientHandling,
-    StackedStep,
-    batch_handler,
-    further_arguments,
-)
+from lightning_fedq.clients.stack import PerClientHandling, StackedStep, batch_handler, further_arguments
 from lightning_fedq.clients.vector import Vector
 from lightning_fedq.data.generator_turns import GENERATORS, GeneratorTurns, get_state, seed_for_transforms
 from lightning_fedq.functional.batch_stack import (
@@ -67,11 +61,6 @@ class Rehearsal(NamedTuple):
     difference: float = 0.0
     where: str = ""
     rounds: bool = False
-
-
-def elementwise(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether this optimiser treats every coordinate separately."""
-    return type(optimizer) in ELEMENTWISE_OPTIMIZERS
 
 
 def rehearse(trainer: pl.Trainer, begin: Callable[[int], Client], vector: Vector, batch: Any) -> Rehearsal:

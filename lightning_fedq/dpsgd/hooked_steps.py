@@ -1,7 +1,7 @@
 """Opacus's hooks on the training steps of a fit, with guards of everything that is released without noise."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
@@ -56,8 +56,10 @@ class HookedSteps:
 
         @contextmanager
         def context() -> Iterator[None]:
+            # there are no hooks while the loss is tried
+            recording = nullcontext() if self._hooks is None else self._hooks.training_step()
             saved = SavedStates(module)
-            with self._recording(), watch(), step_context():
+            with recording, watch(), step_context():
                 yield
             saved.check()
 
@@ -65,10 +67,6 @@ class HookedSteps:
             plugin.train_step_context = context
         else:
             undo.replace(plugin, "train_step_context", context)
-
-    def _recording(self) -> AbstractContextManager[None]:
-        """Return the context in which hooks record passes. There are no hooks while the loss is tried."""
-        return nullcontext() if self._hooks is None else self._hooks.training_step()
 
     def stop_recording(self) -> None:
         """Stop recording gradients, because other backward passes are no training."""

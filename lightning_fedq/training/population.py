@@ -55,11 +55,6 @@ class PartitionedData:
     held_out: list[Tensor]
 
     @property
-    def reads_streams(self) -> bool:
-        """Whether clients read their own loaders, or streams."""
-        return self.own_loaders or self.holds_streams
-
-    @property
     def holds_streams(self) -> bool:
         """Whether the data of some client are a stream, which has no length."""
         return any(not len(part) for part in self.client_indices)

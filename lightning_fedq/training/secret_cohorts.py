@@ -124,7 +124,7 @@ def check_run(federated: Any, trainer: pl.Trainer) -> None:
     if engine.transform is not None or federated.batch_rule is not None:
         what = "a callback changes updates, or draws batches from its state of every client"
         _refuse("S5, clients without memory", what, "Leave it out")
-    if data.reads_streams:
+    if data.own_loaders or data.holds_streams:
         what = "streams and clients' own loaders continue where they stopped"
         _refuse("S5, clients without memory", what, "Use one dataset and a partition")
     if engine.ledger.limits is not None or engine.ledger.budget_limits is not None:
