@@ -22,10 +22,6 @@ from lightning_fedq.functional.checks import check_at_least
 Floats = NDArray[Any]
 """Contiguous array of float32 or float64."""
 
-_BLOCK = 1 << 12
-"""Number of coordinates that fit a first-level cache for their first 12 stages."""
-_NEAREST = 40 << 10
-"""Bytes of values that fit a first-level cache for the product with K and the first stages."""
 NEAR = 1 << 16
 """Number of coordinates that fit a second-level cache for their first 16 stages."""
 
@@ -89,37 +85,6 @@ def near_size(size: int) -> int:
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _first_two_stages(x: Floats, y: Floats) -> None:
-    """The stages at distances 1 and 2, with the two lowest bits of an index moved to its top.
-
-    Sums of neighbours land in quarters, so that loads and stores are of whole vectors; who repeats it for
-    all bits has done all stages, and every index is in its place again.
-    """
-    quarter = x.size // 4
-    y0, y1, y2, y3 = y[:quarter], y[quarter : 2 * quarter], y[2 * quarter : 3 * quarter], y[3 * quarter :]
-    for i in range(quarter):
-        a, b, c, d = x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]
-        a, b, c, d = a + b, a - b, c + d, c - d
-        y0[i], y1[i], y2[i], y3[i] = a + c, b + d, a - c, b - d
-
-
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _three_stages(x: Floats, half: int) -> None:
-    """Three stages at distances half, 2 half and 4 half, in one pass."""
-    for s in range(0, x.size, 8 * half):
-        x0, x1 = x[s : s + half], x[s + half : s + 2 * half]
-        x2, x3 = x[s + 2 * half : s + 3 * half], x[s + 3 * half : s + 4 * half]
-        x4, x5 = x[s + 4 * half : s + 5 * half], x[s + 5 * half : s + 6 * half]
-        x6, x7 = x[s + 6 * half : s + 7 * half], x[s + 7 * half : s + 8 * half]
-        for k in range(half):
-            a, b, c, d, e, f, g, h = x0[k], x1[k], x2[k], x3[k], x4[k], x5[k], x6[k], x7[k]
-            a, b, c, d, e, f, g, h = a + b, a - b, c + d, c - d, e + f, e - f, g + h, g - h
-            a, b, c, d, e, f, g, h = a + c, b + d, a - c, b - d, e + g, f + h, e - g, f - h
-            x0[k], x1[k], x2[k], x3[k] = a + e, b + f, c + g, d + h
-            x4[k], x5[k], x6[k], x7[k] = a - e, b - f, c - g, d - h
-
-
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _two_stages(x: Floats, half: int) -> None:
     """Two stages at distances half and 2 half, in one pass."""
     for s in range(0, x.size, 4 * half):
@@ -142,16 +107,12 @@ def _stage(x: Floats, half: int) -> None:
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def stages(x: Floats, done: int) -> None:
-    """Apply all stages at distances of `done` and more, in few passes of up to three stages each.
+    """Apply all stages at distances of `done` and more, two in one pass.
 
     Pass constants as np.int64(...), because numba would compile the function again for a literal.
     """
     while done < x.size:
-        left = x.size // done
-        if left == 8 or left >= 32:
-            _three_stages(x, done)
-            done *= 8
-        elif left >= 4:  # four are two passes of two, which are faster than three and one
+        if x.size // done >= 4:
             _two_stages(x, done)
             done *= 4
         else:
@@ -160,40 +121,18 @@ def stages(x: Floats, done: int) -> None:
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _kernels(x: Floats, matrix: Floats) -> int:
-    """Multiply every group of as many values as the symmetric matrix has rows, and do the first stages.
-
-    Of up to 256 groups at once, transposed, so that sums are of whole vectors. The stages, which move the
-    lowest bits of an index to its top, move all bits of a group's number there, and so transpose back.
-
-    Returns:
-        The distance of the stages that come next.
-    """
-    order, groups = len(matrix), 1
-    while 4 * groups * order <= x.size and 4 * groups * order * x.itemsize <= _NEAREST:
-        groups *= 4
-    near = order * groups
-    turned, sums = np.empty((order, groups), x.dtype), np.empty((order, groups), x.dtype)
-    for start in range(0, x.size, near):
-        block = x[start : start + near]
-        for g in range(groups):
-            for k in range(order):
-                turned[k, g] = block[g * order + k]
+def _kernels(x: Floats, matrix: Floats) -> None:
+    """Multiply every group of as many values as the symmetric matrix has rows."""
+    order = len(matrix)
+    sums = np.empty(order, x.dtype)
+    for start in range(0, x.size, order):
+        group = x[start : start + order]
         sums[:] = 0.0
-        for j in range(order):
-            for k in range(order):
-                if matrix[k, j] > 0.0:  # entries are +-1: no product is needed
-                    for g in range(groups):
-                        sums[j, g] += turned[k, g]
-                else:
-                    for g in range(groups):
-                        sums[j, g] -= turned[k, g]
-        ready, other, left = sums.reshape(-1), turned.reshape(-1), groups
-        while left > 1:
-            _first_two_stages(ready, other)
-            ready, other, left = other, ready, left // 4
-        block[:] = ready
-    return near
+        for k in range(order):
+            row, value = matrix[k], group[k]
+            for j in range(order):
+                sums[j] += row[j] * value
+        group[:] = sums
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
@@ -201,19 +140,8 @@ def near_stages(x: Floats) -> None:
     """The transform of up to `NEAR` values."""
     kernel = kernel_order(x.size)
     if kernel > 1:
-        done = _kernels(x, (_K12 if kernel == 12 else _K20 if kernel == 20 else _K28).astype(x.dtype))
-        stages(x, done)
-        return
-    if x.size < _BLOCK:
-        stages(x, np.int64(1))
-        return
-    other = np.empty(_BLOCK, x.dtype)
-    for start in range(0, x.size, _BLOCK):
-        block = x[start : start + _BLOCK]
-        for _ in range(3):  # 12 stages
-            _first_two_stages(block, other)
-            _first_two_stages(other, block)
-    stages(x, np.int64(_BLOCK))
+        _kernels(x, (_K12 if kernel == 12 else _K20 if kernel == 20 else _K28).astype(x.dtype))
+    stages(x, kernel)
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]

@@ -12,7 +12,7 @@ signature.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
@@ -311,25 +311,15 @@ class HeldClientKeys(OneOwner, Keys):
         raise NotHeldError(f"Client {self.number} does not hold the key of the server's own noise")
 
     def peer(self, group: tuple[int, ...]) -> bytes:
-        members = self._sorted_members(group)
-        if len(members) != 2:
-            raise NotHeldError(f"Keys are agreed in pairs, got the group {members}")
-        return self._pair_key(next(member for member in members if member != self.number))
-
-    def _sorted_members(self, group: Sequence[int]) -> tuple[int, ...]:
-        """Return the sorted group, which must have this client."""
-        members = tuple(sorted(group))
-        if self.number not in members:
-            raise NotHeldError(f"Client {self.number} is not in the group {members}")
-        return members
-
-    def _pair_key(self, other: int) -> bytes:
-        """Return the key that this client shares with another one."""
+        if len(group) != 2:
+            raise NotHeldError(f"Keys are agreed in pairs, got the group {tuple(sorted(group))}")
+        if self.number not in group:
+            raise NotHeldError(f"Client {self.number} is not in the group {tuple(sorted(group))}")
+        (other,) = set(group) - {self.number}
         if other not in self._peers:
             raise NotHeldError(f"Client {self.number} has no public key of client {other}")
         key = X25519PublicKey.from_public_bytes(self._peers[other])
-        info = group_info(self._federation, sorted((self.number, other)))
-        return agree(self._secret, key, self._salt, info)
+        return agree(self._secret, key, self._salt, group_info(self._federation, sorted(group)))
 
     def private(self, client: int) -> bytes:
         self._check_owner(client)

@@ -270,8 +270,8 @@ class OneOwner:
     Two owners of the same keys would draw the same secret bits for two payloads.
     """
 
-    def __copy__(self) -> NoReturn:
-        """Refuse to be copied.
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled, deep-copied and copied.
 
         Raises:
             TypeError: Always. The message has the cure.
@@ -280,14 +280,6 @@ class OneOwner:
             "Secure keys can't be copied or pickled, because both owners would draw the same bits. Make a "
             "new Federated (or RoundEngine), or use a seed, which protects nothing."
         )
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
-        """Refuse to be copied (see `__copy__`)."""
-        self.__copy__()
-
-    def __reduce__(self) -> NoReturn:
-        """Refuse to be pickled (see `__copy__`)."""
-        self.__copy__()
 
 
 class _DerivedKeys(Keys):

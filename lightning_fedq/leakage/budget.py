@@ -22,6 +22,7 @@ differential privacy. Settings that were chosen by looking at data are themselve
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -34,13 +35,7 @@ from lightning_fedq.data.batches import LocalWork
 from lightning_fedq.data.generator_turns import seed_everywhere
 from lightning_fedq.functional.checks import check_at_least
 from lightning_fedq.leakage.batch_sampling import GradientMoments, solve_probability, update_variance
-from lightning_fedq.leakage.control import (
-    NoiseLevel,
-    allowed_hits,
-    check_controllable,
-    noise_for_budget,
-    with_noise,
-)
+from lightning_fedq.leakage.control import allowed_hits, check_controllable, noise_for_budget
 from lightning_fedq.leakage.total_variation import isotropic_tv
 from lightning_fedq.rounds import RoundPlan
 from lightning_fedq.training.client_metrics import log_figure
@@ -294,7 +289,7 @@ class LeakageBudget(pl.Callback):
             self._metrics = {}
             return
         limit = max(setting.leakage for setting in cohort)
-        engine.mechanism = with_noise(self._mechanism, NoiseLevel(self._std, limit, 0.0))
+        engine.mechanism = replace(self._mechanism, noise_std=self._std, measured_leakage=limit)
         self._metrics = {
             "noise_std": self._std,
             "limit": limit,

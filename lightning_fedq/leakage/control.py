@@ -13,8 +13,8 @@ Gaussian noise replaces the mechanism's grid. The result is about this attack an
 differential privacy.
 """
 
+import bisect
 import math
-from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -102,13 +102,7 @@ def allowed_hits(attempts: int, num_candidates: int, budget: float, confidence: 
             f"leakage budget {budget:g} can't be shown with {attempts} attempts, even without a hit. "
             "Use more attempts or a larger budget."
         )
-    if within(attempts):
-        return attempts
-    low, high = 0, attempts
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if within(middle) else (low, middle)
-    return low
+    return bisect.bisect(range(attempts + 1), False, key=lambda hits: not within(hits)) - 1
 
 
 def _upper(hits: int, attempts: int, confidence: float) -> float:
@@ -175,8 +169,3 @@ def check_controllable(mechanism: Mechanism) -> NearOptimalUtility:
             "Set it to false."
         )
     return mechanism
-
-
-def with_noise(mechanism: NearOptimalUtility, level: NoiseLevel) -> NearOptimalUtility:
-    """Return the same mechanism with another noise level."""
-    return replace(mechanism, noise_std=level.std, measured_leakage=level.leakage)

@@ -174,6 +174,7 @@ class Study:
         starts = torch.Generator().manual_seed(int(torch.randint(2**62, (1,), generator=generator)))
         context = self.context(mechanism)
         variance = self.inputs.flatten(1).double().var(0, correction=0).mean().item()
+        value_range = (self.inputs.max() - self.inputs.min()).item()
         start, hits, noises, truths, founds, rows = time.perf_counter(), 0, [], [], [], 1
         for attempt in range(attempts):
             if attempt and time.perf_counter() - start > seconds * attempt / (attempt + 1):
@@ -191,7 +192,7 @@ class Study:
             errors = mean_square_errors(found[None], self.inputs)[0]
             place = int(chosen[0, 0])
             hits += int(errors.argmin()) == place and errors[place].item() <= self.threshold * variance
-            noises.append(psnr(found[None], truth[None], self._range).item())
+            noises.append(psnr(found[None], truth[None], value_range).item())
             if attempt < kept:
                 truths.append(truth)
                 founds.append(found)
@@ -211,10 +212,6 @@ class Study:
             torch.stack(truths),
             torch.stack(founds),
         )
-
-    @property
-    def _range(self) -> float:
-        return (self.inputs.max() - self.inputs.min()).item()
 
     def _updates(self, chosen: Tensor) -> Tensor:
         """Return `(clients, dim)` updates of clients with the candidates `chosen`, `(clients, batch)`."""

@@ -169,26 +169,6 @@ class RotatedCoins(Mechanism):
         low, high = self.coin.probabilities
         return high - low
 
-    @classmethod
-    def poisson_binomial(
-        cls, clip_norm: float, theta: float, bits_per_coordinate: int, clip_stds: float = 4.5
-    ) -> RotatedCoins:
-        """Return the Poisson-binomial mechanism with its authors' parameters. Sums never wrap.
-
-        Args:
-            clip_norm: Largest norm of an update, to which longer updates are scaled down, an l2 norm, > 0.
-            theta: A bit is one with probability 1/2 + theta x / r, r the range of a coordinate, in (0, 1/4].
-            coins: Number of bits per coordinate, the authors' m, 1 to 255.
-            clip_stds: Range of a rotated coordinate in standard deviations, as in the class.
-
-        Raises:
-            ValueError: If a value is out of its range.
-        """
-        if not 0.0 < theta <= 0.25:
-            raise ValueError(f"theta must be in (0, 1/4], got {theta}")
-        level = math.log((0.5 + theta) / (0.5 - theta))
-        return cls(clip_norm, level, clip_stds, bits_per_coordinate, wrap_probability=0.0)
-
     def with_level(self, level: float, context: RoundContext, max_dropped_clients: int) -> RotatedCoins:
         return replace(
             self,

@@ -74,8 +74,6 @@ class LossGrid:
             count: Number of copies, >= 1.
             tail: Mass that may be cut off in total. It counts as infinite loss.
         """
-        if count < 1:
-            raise ValueError(f"count must be >= 1, got {count}")
         if count == 1:
             return self
         if not self.masses.any():  # all mass is at infinite loss
@@ -139,16 +137,12 @@ class LossGrid:
 
     def plus(self, other: LossGrid) -> LossGrid:
         """Return the distribution of the sum with another independent loss on the same step."""
-        if other.step != self.step:
-            raise ValueError(f"Can't add losses of steps {self.step} and {other.step}. Move one with `on`.")
         masses = np.maximum(signal.fftconvolve(self.masses, other.masses), 0.0)
         infinite = self.infinite + other.infinite - self.infinite * other.infinite
         return LossGrid(self.step, self.lowest + other.lowest, masses, infinite)
 
     def sometimes(self, probability: float) -> LossGrid:
         """Return this loss with the given probability, else zero. The adversary knows whether it occurred."""
-        if not 0.0 <= probability <= 1.0:
-            raise ValueError(f"probability must be in [0, 1], got {probability}")
         first = min(self.lowest, 0)
         masses = np.zeros(max(self.lowest + len(self.masses), 1) - first)
         masses[self.lowest - first : self.lowest - first + len(self.masses)] = probability * self.masses

@@ -15,7 +15,6 @@ from torch import Tensor
 from lightning_fedq.wire.coding import Code, UndecodableError
 
 _LARGEST = 2**62 - 1
-_BLOCK = 512
 _LONGEST_GAMMA, _LONGEST_DELTA = 2 * 63 - 1, 11 + 62
 """Bits of the code of 2^63 - 1, the largest value that `map_to_positive` returns."""
 
@@ -58,37 +57,11 @@ def _bit_length(value: int) -> int:
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _elias_length(symbols: NDArray[np.integer], delta: bool) -> int:
-    """Return the number of bits of all symbols, or -1 if one is too large for `map_to_positive`.
-
-    The bit length of a value is the exponent of its float64, which is fast to read. Rounding to float64 could
-    raise the exponent, so the second bit is cleared where the first is set.
-
-    Args:
-        symbols: `(n,)` integers.
-        delta: Whether the delta code is used instead of gamma.
-    """
-    total, floats = 0, np.empty(_BLOCK)
-    exponents = floats.view(np.int64)
-    for start in range(0, symbols.size, _BLOCK):
-        part = symbols[start : start + _BLOCK]
-        largest, smallest, sum_of_lengths = np.int64(0), np.int64(0), 0
-        for j in range(part.size):
-            symbol = np.int64(part[j])
-            largest, smallest = max(largest, symbol), min(smallest, symbol)
-            # may wrap around, in which case -1 is returned below
-            value = 2 * symbol if symbol > 0 else 1 - 2 * symbol
-            floats[j] = np.float64(value & ~(value >> 1))
-        if largest > _LARGEST or smallest < -_LARGEST:
-            return -1
-        for j in range(part.size):
-            # the exponent is biased by 1023, and the length is one more
-            sum_of_lengths += int(exponents[j] >> 52) - 1022
-        if delta:
-            for j in range(part.size):
-                total += 2 * _bit_length((exponents[j] >> 52) - 1022) - 2
-            total += sum_of_lengths
-        else:
-            total += 2 * sum_of_lengths - part.size
+    """Return the number of bits of the codes of all symbols."""
+    total = 0
+    for symbol in symbols:
+        length = _bit_length(abs(np.int64(symbol))) + 1
+        total += length - 1 + (2 * _bit_length(length) - 1 if delta else length)
     return total
 
 
@@ -187,10 +160,9 @@ class Elias(Code):
         return torch.from_numpy(from_positive(mapped))
 
     def num_bits(self, symbols: Tensor) -> int:
-        length = int(_elias_length(as_array(symbols).reshape(-1), self.delta))
-        if length < 0:
+        if symbols.numel() and not -_LARGEST <= int(symbols.min()) <= int(symbols.max()) <= _LARGEST:
             raise ValueError(f"Symbols must be within +-(2^62 - 1), got [{symbols.min()}, {symbols.max()}]")
-        return length
+        return int(_elias_length(as_array(symbols).reshape(-1), self.delta))
 
     def max_bytes(self, count: int) -> int:
         return (count * (_LONGEST_DELTA if self.delta else _LONGEST_GAMMA) + 7) // 8

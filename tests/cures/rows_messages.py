@@ -82,12 +82,6 @@ def one_sided():
     return LossGrid(1.0, 0, np.array([0.0, 1.0]), 0.0)
 
 
-def of_steps(move):
-    one, other = (loss_grid(LaplaceLoss(scale), 1e-9) for scale in (1.0, 2.0))
-    step = max(one.step, other.step)
-    return one.on(step).plus(other.on(step)) if move else one.plus(other)
-
-
 def hands_on(bits):
     """Its noise and its grid, as a target sets them."""
     federated = fed(handed(bits=bits), 8, seed=None, privacy=TARGET, secure_aggregation=SecAgg(), **CYCLE)
@@ -160,7 +154,6 @@ row(
     lambda: amplify_loss(one_sided(), 1, 2),
     lambda: amplify_loss(loss_grid(GaussianLoss(1.0), 1e-9), 1, 2),
 )
-row("Can't add losses of steps {} and {}. Move", lambda: of_steps(move=False), lambda: of_steps(move=True))
 row(
     "Unknown loss {}. Subclass",
     lambda: spent(1.0, 1e-5),

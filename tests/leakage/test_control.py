@@ -7,13 +7,7 @@ import torch
 
 from lightning_fedq.functional.trade_off import clopper_pearson, recovery_leakage
 from lightning_fedq.leakage import Matching
-from lightning_fedq.leakage.control import (
-    LEAST_NOISE,
-    NoiseLevel,
-    failing_levels,
-    noise_for_budget,
-    with_noise,
-)
+from lightning_fedq.leakage.control import LEAST_NOISE, NoiseLevel, failing_levels, noise_for_budget
 from lightning_fedq.mechanisms import NearOptimalUtility
 from lightning_fedq.mechanisms.interface import Adversary
 from tests.leakage.settings import candidates, study
@@ -88,8 +82,3 @@ def test_a_budget_that_chance_breaks_is_refused():
     with pytest.raises(ValueError, match="No noise brings the leakage among"):
         for seed in range(200):
             noise_for_budget(twins, 1.0, 0.2, 60, seeded(seed))
-
-
-def test_with_noise():
-    changed = with_noise(NearOptimalUtility(1.0, 0.3, 0.1, 0.2), NoiseLevel(0.5, 0.29, 0.6))
-    assert changed == NearOptimalUtility(1.0, 0.3, 0.5, 0.29)

@@ -114,18 +114,6 @@ def test_lattice_error_is_the_closed_form(kwargs):
     assert abs(squared.mean() - expected) < 5 * squared.std() / math.sqrt(len(squared))
 
 
-def test_a_block_out_of_range_decodes_to_its_clipped_value():
-    mechanism, dim = CPA(epsilon=4.0, lattice="A2", codebook_radius=2.0, epsilon_scope="bit"), 40_000
-    updates = torch.tensor([3.0, 4.0]).repeat(1, dim // 2)
-    ctx = context(1, dim)
-    keys = SeededKeys(3)
-    message = mechanism.encode(updates, ctx, ClientRandomness(keys, [0], 0))
-    assert message.num_clipped == dim
-    estimate = mechanism.decode(message.symbols, [0], ctx, PublicRandomness(keys, 0)).double().reshape(-1, 2)
-    target = math.sqrt(2) * torch.tensor([0.6, 0.8], dtype=torch.float64)
-    assert ((estimate.mean(0) - target).abs() < 5 * estimate.std(0) / math.sqrt(len(estimate))).all()  # 1e-6
-
-
 def test_end_to_end_vector_of_the_specification(monkeypatch):
     monkeypatch.setattr(CPA, "_seed", staticmethod(lambda rand: 99))
     updates = torch.tensor([[0.9, -0.3, 0.2, -0.8], [0.1, 0.6, -0.7, 0.3], [-0.4, -0.9, 0.8, 0.2]])
@@ -292,28 +280,6 @@ def test_all_blocks_asked_for_are_all_blocks():
 # ---- randomness ----------------------------------------------------------------------------------
 
 
-def test_coins_are_private_and_words_are_public():
-    """Two clients with one shared seed and one input send different bits; without a coin they do not."""
-    ctx, updates = context(2, 4000), torch.full((2, 4000), 0.1)
-    mechanism = CPA(epsilon=1.0, dither="none", epsilon_scope="bit")
-    one = mechanism.encode(updates, ctx, ClientRandomness(SeededKeys(0), (0, 1), 0)).symbols
-    assert 0.3 < (one[0] != one[1]).float().mean() < 0.5  # 2 p (1 - p) = .393, 11 standard errors
-    plain = CPA(epsilon=math.inf, dither="none", epsilon_scope="bit").encode(
-        updates, ctx, ClientRandomness(SeededKeys(0), (0, 1), 0)
-    )
-    assert (plain.symbols == plain.symbols[0, 0]).all()
-
-
-def test_flips_happen_with_the_claimed_probability():
-    mechanism, dim = CPA(epsilon=1.0, dither="none", epsilon_scope="bit"), 400_000
-    ctx = context(1, dim)
-    bits = mechanism.encode(torch.ones(dim), ctx, ClientRandomness(SeededKeys(5), [0], 0)).symbols
-    low = mechanism.coin(0, ctx).low / 2**32
-    assert low == pytest.approx(1 / (1 + math.e), abs=1e-9)
-    minority = min(bits.float().mean().item(), 1 - bits.float().mean().item())
-    assert abs(minority - low) < 4.9 * math.sqrt(low * (1 - low) / dim)  # false alarm 1e-6
-
-
 def test_rounds_clients_and_stages_use_different_words():
     mechanism = CPA(epsilon=math.inf, levels=4, dither="none", stages=2, nesting=4, epsilon_scope="bit")
     updates = torch.full((2, 300), 0.1)
@@ -375,17 +341,6 @@ def test_published_decoders_have_their_bias(decoder, factor):
     )
     estimate = decoded(mechanism, torch.ones(1, dim), context(1, dim)).double()
     assert abs(estimate.mean() - factor) < 4.9 * estimate.std() / math.sqrt(dim)  # false alarm 1e-6
-
-
-def test_sizes():
-    ctx = context(1, 1001)
-    for kwargs, bits in (({}, 1001), ({"lattice": "A2"}, 501), ({"lattice": "A2", "stages": 2}, 1002)):
-        mechanism = CPA(epsilon=1.0, epsilon_scope="bit", **kwargs)
-        message = mechanism.encode(torch.zeros(1001), ctx, ClientRandomness(SeededKeys(0), [0], 0))
-        assert message.symbols.shape == (bits,) and message.num_bits == bits
-        assert all(claim.compositions == bits for claim in mechanism.claims(ctx))
-        stream = mechanism.code(ctx).pack(message.symbols)
-        assert torch.equal(mechanism.code(ctx).unpack(stream, bits), message.symbols)
 
 
 def test_no_tensor_of_clients_by_codewords_by_parameters():

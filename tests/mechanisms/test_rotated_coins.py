@@ -260,14 +260,6 @@ def test_the_planned_error_is_the_error(settings, dim, homogeneity):
     assert slack < 0.1 * expected
 
 
-def test_pairs_err_less():
-    pairs = RotatedCoins(1.0, 1.2, paired=True)
-    context = make_context(pairs, tuple(range(40)), (250,))
-    assert pairs.mean_error(context, 40, 0.5) < 0.8 * replace(pairs, paired=False).mean_error(
-        context, 40, 0.5
-    )
-
-
 def test_bits_of_a_pair_by_the_formula():
     """Shared rounding, complemented for the second, and flips of each one's own: every bit from its words."""
     mechanism, size = RotatedCoins(1.0, 1.0, paired=True), 1 << 16

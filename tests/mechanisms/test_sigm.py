@@ -80,12 +80,6 @@ def test_the_mean_squared_error_is_the_closed_form(make, bits):
     assert measured == pytest.approx(wanted, rel=0.03)
 
 
-def test_csgm_sends_its_bits_and_no_more():
-    mechanism = CSGM(1.0, 1.0, 0.25, bits=3)
-    context = make_context(mechanism, range(SIZE), (DIM,))
-    assert encode(mechanism, updates(), context).num_bits / DIM / SIZE == pytest.approx(0.75, abs=0.02)
-
-
 @pytest.mark.parametrize("make", [SIGM, CSGM])
 def test_flattened_noise_is_the_same_gaussian(make):
     # false alarm 1e-4 a case: 40,000 of 65,536 rotated coordinates, one of six clients silent, zero updates

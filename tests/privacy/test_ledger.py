@@ -35,14 +35,6 @@ def play(server, rounds):
         server.finish()
 
 
-def test_a_charge_counts_once_per_client():
-    ledger = Ledger(5, "m")
-    ledger.charge([0, 3], 0)
-    ledger.charge([3], 1)
-    assert ledger.charges.tolist() == [1, 0, 0, 2, 0]
-    assert ledger.max_charges == 2
-
-
 @pytest.mark.parametrize(("round", "attempt"), [(1, 1), (1, 0), (0, 7)])
 def test_a_stream_is_paid_for_once_and_in_order(round, attempt):
     ledger = Ledger(3, "m")

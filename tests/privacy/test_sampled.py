@@ -5,14 +5,10 @@ from itertools import product
 
 import numpy as np
 import pytest
-from dp_accounting.dp_event import GaussianDpEvent, SampledWithoutReplacementDpEvent
-from dp_accounting.pld import pld_pmf, privacy_loss_distribution as pld
-from dp_accounting.privacy_accountant import NeighboringRelation
-from dp_accounting.rdp import RdpAccountant
+from dp_accounting.pld import privacy_loss_distribution as pld
 
 from lightning_fedq import FixedSize
 from lightning_fedq.mechanisms.interface import Neighbours, Slack
-from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.grid import LossGrid, loss_grid
 from lightning_fedq.privacy.losses import ConcentratedLoss, GaussianLoss, NonPrivate, PmfPairs
 from lightning_fedq.privacy.sampled import amplify_loss, secret_epsilon
@@ -53,21 +49,6 @@ def response(epsilon):
 def test_a_gaussian_round_meets_the_vectors_from_above(z, drawn, population, rounds, delta, expected):
     ours = secret(GaussianLoss(z), delta, drawn, population, rounds)
     assert expected * (1.0 - 1e-4) <= ours <= expected * (1.0 + 5e-4)
-
-
-@pytest.mark.parametrize(("z", "drawn", "population", "rounds", "delta", "expected"), VECTORS[:11])
-def test_between_a_real_pair_and_what_holds_without_secrecy(z, drawn, population, rounds, delta, expected):
-    q = drawn / population
-    ours = secret(GaussianLoss(z), delta, drawn, population, rounds)
-    assert ours < spent(GaussianLoss(z), delta, rounds=rounds, participation=q).epsilon
-    accountant = RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
-    accountant.compose(SampledWithoutReplacementDpEvent(population, drawn, GaussianDpEvent(z)), rounds)
-    assert ours < accountant.get_epsilon(delta)
-    # a pair of data sets that exists: the others' updates are what the victim's is replaced by
-    real = pld.from_gaussian_mechanism(
-        z, sampling_prob=q, pessimistic_estimate=False, value_discretization_interval=1e-3
-    )
-    assert ours >= real.self_compose(rounds).get_epsilon_for_delta(delta)
 
 
 @pytest.mark.parametrize(
@@ -128,47 +109,6 @@ def test_a_bound_by_a_curve_of_divergences_is_paid_for_in_every_round(
     z, drawn, population, rounds, delta, fine
 ):
     assert fine <= secret(ConcentratedLoss(0.5 / z**2), delta, drawn, population, rounds) <= fine * 1.0005
-
-
-def concentrated_profile(rho, epsilons):
-    """Largest delta that rho-zCDP allows, orders one by one, for the smaller of e and its reflection."""
-    rest = np.exp(np.linspace(-8.0, 8.0, 4001))[:, None]
-    size = np.abs(epsilons)
-    logs = np.min(rest * ((1 + rest) * rho - size) - (1 + rest) * np.log1p(1 / rest) - np.log(rest), axis=0)
-    delta = np.exp(np.minimum(logs, 0.0))
-    return np.where(epsilons < 0.0, 1.0 - np.exp(-size) * (1.0 - delta), delta)
-
-
-def lower_hull(places, values):
-    corners = [np.array([0.0, 1.0])]
-    for corner in np.c_[places, values]:
-        while len(corners) > 1:
-            one, two = corners[-1] - corners[-2], corner - corners[-2]
-            if one[0] * two[1] > one[1] * two[0]:
-                break
-            corners.pop()
-        corners.append(corner)
-    return np.array(corners)
-
-
-@pytest.mark.parametrize(("z", "drawn", "population", "rounds", "delta", "fine"), CONCENTRATED[:2])
-def test_a_curve_of_divergences_lies_above_dp_accounting_on_a_finer_grid(
-    z, drawn, population, rounds, delta, fine
-):
-    """The curve of a mechanism is convex in e^epsilon, so the hull of a bound is a bound, and a smaller one:
-    without it the first is 1.0746."""
-    epsilons = np.linspace(-20.0, 20.0, 4001)
-    below = lower_hull(np.exp(epsilons), concentrated_profile(0.5 / z**2, epsilons))
-    q, top, count = drawn / population, 14.0, 16_000
-    step = math.log1p(q * math.expm1(top)) / count
-    places = step * np.arange(count + 1)
-    drawn_curve = q * np.interp(1.0 + np.expm1(places) / q, below[:, 0], below[:, 1])
-    reflected = 1.0 - np.exp(-places) * (1.0 - drawn_curve)
-    both = np.concatenate([reflected[:0:-1], drawn_curve])
-    outside = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(step, -count, count, both)
-    outside = outside.self_compose(rounds, tail_mass_truncation=1e-11).get_epsilon_for_delta(delta)
-    assert outside == pytest.approx(fine, rel=1e-4)
-    assert outside <= secret(ConcentratedLoss(0.5 / z**2), delta, drawn, population, rounds)
 
 
 def test_infinite_mass_is_multiplied_by_the_chance_to_be_drawn():

@@ -116,18 +116,12 @@ def quantize_scalar(
                 continue
             center, inverse = ranges[1, segment], ranges[2, segment]
             part, places = values[row, start:stop], fine[start - first : stop - first]
-            if dithered:
-                for j in range(part.size):
-                    x = (np.float64(part[j]) - center) * inverse
-                    clipped += (x > 1.0) | (x < -1.0)
-                    place = min(max(x, -1.0), 1.0) * half + _dither_word(key, start + j) + middle
-                    places[j] = min(max(np.floor(place), 0.0), top)
-            else:
-                for j in range(part.size):
-                    x = (np.float64(part[j]) - center) * inverse
-                    clipped += (x > 1.0) | (x < -1.0)
-                    place = min(max(x, -1.0), 1.0) * half + middle
-                    places[j] = min(max(np.floor(place), 0.0), top)
+            for j in range(part.size):
+                x = (np.float64(part[j]) - center) * inverse
+                clipped += (x > 1.0) | (x < -1.0)
+                dither = _dither_word(key, start + j) if dithered else 0.0
+                place = min(max(x, -1.0), 1.0) * half + dither + middle
+                places[j] = min(max(np.floor(place), 0.0), top)
             start = stop
         for stage in range(len(counts) - 1, 0, -1):
             count, one_over, digits = float(counts[stage]), 1.0 / counts[stage], out[stage, row]
@@ -195,9 +189,6 @@ def encode_bits(
             for i in range(points.size):
                 sign = signs[_row(base, first + i, num_rows), points[i]]
                 out[i] = np.uint8(sign > 0) ^ np.uint8(drawn[i] < threshold)
-        elif num_rows == 1:
-            for i in range(points.size):
-                out[i] = np.uint8(points[i] == 0) ^ np.uint8(drawn[i] < threshold)
         else:
             for i in range(points.size):
                 parity = np.int32(_row(base, first + i, num_rows) + 1) & points[i]
@@ -234,20 +225,10 @@ def add_decoded(
         part = total[start * size : stop * size]
         for k in range(bits.shape[0]):
             sent, scale, base = bits[k, stage, start:stop], scales[k], keys[k]
-            if num_rows == 1 and size == 1:
-                weight, constant = scale * weights[0, 0], offset[0]
-                for i in range(sent.size):
-                    part[i] += constant + (2.0 * sent[i] - 1.0) * weight
-            elif size == 1:
-                constant = offset[0]
-                for i in range(sent.size):
-                    row = _row(base, start + i, num_rows)
-                    part[i] += constant + (2.0 * sent[i] - 1.0) * scale * weights[row, 0]
-            else:
-                for i in range(sent.size):
-                    row, signed = _row(base, start + i, num_rows), (2.0 * sent[i] - 1.0) * scale
-                    for j in range(size):
-                        part[i * size + j] += offset[j] + signed * weights[row, j]
+            for i in range(sent.size):
+                row, signed = _row(base, start + i, num_rows), (2.0 * sent[i] - 1.0) * scale
+                for j in range(size):
+                    part[i * size + j] += offset[j] + signed * weights[row, j]
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
