@@ -88,6 +88,33 @@ class RankState(Protocol):
         """Merge the states of all ranks, so that this rank's state equals that of one process."""
 
 
+class _Kind(NamedTuple):
+    """Shape and dtype of a rank's integer sum, and the range of its values."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    lowest: int
+    highest: int
+
+    @classmethod
+    def from_symbols(cls, symbols: Tensor) -> _Kind:
+        lowest, highest = torch.aminmax(symbols)
+        return cls(symbols.shape, symbols.dtype, int(lowest), int(highest))
+
+
+def _dtype_of_sum(kinds: Sequence[_Kind]) -> torch.dtype:
+    """Return a dtype of one byte if the sum over the ranks fits, else that of the sums.
+
+    gloo and NCCL can't add integers of two bytes. A partial sum may wrap around, because later terms of the
+    sum undo it.
+    """
+    lowest, highest = sum(kind.lowest for kind in kinds), sum(kind.highest for kind in kinds)
+    for dtype in (torch.uint8, torch.int8):
+        if torch.iinfo(dtype).min <= lowest and highest <= torch.iinfo(dtype).max:
+            return dtype
+    return kinds[0].dtype
+
+
 class _Part(NamedTuple):
     """Contribution of one rank to a round, except its sum."""
 
@@ -96,7 +123,7 @@ class _Part(NamedTuple):
     clipped: int
     non_finite: list[int]
     energy: float
-    kind: tuple[torch.Size, torch.dtype] | None
+    kind: _Kind | None
     messages: list[tuple[list[int], Tensor]]
     share: Any
 
@@ -186,7 +213,7 @@ class RankEngine(RoundEngine):
         """
         total = self._sum
         symbols = total.integer_sum
-        kind = None if symbols is None else (symbols.shape, symbols.dtype)
+        kind = None if symbols is None else _Kind.from_symbols(symbols)
         own = total.received, self._uplink_bits, self._clipped, self.non_finite, self._energy
         share = None if self.rank_state is None else self.rank_state.share()
         parts = self._exchange_parts(_Part(*own, kind, self._messages, share))
@@ -225,18 +252,20 @@ class RankEngine(RoundEngine):
         self._add_messages(sorted(messages, key=lambda message: place[message[0][0]]))
         self._add_exact_sums()
 
-    def _add_sums(self, kinds: Sequence[tuple[torch.Size, torch.dtype]]) -> None:
+    def _add_sums(self, kinds: Sequence[_Kind]) -> None:
         """Add the ranks' sums of integers, or their sums of decoded floats.
 
         Args:
-            kinds: Shape and dtype of each rank's integer sum. Empty if there are none.
+            kinds: Shape, dtype and range of each rank's integer sum. Empty if there are none.
         """
         total, group = self._sum, self._strategy.group
         if kinds:
-            if total.integer_sum is None:
-                shape, dtype = kinds[0]
-                total.integer_sum = torch.zeros(shape, dtype=dtype)
-            group.add(total.integer_sum)
+            symbols = total.integer_sum
+            if symbols is None:
+                symbols = torch.zeros(kinds[0].shape, dtype=kinds[0].dtype)
+            narrow = symbols.to(_dtype_of_sum(kinds))
+            group.add(narrow)
+            total.integer_sum = narrow.to(symbols.dtype)
         if total.kept == "floats":
             sums_of_ranks = group.allgather(total.floats.parts)
             total.floats.parts.zero_()

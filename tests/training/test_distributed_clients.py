@@ -18,6 +18,8 @@ from lightning_fedq.training.ranks import (
     OtherRankStoppedError,
     RankEngine,
     RankSchedule,
+    _dtype_of_sum,
+    _Kind,
     agree_on_start,
     assign_stacks,
     check_same_on_all_ranks,
@@ -153,6 +155,26 @@ def test_the_server_of_every_rank_is_that_of_one_process(mechanism, order):
             assert torch.equal(rank.weights, whole.weights)
             assert torch.equal(rank.ranges.radius, whole.ranges.radius)
             assert rank.ledger.charges.tolist() == whole.ledger.charges.tolist()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "travels_as"),
+    [
+        ([0, 255], [0, 0], torch.uint8),
+        ([0, 200], [0, 56], torch.int32),
+        ([-128, 27], [0, 100], torch.int8),
+        ([-128, 0], [-1, 0], torch.int32),
+        ([-1, 0], [0, 128], torch.int32),
+        ([2**31 - 2, 0], [1, 0], torch.int32),
+    ],
+)
+def test_a_sum_travels_in_one_byte_if_it_fits(first, second, travels_as):
+    """In the narrow type the sum is what it is in the wide one."""
+    parts = [torch.tensor(part, dtype=torch.int32) for part in (first, second)]
+    narrow = _dtype_of_sum([_Kind.from_symbols(part) for part in parts])
+    assert narrow == travels_as
+    total = sum(part.to(narrow) for part in parts)
+    assert total.to(torch.int32).tolist() == [a + b for a, b in zip(first, second, strict=True)]
 
 
 @pytest.mark.parametrize("what", ["model", "range", "stacks of clients"])
