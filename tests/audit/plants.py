@@ -11,10 +11,11 @@ import torch
 
 import lightning_fedq as fedq
 from lightning_fedq.functional.exact_error.decompose import Special
+from lightning_fedq.functional.one_bit import coupled_coins
 from lightning_fedq.functional.one_bit.coupled_coins import flip_threshold
 from lightning_fedq.functional.one_bit.threshold_coin import WORD_BITS
 from lightning_fedq.keys.randomness import ClientRandomness, Stream
-from lightning_fedq.mechanisms import paired_coins, rotated_axes, rotated_coins
+from lightning_fedq.mechanisms import rotated_axes, rotated_coins
 from lightning_fedq.mechanisms.bases.claims import independent_claims
 from lightning_fedq.mechanisms.bases.one_bit import COINS
 from lightning_fedq.rounds import RoundEngine
@@ -28,7 +29,7 @@ class TooFewFlips(fedq.PairedCoins):
     """The pair's secret is hidden half as well as the claim needs."""
 
     def encode(self, update, context, rand):
-        with patch.object(paired_coins, "flip_threshold", lambda coin: flip_threshold(coin) // 2):
+        with patch.object(coupled_coins, "flip_threshold", lambda coin: flip_threshold(coin) // 2):
             return super().encode(update, context, rand)
 
 

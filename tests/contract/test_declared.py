@@ -26,6 +26,8 @@ def test_nobody_guesses_what_a_mechanism_has():
     found = {path.name: list(guesses(path.read_text())) for path in PACKAGE.rglob("*.py")}
     forwarded = found.pop("wrapper.py")  # of names that `Mechanism` declares
     assert forwarded == ["getattr(self.mechanism, name)"] * 2
+    logged = found.pop("logged_settings.py")  # all parameters, of which none is asked for by its name
+    assert logged == ["getattr(mechanism, field.name)", "fields(mechanism)"]
     assert {name: calls for name, calls in found.items() if calls} == {}
     assert list(guesses("getattr(self._mechanism, name)")) == ["getattr(self._mechanism, name)"]
 

@@ -51,7 +51,7 @@ def test_accounts_are_those_of_a_simulation(tmp_path):
     expected, found = simulate(make(), 2, callbacks=[dpsgd]), trained(tmp_path, dp_seed=1)
     assert torch.equal(found.engine.weights, expected.engine.weights)
     for client in range(CLIENTS):
-        history = [list(entry) for entry in dpsgd.accounts[client].accountant.history]
+        history = [[*entry, 1.0] for entry in dpsgd.accounts[client].accountant.history]
         assert account(tmp_path, client, "account of a seed") == history
 
 
@@ -86,9 +86,9 @@ def test_accounts_outlive_a_killed_server(phase, tmp_path):
     assert whole is not None
     assert serve(make, tmp_path / "cut", dies[phase], trainer=private()) is None
     assert serve(make, tmp_path / "cut", trainer=private()) is not None
-    ((noise, rate, steps),) = account(tmp_path / "whole", 0)
+    ((noise, rate, steps, rows),) = account(tmp_path / "whole", 0)
     again = ROUNDS if phase == "charged" else ROUNDS + 1  # nobody had trained in it yet
-    assert account(tmp_path / "cut", 0) == [[noise, rate, steps // ROUNDS * again]]
+    assert account(tmp_path / "cut", 0) == [[noise, rate, steps // ROUNDS * again, rows]]
 
 
 @pytest.mark.slow
@@ -97,8 +97,8 @@ def test_a_killed_client_has_paid_for_what_may_have_been_sent(point, counted, tm
     whole = serve(make, tmp_path / "whole", trainer=private())
     found = serve(make, tmp_path / "cut", dying={2: dies_when(point)}, trainer=private())
     assert whole is not None and found is not None and found["received"] == [4, 3, 4]
-    ((noise, rate, steps),) = account(tmp_path / "whole", 2)
-    assert account(tmp_path / "cut", 2) == [[noise, rate, steps // ROUNDS * counted]]
+    ((noise, rate, steps, rows),) = account(tmp_path / "whole", 2)
+    assert account(tmp_path / "cut", 2) == [[noise, rate, steps // ROUNDS * counted, rows]]
 
 
 def test_a_training_that_fails_is_not_told(tmp_path, monkeypatch):
