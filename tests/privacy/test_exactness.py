@@ -10,8 +10,8 @@ PRIVATE = sorted(
     path
     for part in ("mechanisms", "functional", "secagg", "keys", "privacy", "audit", "rounds")
     for path in (PACKAGE / part).rglob("*.py")
-    # tests, and an update that a plan makes up to count bits, protect nobody
-    if path.parent.name != "contract_suite" and path.name != "planning.py"
+    # tests, an update that a plan makes up to count bits, and QSGD protect nobody
+    if path.parent.name != "contract_suite" and path.name not in ("planning.py", "qsgd.py")
 )
 # `audit/one_run.py` draws the coins of its canaries, which protect nobody; `generator_turns.py` seeds
 # what the user's own module draws.

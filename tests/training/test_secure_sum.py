@@ -230,8 +230,20 @@ def test_an_abandoned_round_is_a_new_attempt_with_new_masks():
 # ---- refusals -------------------------------------------------------------------------------------------
 
 
+def test_weights_are_refused():
+    with pytest.raises(ValueError, match="Client weights are impossible"):
+        engine_of(fedq.LDPQ(1.0), fedq.SecAgg(), client_weights=torch.ones(CLIENTS))
+
+
 def test_a_cohort_that_does_not_suit_is_refused():
     with pytest.raises(ValueError, match="needs a cohort of 2 or more to hide in, got 1"):
         fedq.Federated(fedq.LDPQ(1.0), CLIENTS, cohort=1, secure_aggregation=fedq.SecAgg())
     with pytest.raises(ValueError, match=r"threshold must be in \[5, 8\]"):
         fedq.Federated(fedq.LDPQ(1.0), CLIENTS, secure_aggregation=fedq.SecAgg(threshold=3))
+
+
+def test_a_modulus_that_wraps_is_refused_before_the_first_round():
+    federated = fedq.Federated(fedq.LDPQ(1.0), CLIENTS, seed=0, secure_aggregation=fedq.SecAgg(modulus=4))
+    with pytest.raises(ValueError, match="modulus"):
+        make_trainer(federated).fit(Classifier(), datamodule=Digits(160))
+    assert federated.engine is None and federated.ledger.max_charges == 0
