@@ -75,8 +75,8 @@ OURS: dict[str, dict[str, Any]] = {
     "ours-fedavg": {"mechanism": "FedAvg", "seed": 0},
     "ours-alone": {"mechanism": "FedAvg", "seed": 0, "clients_per_step": 1},
     "ours-stacked": {"mechanism": "FedAvg", "seed": 0, "clients_per_step": 10},
-    "ours-corbin": {"mechanism": "CorBin", "epsilon": 5.0, "seed": 0},
-    "ours-corbin-secure": {"mechanism": "CorBin", "epsilon": 5.0, "seed": None},
+    "ours-corbin": {"mechanism": "CorBin", "epsilon_per_coordinate": 5.0, "seed": 0},
+    "ours-corbin-secure": {"mechanism": "CorBin", "epsilon_per_coordinate": 5.0, "seed": None},
 }
 """Settings of `ours`: the mechanism with its arguments, where the keys come from (None: secure ones), and how
 many clients train side by side, "auto" unless said."""
