@@ -141,7 +141,6 @@ row(
     "The Trainer has {} Federated callbacks, with {}. Leave all but one out, because a run has",
     lambda: fit(fed(), fed()),
     lambda: fit(fed()),
-    lambda: fit(fed(), SecondFederated(fedq.FedAvg(), 4)),
 )
 row(
     "bounds gradients that {} would change. Leave one out",
@@ -393,10 +392,6 @@ row(
 
 
 class SecondDPSGD(fedq.DPSGD):
-    state_key = "second"
-
-
-class SecondFederated(fedq.Federated):
     state_key = "second"
 
 

@@ -25,6 +25,7 @@ REFUSED = {
     "an average in the module": _BUFFER,
     "a variance of one's own": _BUFFER,
     "max_steps": "max_steps counts client steps",
+    "checkpoints every step": "counts steps, which are unknown over a network",
     "dropouts": _DROPS,
     "dropouts, one mean": _DROPS,
     "a schedule by batch": _STEPS,
