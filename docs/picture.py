@@ -1,7 +1,10 @@
 """Draw the pictures of README and the pages from tables, and find pictures of earlier tables.
 
-python docs/picture.py [NAME ...]  # draw all pictures, or those that are named (splits, ...)
-python docs/picture.py --check     # exit with status 1 if a table has changed since its picture was drawn
+    python docs/picture.py [NAME ...]
+    python docs/picture.py --check
+
+The first draws all pictures, or those that are named. The second exits with status 1 if a table has changed
+since its picture was drawn.
 
 Each PNG carries the hash of the rows that it was drawn from. A tutorial draws its pictures in the run that
 made its notebook, which has the rows and the same pictures.
@@ -12,6 +15,7 @@ from __future__ import annotations
 import base64
 import csv
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -25,7 +29,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from lightning_fedq.comparison.table import Pivot
+from lightning_fedq.comparison import Comparison
+from lightning_fedq.comparison.table import ABOVE, OPACUS
 from lightning_fedq.data import IID, Dirichlet, FeatureShards, LabelShards, Partition, QuantitySkew
 from lightning_fedq.reports.plot_style import legend, panels, series
 from lightning_fedq.reports.runs import save_figure
@@ -120,7 +125,7 @@ def read_bench() -> dict[str, Any]:
         values = [float(value) for value in cells]
         found.setdefault(view, {})[name] = [values[::2], values[1::2]]
     if missing := set(VIEWS) - set(found):
-        raise ValueError(f"bench.md has no rows for {sorted(missing)}; edit VIEWS")
+        raise ValueError(f"bench.md has no rows for {sorted(missing)}. Edit VIEWS")
     return found
 
 
@@ -152,8 +157,10 @@ def read_compare() -> list[dict[str, Any]]:
 
 def draw_compare(rows: list[dict[str, Any]]) -> Figure:
     """Draw the picture of the comparison, as `fedq compare` draws it."""
-    title = "digits: epsilon against the server behind secure aggregation, seeds: 2"
-    return Pivot(rows).picture(title, delta=1e-5)
+    names, epsilons, seeds = ({row[key] for row in rows} for key in ("mechanism", "epsilon", "seed"))
+    known = sorted(name for name in names if name != ABOVE and not name.endswith(OPACUS))
+    epsilons = sorted(epsilons - {math.inf})
+    return Comparison.from_names("digits", known, epsilons=epsilons, seeds=len(seeds)).picture(rows)
 
 
 # ---- partitions -----------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Train configurations as `fedq fit` does, one after the other or in several worker processes.
 
 A worker is another interpreter with one thread. It trains one configuration after the other, so it imports
-torch and Lightning only once. It ends when its parent process ends, also if the parent is killed.
+torch and Lightning only once. It is killed when the parent is interrupted, and ends if the parent is killed.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import signal
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from importlib import import_module
-from multiprocessing import get_context, parent_process
+from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,7 @@ def train_all(runs: Mapping[Path, Mapping[str, Any]], jobs: int) -> Iterator[tup
         return
     from lightning_fedq._lightning import pl
 
+    others = set(active_children())
     pool = ProcessPoolExecutor(min(jobs, len(runs)), get_context("spawn"), _begin, (pl.__name__,))
     try:
         files = {pool.submit(train, file, settings): file for file, settings in runs.items()}
@@ -95,12 +97,16 @@ def train_all(runs: Mapping[Path, Mapping[str, Any]], jobs: int) -> Iterator[tup
             "--jobs."
         ) from error
     finally:
+        for worker in set(active_children()) - others:  # else Ctrl-C would wait for the runs that have begun
+            worker.kill()
         pool.shutdown(cancel_futures=True)
 
 
 def _begin(package: str) -> None:
-    """Prepare a worker process: the same Lightning package, one thread, and an end with its parent."""
+    """Prepare a worker: the same Lightning package, one thread, and an end with its parent, not by Ctrl-C."""
     import torch
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     import_module(package)
     torch.set_num_threads(1)

@@ -64,6 +64,37 @@ def normalise_segments(
     return outside
 
 
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def saturate(
+    rows: NDArray[np.float32], lines: NDArray[np.float64], zero_is_positive: bool, out: NDArray[np.float32]
+) -> int:
+    """Move every value to two radii from the centre, on its side. A value at the centre stays.
+
+    Args:
+        rows: `(n, dim)`.
+        lines: `(3, segments)`: ends, centres, radii.
+        zero_is_positive: Whether a value at the centre moves to the right instead.
+        out: `(n, dim)`, overwritten.
+
+    Returns:
+        Number of values that were farther from the centre than a radius.
+    """
+    outside = 0
+    for i in range(rows.shape[0]):
+        start = 0
+        for segment in range(lines.shape[1]):
+            stop, center, radius = int(lines[0, segment]), lines[1, segment], lines[2, segment]
+            left, right = np.float32(center - 2.0 * radius), np.float32(center + 2.0 * radius)
+            part, put = rows[i, start:stop], out[i, start:stop]
+            for j in range(part.size):
+                distance = np.float64(part[j]) - center
+                outside += abs(distance) > radius
+                side = right if distance > 0.0 or zero_is_positive else part[j]
+                put[j] = left if distance < 0.0 else side
+            start = stop
+    return outside
+
+
 def num_kept(share: float, dim: int) -> int:
     """Return the number of coordinates that are sent: a share of all, at least one.
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedq.functional.linear_decode import decode_sum
+from lightning_fedq.functional.segments import saturate, segment_lines
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.mechanisms.bases.claims import independent_claims
 from lightning_fedq.mechanisms.bases.one_bit import OneBitMechanism
@@ -68,13 +69,10 @@ class SignRR(OneBitMechanism):
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
         # symbols are uint8 bits, and sizes beyond the radius count as clipped
-        rows = update.detach().reshape(len(rand.clients), context.dim).float()
-        distance = rows.double() - context.expand(context.center)
-        outside = int((distance.abs() > context.expand(context.radius)).sum())
-        # two radii from the centre, on the value's side
-        left, right = (context.expand((context.center + far * context.radius).float()) for far in (-2.0, 2.0))
-        far = torch.where((distance > 0.0) | self.zero_is_positive, right, rows)
-        far = torch.where(distance < 0.0, left, far)
+        rows = update.detach().reshape(len(rand.clients), context.dim).float().contiguous()
+        lines = segment_lines(context.segments, context.center, context.radius)
+        far = torch.empty_like(rows)
+        outside = saturate(rows.numpy(), lines, self.zero_is_positive, far.numpy())
         return replace(super().encode(far.reshape(update.shape), context, rand), num_clipped=outside)
 
     def decode(

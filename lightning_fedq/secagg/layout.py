@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,6 +25,47 @@ _MAX_MODULUS = 2**63
 
 Residues = list[NDArray[Any]]
 """One array of unsigned words for each block. Only the values modulo the block's modulus have a meaning."""
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _pack(values: NDArray[np.uint64], width: int, out: NDArray[np.uint32]) -> None:
+    """Write `width` bits of each value, least significant first, into 32-bit words."""
+    pending, filled, position = np.uint64(0), 0, 0
+    for value in values:
+        rest, left = value, width
+        while left > 0:
+            take = min(left, 32)
+            # stays below 2^64, because filled < 32 and take <= 32
+            pending |= (rest & np.uint64((1 << take) - 1)) << np.uint64(filled)
+            rest >>= np.uint64(take)
+            filled += take
+            left -= take
+            if filled >= 32:
+                out[position] = np.uint32(pending & np.uint64(0xFFFFFFFF))
+                position += 1
+                pending >>= np.uint64(32)
+                filled -= 32
+    if filled > 0:
+        out[position] = np.uint32(pending)
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _unpack(words: NDArray[np.uint32], width: int, out: NDArray[np.uint64]) -> None:
+    """Read the values that `_pack` wrote."""
+    pending, filled, position = np.uint64(0), 0, 0
+    for i in range(out.size):
+        value, have = np.uint64(0), 0
+        while have < width:
+            take = min(width - have, 32)
+            if filled < take:
+                pending |= np.uint64(words[position]) << np.uint64(filled)  # filled < 32: no bit is lost
+                position += 1
+                filled += 32
+            value |= (pending & np.uint64((1 << take) - 1)) << np.uint64(have)
+            pending >>= np.uint64(take)
+            filled -= take
+            have += take
+        out[i] = value
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,11 +102,6 @@ class Block:
         if self.is_power_of_two:
             return np.dtype(f"uint{next(size for size in (8, 16, 32, 64) if size >= self.width)}")
         return np.dtype(np.uint32 if self.width <= 24 else np.uint64)
-
-    @property
-    def wire_dtype(self) -> np.dtype[Any]:
-        """`dtype` with the least significant byte first, as bits are sent."""
-        return self.dtype.newbyteorder("<")
 
     @property
     def num_bytes(self) -> int:
@@ -208,9 +245,9 @@ class Layout:
         """Write ceil(log2 m) bits per symbol, least significant first. Pad each block to whole bytes."""
         parts = []
         for block, values in zip(self.blocks, residues, strict=True):
-            octets = block.reduce(values).astype(block.wire_dtype).view(np.uint8).reshape(block.count, -1)
-            bits = np.unpackbits(octets, axis=1, count=block.width, bitorder="little")
-            parts.append(np.packbits(bits, bitorder="little").tobytes())
+            words = np.zeros((block.num_bytes + 3) // 4, np.dtype("<u4"))
+            _pack(block.reduce(values), block.width, words)
+            parts.append(words.tobytes()[: block.num_bytes])
         return b"".join(parts)
 
     def unpack(self, stream: bytes) -> Residues:
@@ -228,12 +265,8 @@ class Layout:
             used = block.width * block.count % 8
             if used and raw[-1] >> used:
                 raise ValueError("the padding of a masked message is not zero")
-            bits = np.zeros((block.count, 8 * block.dtype.itemsize), np.uint8)
-            sent = np.unpackbits(
-                np.frombuffer(raw, np.uint8), count=block.width * block.count, bitorder="little"
-            )
-            bits[:, : block.width] = sent.reshape(block.count, block.width)
-            out = np.packbits(bits, axis=1, bitorder="little").view(block.wire_dtype)[:, 0]
+            out = np.empty(block.count, np.uint64)
+            _unpack(np.frombuffer(raw + bytes(-len(raw) % 4), "<u4"), block.width, out)
             if not block.is_power_of_two and int(out.max()) >= block.modulus:
                 raise ValueError(f"a masked symbol must be below {block.modulus}, got {out.max()}")
             residues.append(out.astype(block.dtype))

@@ -10,6 +10,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator, Mapping
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,26 @@ def test_workers_end_with_who_started_them(tmp_path: Path, monkeypatch: pytest.M
         wait_for(lambda: not any(map(is_alive, others)))
     finally:
         child.kill()
+
+
+def test_an_interruption_does_not_wait_for_the_other_runs(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closing the generator is what Ctrl-C does to it. The second run would take minutes."""
+    config = yaml.safe_load(small.read_text())
+    config["trainer"]["callbacks"].append({"class_path": "lightning_fedq.callbacks.RunFolder"})
+    files: dict[Path, dict[str, Any]] = {}
+    for name, rounds in (("short", 1), ("long", 1000)):
+        config["trainer"]["max_epochs"] = rounds
+        config["trainer"]["callbacks"][-1]["init_args"] = {"name": name, "root": str(tmp_path)}
+        files[tmp_path / f"{name}.yaml"] = {}
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(config))
+    before = set(active_children())
+    runs = processes.train_all(files, jobs=2)
+    assert next(runs) == (tmp_path / "short.yaml", "")
+    assert len(set(active_children()) - before) == 2
+    runs.close()
+    assert set(active_children()) <= before and not (tmp_path / "long.done").exists()
 
 
 class Dies(pl.Callback):

@@ -18,8 +18,15 @@ from torch import Tensor
 from lightning_fedq.functional.blocks.codeword import WordTable, frequencies, threshold_frequencies
 from lightning_fedq.functional.blocks.design import BlockDesign
 from lightning_fedq.functional.blocks.error import Decoder, lift
-from lightning_fedq.functional.blocks.lattice_loops import subtract_dithers
-from lightning_fedq.functional.blocks.scalar_loops import Floats, Keys, add_decoded, add_votes, encode_bits
+from lightning_fedq.functional.blocks.lattice_loops import subtract_dithers, subtract_dithers_per_message
+from lightning_fedq.functional.blocks.scalar_loops import (
+    Floats,
+    Keys,
+    add_decoded,
+    add_decoded_per_message,
+    add_votes,
+    encode_bits,
+)
 
 Fill = Callable[[NDArray[np.uint32]], None]
 """Function that overwrites an array with the next words of a message's private stream."""
@@ -90,10 +97,13 @@ def decode_messages(
 
     Arguments are those of `sum_messages`.
     """
-    rows = [slice(row, row + 1) for row in range(len(bits))]
-    return torch.stack(
-        [sum_messages(design, bits[r], keys[:, r], dithered, keep[r], decoder, False) for r in rows]
-    )
+    totals = np.zeros((len(bits), bits.shape[2] * design.block_dim))
+    if dithered:
+        subtract_dithers_per_message(design.name, keys[-1], design.step, totals)
+    for stage, table in enumerate(design.tables):
+        scales, offset = lift(table, keep, decoder)
+        add_decoded_per_message(bits.numpy(), stage, table.weights, keys[stage], scales, offset, totals)
+    return torch.from_numpy(totals).reshape(len(bits), bits.shape[2], -1)
 
 
 def sum_messages(

@@ -20,6 +20,7 @@ from lightning_fedq.functional.blocks.scalar_loops import (
     Indices,
     Keys,
     subtract_scalar_dithers,
+    subtract_scalar_dithers_per_message,
     uniform_word,
 )
 
@@ -227,6 +228,29 @@ def _subtract_lattice_dithers(keys: Keys, step: float, total: Floats, sides: tup
             _dither(key, i, u, box, sides)
             for j in range(size):
                 total[i * size + j] -= step * u[j]
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _subtract_lattice_dithers_per_message(
+    keys: Keys, step: float, totals: Floats, sides: tuple[float, ...]
+) -> None:
+    for k in range(totals.shape[0]):
+        _subtract_lattice_dithers(keys[k : k + 1], step, totals[k], sides)
+
+
+def subtract_dithers_per_message(name: str, keys: Keys, step: float, totals: Floats) -> None:
+    """Subtract step u_block from totals[k, block], where u is the dither under key k.
+
+    Args:
+        name: Lattice.
+        keys: `(messages,)`.
+        step: Scale of the finest lattice.
+        totals: `(messages, n L)`, changed in place.
+    """
+    if name == "Z":
+        subtract_scalar_dithers_per_message(keys, step, totals)
+    else:
+        _subtract_lattice_dithers_per_message(keys, step, totals, lattice(name).sides)
 
 
 def subtract_dithers(name: str, keys: Keys, step: float, total: Floats) -> None:

@@ -116,12 +116,18 @@ def quantize_scalar(
                 continue
             center, inverse = ranges[1, segment], ranges[2, segment]
             part, places = values[row, start:stop], fine[start - first : stop - first]
-            for j in range(part.size):
-                x = (np.float64(part[j]) - center) * inverse
-                clipped += (x > 1.0) | (x < -1.0)
-                dither = _dither_word(key, start + j) if dithered else 0.0
-                place = min(max(x, -1.0), 1.0) * half + dither + middle
-                places[j] = min(max(np.floor(place), 0.0), top)
+            if dithered:
+                for j in range(part.size):
+                    x = (np.float64(part[j]) - center) * inverse
+                    clipped += (x > 1.0) | (x < -1.0)
+                    place = min(max(x, -1.0), 1.0) * half + _dither_word(key, start + j) + middle
+                    places[j] = min(max(np.floor(place), 0.0), top)
+            else:
+                for j in range(part.size):
+                    x = (np.float64(part[j]) - center) * inverse
+                    clipped += (x > 1.0) | (x < -1.0)
+                    place = min(max(x, -1.0), 1.0) * half + middle
+                    places[j] = min(max(np.floor(place), 0.0), top)
             start = stop
         for stage in range(len(counts) - 1, 0, -1):
             count, one_over, digits = float(counts[stage]), 1.0 / counts[stage], out[stage, row]
@@ -143,6 +149,13 @@ def subtract_scalar_dithers(keys: Keys, step: float, total: Floats) -> None:
         for key in keys:
             for j in range(part.size):
                 part[j] -= step * _dither_word(key, start + j)
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def subtract_scalar_dithers_per_message(keys: Keys, step: float, totals: Floats) -> None:
+    """Subtract step u_j from totals[k, j], where u is the dither of key k of `quantize_scalar`."""
+    for k in range(totals.shape[0]):
+        subtract_scalar_dithers(keys[k : k + 1], step, totals[k])
 
 
 # ---- bits -----------------------------------------------------------------------------------------------
@@ -189,6 +202,9 @@ def encode_bits(
             for i in range(points.size):
                 sign = signs[_row(base, first + i, num_rows), points[i]]
                 out[i] = np.uint8(sign > 0) ^ np.uint8(drawn[i] < threshold)
+        elif num_rows == 1:
+            for i in range(points.size):
+                out[i] = np.uint8(points[i] == 0) ^ np.uint8(drawn[i] < threshold)
         else:
             for i in range(points.size):
                 parity = np.int32(_row(base, first + i, num_rows) + 1) & points[i]
@@ -225,10 +241,35 @@ def add_decoded(
         part = total[start * size : stop * size]
         for k in range(bits.shape[0]):
             sent, scale, base = bits[k, stage, start:stop], scales[k], keys[k]
-            for i in range(sent.size):
-                row, signed = _row(base, start + i, num_rows), (2.0 * sent[i] - 1.0) * scale
-                for j in range(size):
-                    part[i * size + j] += offset[j] + signed * weights[row, j]
+            if num_rows == 1 and size == 1:
+                weight, constant = scale * weights[0, 0], offset[0]
+                for i in range(sent.size):
+                    part[i] += constant + (2.0 * sent[i] - 1.0) * weight
+            elif size == 1:
+                constant = offset[0]
+                for i in range(sent.size):
+                    row = _row(base, start + i, num_rows)
+                    part[i] += constant + (2.0 * sent[i] - 1.0) * scale * weights[row, 0]
+            else:
+                for i in range(sent.size):
+                    row, signed = _row(base, start + i, num_rows), (2.0 * sent[i] - 1.0) * scale
+                    for j in range(size):
+                        part[i * size + j] += offset[j] + signed * weights[row, j]
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def add_decoded_per_message(
+    bits: NDArray[np.uint8],
+    stage: int,
+    weights: Floats,
+    keys: Keys,
+    scales: Floats,
+    offset: Floats,
+    totals: Floats,
+) -> None:
+    """Add each message to a separate row of `totals`, as `add_decoded` does."""
+    for k in range(totals.shape[0]):
+        add_decoded(bits[k : k + 1], stage, weights, keys[k : k + 1], scales[k : k + 1], offset, totals[k])
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
