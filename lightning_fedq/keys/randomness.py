@@ -28,15 +28,16 @@ from typing import Any, ClassVar, Literal, NoReturn
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
-
-from lightning_fedq.keys.keystream import keystreams
 
 _PROTOCOL = b"fedq/v1"
 _INTEGER_FIELD = struct.Struct(">IQ").pack
 _LENGTH = struct.Struct(">I").pack
 _INNER_PAD, _OUTER_PAD = (bytes(byte ^ pad for byte in range(256)) for pad in (0x36, 0x5C))
 _KEPT_KEYS, _KEY_BYTES = 1 << 14, 32
+_ZEROS = memoryview(bytes(1 << 16))
+_COUNTER = modes.CTR(bytes(16))
 PUBLIC_KEY_BYTES = 32
 """Length of one client's public key, which is the whole set-up traffic of a pair."""
 
@@ -117,7 +118,7 @@ class Stream:
     def __init__(self, key: bytes) -> None:
         if len(key) != _KEY_BYTES:
             raise ValueError(f"A stream's key must have {_KEY_BYTES} bytes, got {len(key)}")
-        self._key, self._read = key, 0
+        self._update = Cipher(algorithms.AES256(key), _COUNTER).encryptor().update_into
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be copied or pickled, because two payloads would share the stream.
@@ -129,23 +130,21 @@ class Stream:
 
     def fill(self, out: NDArray[Any]) -> None:
         """Overwrite a contiguous array with the next bytes of the stream."""
-        if out.size:
-            row = np.frombuffer(memoryview(out.data).cast("B"), np.uint8)[None]
-            keystreams(np.frombuffer(self._key, np.uint32)[None], np.array([self._read]), row)
-            self._read += row.shape[1]
+        view = memoryview(out.data).cast("B") if out.size else b""
+        for first in range(0, len(view), len(_ZEROS)):
+            part = view[first : first + len(_ZEROS)]
+            self._update(_ZEROS[: len(part)], part)  # zeros in counter mode give the keystream itself
 
     def words(self, count: int) -> NDArray[np.uint32]:
         """Return the next `count` uniform 32-bit words."""
         out = np.empty(count, np.uint32)
-        if count:
-            self.fill(out)
+        self.fill(out)
         return out
 
     def words64(self, count: int) -> NDArray[np.uint64]:
         """Return the next `count` uniform 64-bit words."""
         out = np.empty(count, np.uint64)
-        if count:
-            self.fill(out)
+        self.fill(out)
         return out
 
     def uniform_below(self, bound: int, count: int) -> NDArray[np.uint32]:
@@ -209,20 +208,6 @@ class Stream:
             order = np.lexsort(words[::-1])  # the last key of lexsort is its primary key
         drawn: list[int] = order[:count].tolist()
         return drawn
-
-
-def fill_rows(streams: Sequence[Stream], rows: NDArray[Any]) -> None:
-    """Overwrite each row of a contiguous array with the next bytes of its own stream, in one pass."""
-    has_repeats = len(set(streams)) < len(streams)  # a repeated stream continues from row to row
-    if has_repeats or any(type(stream).fill is not Stream.fill for stream in streams):
-        for stream, row in zip(streams, rows, strict=True):
-            stream.fill(row)
-        return
-    keys = np.frombuffer(b"".join([stream._key for stream in streams]), np.uint32).reshape(len(rows), -1)
-    out = rows.view(np.uint8)
-    keystreams(keys, np.array([stream._read for stream in streams]), out)
-    for stream in streams:
-        stream._read += out.shape[1]
 
 
 class ServerKeys(ABC):

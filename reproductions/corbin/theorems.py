@@ -17,9 +17,8 @@ import torch
 
 from lightning_fedq.functional.one_bit.privacy import coin_sum_pmf
 from lightning_fedq.functional.one_bit.threshold_coin import worst_pair_mse
-from lightning_fedq.keys.randomness import ClientRandomness, SeededKeys, fill_rows
+from lightning_fedq.keys.randomness import ClientRandomness, SeededKeys, Stream
 from lightning_fedq.mechanisms import CorBin
-from lightning_fedq.mechanisms.bases import one_bit
 from lightning_fedq.mechanisms.interface import Adversary, RoundContext
 from lightning_fedq.privacy.report import privacy_report
 from lightning_fedq.privacy.run import ASSUMED, Run
@@ -127,17 +126,18 @@ def theorem_1_as_printed(cases: Sequence[tuple[float, int]]) -> Claim:
 def costs(parameters: int, shared_bits: int) -> list[Claim]:
     """Section IV-5: bits that a client sends, and bytes that it draws, for m and for 2 m parameters."""
     drawn, sent, one = list[int](), list[int](), torch.ones(1, dtype=torch.float64)
+    fill = Stream.fill
     for dim in (parameters, 2 * parameters):
         count = 0
 
-        def counted(streams: Any, rows: Any) -> None:
+        def counted(stream: Stream, out: Any) -> None:
             nonlocal count
-            count += rows.nbytes
-            fill_rows(streams, rows)
+            count += out.nbytes
+            fill(stream, out)
 
         context = RoundContext(0, ((0, 1),), (dim,), 0.0 * one, one)
         rand = ClientRandomness(SeededKeys(0), [0], 0)
-        with patch.object(one_bit, "fill_rows", counted):
+        with patch.object(Stream, "fill", counted):
             message = CorBin(1.0, shared_bits).encode(torch.zeros(1, dim), context, rand)
         drawn.append(count)
         sent.append(message.num_bits)

@@ -141,9 +141,6 @@ TESTED = {
     "has not begun and nobody is charged: {}. {}. Then start this run again with the same home": (
         "flower/test_too_few.py::test_a_round_that_would_be_given_up_is_not_charged"
     ),
-    "AES by this CPU's instructions differs from AES by OpenSSL": (
-        "keys/test_keystream.py::test_other_cpus_draw_the_same_words"
-    ),
     "Found no {} in {}. Set data.root, or": "data/datasets/test_vision.py::test_mnist_official_split",
     "which changes their cost. Go on with the settings and the version of the charged": _LEDGER
     + "test_rounds_are_not_priced_by_the_terms_of_later_ones",

@@ -86,6 +86,12 @@ def test_the_stream_is_aes_256_in_counter_mode_from_zero():
     assert out.tobytes().hex() == "dc95c078a2408989ad48a21492842087530f8afbc74536b9a963b4f1c4cb738b"
 
 
+@pytest.mark.parametrize("take", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_stream_has_one_owner(take):
+    with pytest.raises(TypeError, match="two payloads would share it"):
+        take(Stream(bytes(32)))
+
+
 def test_a_key_of_another_length_is_refused():
     with pytest.raises(ValueError):
         Stream(bytes(16))

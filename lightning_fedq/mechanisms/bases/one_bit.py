@@ -25,7 +25,7 @@ from lightning_fedq.functional.one_bit.threshold_coin import (
     splice_rows,
 )
 from lightning_fedq.functional.segments import segment_lines
-from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, Stream, fill_rows
+from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, Stream
 from lightning_fedq.mechanisms.interface import Mechanism, Message, RoundContext
 from lightning_fedq.wire.coding import FixedLength
 
@@ -110,10 +110,12 @@ class OneBitMechanism(Mechanism):
             for first in range(0, context.dim, _CHUNK):
                 size = min(_CHUNK, context.dim - first)
                 words = scratch[: len(order) * size].reshape(-1, size)
-                fill_rows(streams, words)  # private words of each client
+                for stream, row in zip(streams, words, strict=True):
+                    stream.fill(row)  # private words of each client
                 if couplings:  # makes errors of a pair cancel
                     shared = np.empty((len(couplings), size), couplings[0].type)
-                    fill_rows([one.stream for one in couplings], shared)
+                    for coupling, row in zip(couplings, shared, strict=True):
+                        coupling.stream.fill(row)
                     splice_rows(words, shared, places, couplings[0].shift, couplings[0].mask)
                 clipped += one_bit_quantize_rows(
                     values, order, first, words, ranges, coin.low, coin.high, bits
