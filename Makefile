@@ -11,7 +11,7 @@ OLDEST ?= .venv-oldest
 CONSTRAINTS ?= constraints.txt
 ALSO ?=
 TORCH ?=
-INSTALL = $(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS)
+INSTALL = $(BIN)/python -m pip install --quiet --no-compile --constraint $(CONSTRAINTS)
 
 # a test that hangs ends its worker, and the others go on; files in conftest.py's order, the longest first
 WORKERS = -n 2 --dist loadfile --no-loadscope-reorder -o faulthandler_exit_on_timeout=true

@@ -1,7 +1,7 @@
 """One fault at a time in a federation of machines apart, and what it costs beside a run without one.
 
-    python -m tests.flower.faults                       # for root on Linux, an hour; prints a row a fault
-    python -m tests.flower.faults "server killed"       # the run without a fault, and this one
+    PYTHONPATH=. python benchmarks/faults.py                  # for root on Linux, an hour; a row a fault
+    PYTHONPATH=. python benchmarks/faults.py "server killed"  # the run without a fault, and this one
 
 Machines are those of `deploy/STEPS.txt`, of four sites behind `SecAgg()`. A fault comes while site 2 trains
 in the second of four rounds, once to a run without a seed, whose privacy is charged, and once to a run with
@@ -20,9 +20,9 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
+from soak_sites import Soak
 
 from tests.flower.machines import example
-from tests.flower.soak_sites import Soak
 
 ROUNDS, SITES, VICTIM, LATE = 4, 4, 2, 900.0
 MECHANISM = "RotatedCoins(epsilon_per_bit=0.01, clip_norm=2.0, max_dropped_clients=1)"

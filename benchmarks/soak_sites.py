@@ -1,6 +1,6 @@
 """A federation of pinned sites whose processes are killed at random, from one seed; counts what is lost.
 
-    python -m tests.flower.soak_sites --rounds 200 --sites 10 --seed 1 --minutes 240
+    PYTHONPATH=. python benchmarks/soak_sites.py --rounds 200 --sites 10 --seed 1 --minutes 240
 
 Machines are those of `deploy/STEPS.txt` (`steps.py`): SuperLink, SuperExec and nginx on the server, a
 SuperNode and a client beside it on each site, every one started again as its unit says. The operator starts
