@@ -17,7 +17,15 @@ from lightning_fedq.mechanisms.interface import Adversary, Mechanism
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.cohorts import DisjointOnce
-from lightning_fedq.privacy.planning import COSTLY, GOOD, Option, Problem, plan, recommended, verdict_on
+from lightning_fedq.privacy.planning import (
+    COSTLY,
+    GOOD,
+    Option,
+    Problem,
+    best_option,
+    recommended,
+    verdict_on,
+)
 from lightning_fedq.privacy.run import ASSUMED, ThreatModel
 from lightning_fedq.privacy.target import planned_charges
 from lightning_fedq.privacy.verdict import format_epsilon
@@ -138,7 +146,7 @@ def _fewer(problem: Problem, least: Option, row: Mechanism) -> str:
     params = problem.params * COSTLY / least.ratio
     while params >= 1.1:
         params /= 1.1
-        (smaller,) = plan(replace(problem, params=math.floor(params)), {least.name: row})
+        smaller, _ = best_option(least.name, row, replace(problem, params=math.floor(params)))
         if smaller.ratio is not None and smaller.ratio <= COSTLY:
             return (
                 f"  * Fewer parameters: with {math.floor(params):,} of them, {least.name} has R "

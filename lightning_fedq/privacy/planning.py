@@ -211,8 +211,12 @@ def plan(
     """
     options = []
     for name, mechanism in candidates.items():
-        options.append(_option(name, mechanism, problem, once))
-        on_option(options[-1])
+        option, level = best_option(name, mechanism, problem, once)
+        if option.ratio is not None:
+            needed = _estimate_clients_needed(mechanism, problem, option.law, option.ratio, level)
+            option = replace(option, clients_needed=needed)
+        options.append(option)
+        on_option(option)
     return tuple(sorted(options, key=lambda option: (option.mechanism is None, _rank(option))))
 
 
@@ -247,39 +251,42 @@ def _rank(option: Option) -> float:
     return math.inf if option.ratio is None else option.ratio
 
 
-def _option(name: str, mechanism: Mechanism, problem: Problem, once_too: bool) -> Option:
+def best_option(
+    name: str, mechanism: Mechanism, problem: Problem, once_too: bool = True
+) -> tuple[Option, float]:
     """Return the better option of a candidate: with the problem's law, or with one round per client.
 
     Where the adversary sees sums only, one round per client is not tried, because more clients in a round
     hide better.
+
+    Returns:
+        The option without `clients_needed`, and the level of its mechanism, NaN without one.
     """
     best = _solve(name, mechanism, problem, problem.law)
     dealt = problem.law.of_all and 1 < problem.rounds <= problem.clients
     if once_too and dealt and not problem.sees_sums:
         once = _solve(name, mechanism, problem, DisjointOnce(problem.clients // problem.rounds))
-        if (once.mechanism is None, _rank(once)) < (best.mechanism is None, _rank(best)):
+        if (once[0].mechanism is None, _rank(once[0])) < (best[0].mechanism is None, _rank(best[0])):
             best = once
     return best
 
 
-def _solve(name: str, mechanism: Mechanism, problem: Problem, law: CohortLaw) -> Option:
-    """Return a candidate's option under a law: calibrate it, then compute its error, R and bits."""
+def _solve(name: str, mechanism: Mechanism, problem: Problem, law: CohortLaw) -> tuple[Option, float]:
+    """Return a candidate's option under a law, and its level. See `best_option`."""
     cohort = law.cohort_size(problem.clients)
     try:
         if problem.behind_masks:
             problem.secure_aggregation.check(mechanism)
         calibration = calibrate(problem.target, problem.run(mechanism, law))
     except (ValueError, TypeError) as refused:
-        return Option(name, None, law, reason=str(refused))
+        return Option(name, None, law, reason=str(refused)), math.nan
     context = make_plan_context(calibration.mechanism, cohort, problem.params)
     error = relative_error(calibration.mechanism, cohort, problem.params, problem.homogeneity)
     ratio = noise_ratio(error, problem.rounds, problem.homogeneity)
     secagg = problem.secure_aggregation if problem.behind_masks else None
     bits, _ = bits_behind(calibration.mechanism, context, secagg)
-    clients_needed = (
-        None if ratio is None else _estimate_clients_needed(mechanism, problem, law, ratio, calibration.level)
-    )
-    return Option(name, calibration.mechanism, law, calibration.epsilon, bits, error, ratio, clients_needed)
+    option = Option(name, calibration.mechanism, law, calibration.epsilon, bits, error, ratio)
+    return option, calibration.level
 
 
 def make_plan_context(mechanism: Mechanism, cohort: int, params: int) -> RoundContext:
