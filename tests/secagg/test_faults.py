@@ -70,8 +70,7 @@ def test_duplicate_message(stage):
     played.server.receive(message)
     with pytest.raises(StageError, match="client 2\\] this client has answered already"):
         played.server.receive(message)
-    finish_from = played.stages.index(stage)
-    finish(played, inputs, finish_from)
+    finish(played, inputs, played.stages.index(stage))
 
 
 def test_return_after_missing_a_stage():
@@ -169,29 +168,26 @@ def test_extremes_of_the_range_do_not_wrap(value, modulus):
     assert Round(terms).run(inputs).server.total.tolist() == [6 * value] * 5
 
 
-@pytest.mark.parametrize("opened", ["self-mask", "mask key"])
-def test_one_corrupt_share_is_survived(opened):
+def masked(gone=()):
+    """All masked inputs but those of some clients have come."""
+    terms = make_terms()
+    inputs = make_inputs(terms)
+    return Round(terms).run(inputs, dict.fromkeys(gone, Stage.MASK), until=Stage.UNMASK), inputs
+
+
+@pytest.mark.parametrize("gone", [(), (5,)], ids=["self-mask", "mask key"])
+def test_one_corrupt_share_is_survived(gone):
     """Client 0 was given a wrong share; the shares of the five others suffice."""
-    played, inputs = until(Stage.MASK)
-    gone = (5,) if opened == "mask key" else ()
-    for client in range(6):
-        if client not in gone:
-            played.server.receive(played.answer(Stage.MASK, client, inputs[client]))
-    played.incoming = played.server.close()
+    played, inputs = masked(gone)
     pair = played.clients[0]._held[5]
     wrong = b"\1" * 16
     played.clients[0]._held[5] = wrong + pair[16:] if gone else pair[:16] + wrong
     finish(played, inputs, 3)
 
 
-@pytest.mark.parametrize("opened", ["self-mask", "mask key"])
-def test_too_many_corrupt_shares_are_detected(opened):
-    played, inputs = until(Stage.MASK)
-    gone = (5,) if opened == "mask key" else ()
-    for client in range(6):
-        if client not in gone:
-            played.server.receive(played.answer(Stage.MASK, client, inputs[client]))
-    played.incoming = played.server.close()
+@pytest.mark.parametrize(("opened", "gone"), [("self-mask", ()), ("mask key", (5,))])
+def test_too_many_corrupt_shares_are_detected(opened, gone):
+    played, _ = masked(gone)
     for client in (0, 2, 4):
         played.clients[client]._held[5] = 2 * (b"\1" * 16)
     for client in played.incoming:
@@ -332,8 +328,7 @@ def test_a_client_with_another_clients_key():
     played = Round(make_terms())
     first = played.answer(Stage.ADVERTISE, 1)
     played.server.receive(first)
-    second = played.answer(Stage.ADVERTISE, 2)
-    start = HEAD + wire.SHORT_BYTES + 32
+    second, start = played.answer(Stage.ADVERTISE, 2), HEAD + wire.SHORT_BYTES + 32
     body = second[HEAD:start] + first[start : start + 32]
     with pytest.raises(RosterError, match="client 2\\] this client's key is used twice"):
         played.server.receive(wire.seal(Kind.KEYS, played.terms, 2, body, played.clients[2]._channel_key))
@@ -361,31 +356,20 @@ def test_forged_confirmation_is_refused_by_the_server():
 def test_messages_that_are_not_of_this_protocol():
     played, inputs = until(Stage.MASK)
     message = played.answer(Stage.MASK, 0, inputs[0])
-    cases = [
+    terms, key, full = played.terms, played.server._channel_keys[0], b"\xff" * played.terms.layout.num_bytes
+    for bad, error, match in [
         (b"", MessageError, "45 bytes or more, got 0"),
         (b"HTTP" + message[4:], MessageError, "not a message of this protocol"),
         (message[:4] + b"\x63" + message[5:], MessageError, "kind 99"),
-        (
-            wire.seal(Kind.MASKED, played.terms, 99, b"", bytes(32)),
-            MessageError,
-            "client 99 is not in the cohort",
-        ),
-        (wire.seal(Kind.SHARES, played.terms, 0, b"", bytes(32)), StageError, "expected MASKED, got SHARES"),
-    ]
-    for bad, error, match in cases:
+        (wire.seal(Kind.MASKED, terms, 99, b"", bytes(32)), MessageError, "client 99 is not in the cohort"),
+        (wire.seal(Kind.SHARES, terms, 0, b"", bytes(32)), StageError, "expected MASKED, got SHARES"),
+        (wire.seal(Kind.MASKED, terms, 0, b"xy", key), MessageError, "ends early"),
+        (wire.seal(Kind.MASKED, terms, 0, full, key), MessageError, "padding"),
+    ]:
         with pytest.raises(error, match=match):
             played.server.receive(bad)
-    short = wire.seal(Kind.MASKED, played.terms, 0, b"xy", played.server._channel_keys[0])
-    with pytest.raises(MessageError, match="ends early"):
-        played.server.receive(short)
-    padded = wire.seal(
-        Kind.MASKED, played.terms, 0, b"\xff" * played.terms.layout.num_bytes, played.server._channel_keys[0]
-    )
-    with pytest.raises(MessageError, match="padding"):
-        played.server.receive(padded)
-    keys = wire.seal(Kind.KEYS, played.terms, 0, b"xy", bytes(32))
     with pytest.raises(MessageError, match="keys take 125 bytes"):
-        Round(played.terms).server.receive(keys)
+        Round(terms).server.receive(wire.seal(Kind.KEYS, terms, 0, b"xy", bytes(32)))
 
 
 def test_constructors_refuse_what_does_not_fit():

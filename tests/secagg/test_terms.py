@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
-from lightning_fedq.mechanisms import LDPQ, AdaptiveClip, LayeredGaussian
+from lightning_fedq.mechanisms import LDPQ
 from lightning_fedq.secagg import SecAgg
 from lightning_fedq.secagg.layout import sum_layout
 from tests.one_round import make_context
@@ -20,6 +20,10 @@ def context(num_clients=6):
 
 
 RAND = PublicRandomness(SeededKeys(0), 0)
+NOBODY = {"max_colluding_fraction": 0, "max_dropped_fraction": 0}
+TENTH = {"max_colluding_fraction": 0.1, "max_dropped_fraction": 0.1}
+MISSING = "a sparse graph needs max_colluding_fraction and max_dropped_fraction"
+TOO_MANY = r"6 corrupt clients of 10 could see .*threshold 6: up to 1\).* max_colluding_fraction <= 5 / 10$"
 
 
 class Wide(LDPQ):
@@ -55,32 +59,24 @@ def test_complete_graph(num_clients, active, expected):
 
 
 def test_sparse_graph():
-    secagg = SecAgg(degree="auto", max_colluding_fraction=0.1, max_dropped_fraction=0.1)
+    secagg = SecAgg(degree="auto", **TENTH)
     assert secagg.rules(1000, 1000) == (52, 31, 900)
     # In a small cohort six neighbours are more than the four clients that collude or are gone.
     assert secagg.rules(20, 20) == (6, 4, 18)
     assert SecAgg(degree="auto", max_colluding_fraction=0.3, max_dropped_fraction=0.3).rules(20, 20)[0] == 14
-    active = SecAgg(degree="auto", max_colluding_fraction=0.1, max_dropped_fraction=0.1, active=True)
+    active = SecAgg(degree="auto", active=True, **TENTH)
     assert active.rules(1000, 1000) == (234, 185, 900)  # a threshold of two thirds would take 548 neighbours
-    assert SecAgg(degree=100, max_colluding_fraction=0.1, max_dropped_fraction=0.1).rules(1000, 1000) == (
-        100,
-        51,
-        900,
-    )
+    assert SecAgg(degree=100, **TENTH).rules(1000, 1000) == (100, 51, 900)
     # One of the two is given: the other one is searched.
-    given = {"max_colluding_fraction": 0.1, "max_dropped_fraction": 0.1}
-    assert SecAgg(degree=56, **given).rules(1000, 1000) == (56, 33, 900)
-    assert SecAgg(degree="auto", threshold=34, **given).rules(1000, 1000)[:2] == (56, 34)
+    assert SecAgg(degree=56, **TENTH).rules(1000, 1000) == (56, 33, 900)
+    assert SecAgg(degree="auto", threshold=34, **TENTH).rules(1000, 1000)[:2] == (56, 34)
 
 
 def test_the_default_is_the_smallest_graph_that_is_safe_for_what_is_said():
     """Both fractions said: the smallest for them. Else everybody, by the name that ledgers know."""
     said = {"max_colluding_fraction": 0.02, "max_dropped_fraction": 0.02}
-    assert SecAgg(**said) == SecAgg(degree="auto", **said) and SecAgg(**said).rules(1000, 1000) == (
-        20,
-        13,
-        980,
-    )
+    assert SecAgg(**said) == SecAgg(degree="auto", **said)
+    assert SecAgg(**said).rules(1000, 1000) == (20, 13, 980)
     assert SecAgg(degree=None, **said).rules(1000, 1000) == (999, 501, 501)
     for unsaid in ({}, {"max_colluding_fraction": 0.02}, {"max_dropped_fraction": 0.02}):
         assert SecAgg(**unsaid) == SecAgg(degree=None, **unsaid) == replace(SecAgg(**unsaid))
@@ -88,80 +84,47 @@ def test_the_default_is_the_smallest_graph_that_is_safe_for_what_is_said():
 
 
 @pytest.mark.parametrize(
-    ("make", "match"),
+    ("settings", "size", "match"),
     [
-        (lambda: SecAgg(threshold=1), "threshold must be >= 2"),
-        (lambda: SecAgg(degree=3, max_colluding_fraction=0, max_dropped_fraction=0), "degree must be even"),
-        (
-            lambda: SecAgg(degree=0, max_colluding_fraction=0, max_dropped_fraction=0),
-            "degree must be even.* and >= 2, got 0",
-        ),
-        (
-            lambda: SecAgg(degree="all", max_colluding_fraction=0, max_dropped_fraction=0),
-            "must be an integer or 'auto' or None, got 'all'",
-        ),
-        (lambda: SecAgg(degree=4), "a sparse graph needs max_colluding_fraction and max_dropped_fraction"),
-        (
-            lambda: SecAgg(degree=4, max_colluding_fraction=0.1),
-            "a sparse graph needs max_colluding_fraction and max_dropped_fraction",
-        ),
-        (lambda: SecAgg(max_colluding_fraction=1.0), r"max_colluding_fraction must be in \[0, 1\), got 1.0"),
-        (lambda: SecAgg(max_dropped_fraction=-0.1), r"max_dropped_fraction must be in \[0, 1\), got -0.1"),
-        (lambda: SecAgg(simulation="really"), "simulation of SecAgg must be one of masked, counted, got"),
-        (lambda: SecAgg().rules(1, 1), "cohort of 2 or more to hide in, got 1"),
-        (lambda: SecAgg().rules(0, 0), "got 0"),
-        (lambda: SecAgg(threshold=11).rules(10, 10), r"threshold must be in \[6, 10\].*got 11"),
-        (lambda: SecAgg(threshold=5).rules(10, 10), "more than half of the 10 holders"),
-        (
-            lambda: SecAgg(threshold=8, max_dropped_fraction=0.3).rules(10, 10),
-            "8 of 10 clients must survive, which 3 dropouts",
-        ),
-        (
-            lambda: SecAgg(max_colluding_fraction=0.6).rules(10, 10),
-            r"6 corrupt clients of 10 could see .*threshold 6: up to 1\).* max_colluding_fraction <= 5 / 10$",
-        ),
-        (
-            lambda: SecAgg(active=True, max_colluding_fraction=0.4).rules(10, 10),
-            "could see .* above 1/2 .* keep max_colluding_fraction <= 3 / 10",
-        ),
-        (
-            lambda: SecAgg(degree=10, max_colluding_fraction=0.1, max_dropped_fraction=0.1).rules(1000, 1000),
-            r"above 2\^-50 a round, at degree 10",
-        ),
-        (
-            lambda: SecAgg(degree=10, max_colluding_fraction=0.0, max_dropped_fraction=0.3).rules(1000, 1000),
-            r"lose the sum.*2\^-20",
-        ),
-        (
-            lambda: SecAgg(
-                degree=58, max_colluding_fraction=0.1, max_dropped_fraction=0.1, active=True
-            ).rules(1000, 1000),
-            r"above 2\^-130",
-        ),
-        (
-            lambda: SecAgg().terms(b"s", 0, 0, (1, 1, 2), sum_layout(1, 0, 1, 3), 3),
-            "clients must be distinct",
-        ),
-        (
-            lambda: SecAgg().terms(b"s", 0, 0, (1, -2), sum_layout(1, 0, 1, 3), 3),
-            "clients must be distinct integers",
-        ),
+        ({"threshold": 1}, None, "threshold must be >= 2"),
+        ({"degree": 3, **NOBODY}, None, "degree must be even"),
+        ({"degree": 0, **NOBODY}, None, "degree must be even.* and >= 2, got 0"),
+        ({"degree": "all", **NOBODY}, None, "must be an integer or 'auto' or None, got 'all'"),
+        ({"degree": 4}, None, MISSING),
+        ({"degree": 4, "max_colluding_fraction": 0.1}, None, MISSING),
+        ({"max_colluding_fraction": 1.0}, None, r"max_colluding_fraction must be in \[0, 1\), got 1.0"),
+        ({"max_dropped_fraction": -0.1}, None, r"max_dropped_fraction must be in \[0, 1\), got -0.1"),
+        ({"simulation": "really"}, None, "simulation of SecAgg must be one of masked, counted, got"),
+        ({}, 1, "cohort of 2 or more to hide in, got 1"),
+        ({}, 0, "got 0"),
+        ({"threshold": 11}, 10, r"threshold must be in \[6, 10\].*got 11"),
+        ({"threshold": 5}, 10, "more than half of the 10 holders"),
+        ({"threshold": 8, "max_dropped_fraction": 0.3}, 10, "8 of 10 clients must survive, which 3 dropouts"),
+        ({"max_colluding_fraction": 0.6}, 10, TOO_MANY),
+        ({"active": True, "max_colluding_fraction": 0.4}, 10, "could see .* above 1/2 .*_fraction <= 3 / 10"),
+        ({"degree": 10, **TENTH}, 1000, r"above 2\^-50 a round, at degree 10"),
+        ({"degree": 10, **NOBODY, "max_dropped_fraction": 0.3}, 1000, r"lose the sum.*2\^-20"),
+        ({"degree": 58, "active": True, **TENTH}, 1000, r"above 2\^-130"),
     ],
 )
-def test_refused(make, match):
+def test_refused(settings, size, match):
     with pytest.raises(ValueError, match=match):
-        make()
+        SecAgg(**settings).rules(size, size)
+
+
+@pytest.mark.parametrize("clients", [(1, 1, 2), (1, -2)])
+def test_clients_of_terms_are_distinct(clients):
+    with pytest.raises(ValueError, match="clients must be distinct integers"):
+        SecAgg().terms(b"s", 0, 0, clients, sum_layout(1, 0, 1, 3), 3)
 
 
 def test_one_bit_symbols_need_the_bits_of_the_cohort():
-    layout = SecAgg().layout(LDPQ(epsilon_per_coordinate=1.0), context(100), RAND)
+    given = LDPQ(1.0), context(100), RAND
+    layout = SecAgg().layout(*given)
     assert (layout.size, layout.low, layout.high, layout.blocks[0].modulus) == (4, 0, 1, 128)
-    assert (
-        SecAgg(modulus=101).layout(LDPQ(epsilon_per_coordinate=1.0), context(100), RAND).blocks[0].modulus
-        == 101
-    )
+    assert SecAgg(modulus=101).layout(*given).blocks[0].modulus == 101
     with pytest.raises(ValueError, match="modulus must be above 100 x 1 = 100"):
-        SecAgg(modulus=100).layout(LDPQ(epsilon_per_coordinate=1.0), context(100), RAND)
+        SecAgg(modulus=100).layout(*given)
 
 
 def test_stated_ranges_and_moduli():
@@ -171,21 +134,6 @@ def test_stated_ranges_and_moduli():
     assert (layout.size, layout.blocks[0].modulus) == (8, 4096)
     with pytest.raises(ValueError, match=r"Modular sums modulo 4096, got modulus=8192. Leave modulus out"):
         SecAgg(modulus=8192).layout(Modular(epsilon_per_coordinate=1.0), context(), RAND)
-
-
-@pytest.mark.parametrize(
-    ("mechanism", "match"),
-    [
-        (
-            AdaptiveClip(LayeredGaussian(1.0, 1.0)),
-            r"AdaptiveClip is not homomorphic.* got AdaptiveClip\(mechanism=Layered",
-        ),
-        (Unbounded(epsilon_per_coordinate=1.0), "Give the mechanism a method symbol_range"),
-    ],
-)
-def test_refused_mechanisms(mechanism, match):
-    with pytest.raises(TypeError, match=match):
-        SecAgg().layout(mechanism, context(), RAND)
 
 
 def test_terms_and_digest():
@@ -211,7 +159,7 @@ def said(secagg, rounds, clients=1000, cohort=1000):
 
 
 def test_the_report_says_how_likely_the_run_shows_more_than_sums():
-    secagg = SecAgg(degree="auto", max_colluding_fraction=0.1, max_dropped_fraction=0.1)
+    secagg = SecAgg(degree="auto", **TENTH)
     assert said(secagg, 1024).endswith("of 1024 shows more than its sum is below 2^-40")
     assert said(secagg, 25).endswith("below 2^-45.3")
     assert said(secagg, 10**6).endswith("below 2^-30")  # more rounds are more chances
@@ -225,9 +173,7 @@ def test_the_report_says_how_likely_the_run_shows_more_than_sums():
 
 
 def test_configuration_pickles():
-    secagg = SecAgg(
-        degree="auto", max_colluding_fraction=0.1, max_dropped_fraction=0.1, active=True, simulation="counted"
-    )
+    secagg = SecAgg(degree="auto", active=True, simulation="counted", **TENTH)
     assert pickle.loads(pickle.dumps(secagg)) == secagg
     assert np.isfinite(secagg.rules(50, 50)).all()
 
@@ -256,11 +202,7 @@ def test_what_is_accepted_for_an_active_server_is_accepted_for_a_curious_one():
 
 def test_a_split_that_is_impossible_has_no_bound():
     """24 clients of which none is gone or colludes beyond one: six neighbours can't all be gone."""
-    given = {"degree": 6, "threshold": 6, "max_colluding_fraction": 0.02, "max_dropped_fraction": 0.02}
+    few = {"max_colluding_fraction": 0.02, "max_dropped_fraction": 0.02}
     for active in (False, True):
-        secagg = SecAgg(active=active, **given)
-        assert secagg.rules(24, 24)[:2] == (6, 6)
-        assert (
-            SecAgg(active=active, max_colluding_fraction=0.02, max_dropped_fraction=0.02).rules(24, 24)[0]
-            <= 6
-        )
+        assert SecAgg(6, 6, active=active, **few).rules(24, 24)[:2] == (6, 6)
+        assert SecAgg(active=active, **few).rules(24, 24)[0] <= 6
