@@ -175,15 +175,6 @@ class Finetuning(Training):
         return torch.optim.SGD(self.head.parameters(), lr=0.1)
 
 
-class Closure(Training):
-    """LBFGS evaluates the loss several times a step."""
-
-    rounds = 1
-
-    def configure_optimizers(self):
-        return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=3)
-
-
 class SharpnessAware(Training):
     rounds = 1
 

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
@@ -61,31 +60,6 @@ class PicturesWithPaths(Training):
 
     def loss(self, batch):
         return nn.functional.cross_entropy(self.net(batch["image"]), batch["label"])
-
-
-class Detection(Training):
-    """Pictures in a tuple and targets in another, of as many boxes as there are; moved one by one."""
-
-    class data(_Collated):
-        def collate(self, numbers):
-            boxes = [self.inputs[n][: 2 * (1 + n % 3)].view(-1, 2) for n in numbers]
-            labels = [self.labels[n].expand(1 + n % 3) for n in numbers]
-            targets = tuple({"boxes": b, "labels": c} for b, c in zip(boxes, labels, strict=True))
-            return tuple(self.inputs[numbers]), targets
-
-    def transfer_batch_to_device(self, batch, device, dataloader_idx):
-        pictures, targets = batch
-        return [one.to(device) for one in pictures], [
-            {name: value.to(device) for name, value in one.items()} for one in targets
-        ]
-
-    def loss(self, batch):
-        losses = []
-        for picture, target in zip(*batch, strict=True):
-            found = self.net(picture).expand(len(target["labels"]), 3)
-            corner = nn.functional.smooth_l1_loss(found[:, :2], target["boxes"])
-            losses.append(nn.functional.cross_entropy(found, target["labels"]) + 0.1 * corner)
-        return torch.stack(losses).mean()
 
 
 @dataclass

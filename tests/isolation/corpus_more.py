@@ -67,20 +67,6 @@ class Moco(Training):
         return self.loss(batch) + 0.1 * alike
 
 
-class AutoEncoder(Training):
-    """A variational one, with noise of a fixed pattern in place of draws."""
-
-    def build(self):
-        self.encode, self.decode = nn.Linear(6, 4), nn.Linear(2, 6)
-
-    def loss(self, batch):
-        mean, spread = self.encode(batch[0]).chunk(2, dim=1)
-        noise = torch.linspace(-1, 1, 2 * len(mean)).view_as(mean)
-        back = self.decode(mean + noise * (0.5 * spread).exp())
-        divergence = -0.5 * (1 + spread - mean.square() - spread.exp()).mean()
-        return nn.functional.mse_loss(back, batch[0]) + 0.1 * divergence
-
-
 class StochasticAveraging(Training):
     """Lightning's own callback, from the second epoch on."""
 
@@ -133,15 +119,3 @@ class Recomputed(Training):
 
     def loss(self, batch):
         return nn.functional.cross_entropy(checkpoint(self.net, batch[0], use_reentrant=False), batch[1])
-
-
-class Spectrum(Training):
-    """Complex numbers on the way, and a convolution over them."""
-
-    def build(self):
-        self.sound = nn.Conv1d(3, 3, 2)
-
-    def loss(self, batch):
-        parts = torch.stft(batch[0], 4, 2, window=torch.hann_window(4), return_complex=True)
-        heard = self.sound(parts.abs().log1p()).mean(2)
-        return nn.functional.cross_entropy(self.net(batch[0]) + heard, batch[1])

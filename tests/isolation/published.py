@@ -255,24 +255,6 @@ class GlobalConfigHeld(Case):
         return self.cfg.scale * loss
 
 
-HISTORY = []
-
-
-class GlobalListHeld(Case):
-    crosses = True
-
-    @classmethod
-    def forget(cls):
-        HISTORY.clear()
-
-    def build(self):
-        self.history = HISTORY
-
-    def training_step(self, batch, batch_idx):
-        self.history.append(batch_idx)
-        return self.loss(batch) / len(HISTORY)
-
-
 class _Slots:
     __slots__ = ("inner",)
 

@@ -256,7 +256,7 @@ def test_where_a_global_has_more_than_is_looked_at_it_is_said(monkeypatch):
 
 ONE_AT_A_TIME = {
     **dict.fromkeys(("MeanTeacher", "Moco"), "training writes into frozen parameters"),
-    **dict.fromkeys(("Closure", "SharpnessAware"), "is not elementwise"),
+    "SharpnessAware": "is not elementwise",
     "LabelledAndNot": "its own training loaders",
     "Gan": "uses manual optimisation",
     "MemoryOfEpochs": "reads the value of a tensor",
@@ -267,8 +267,7 @@ ONE_AT_A_TIME = {
     "GradientHooks": "net.0.weight has a gradient hook",
     "OwnCallback": "_ScalesGradients has its own on_after_backward",
     "SparseEmbedding": "table (EmbeddingBag) has sparse gradients",
-    "AutoEncoder": "get no gradient",
-    **dict.fromkeys(("PicturesWithPaths", "Detection"), "strings or objects"),
+    "PicturesWithPaths": "strings or objects",
     "PenaltyOfGradients": "calls requires_grad_()",
     "Recomputed": "support saved tensor hooks",
 }

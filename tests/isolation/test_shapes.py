@@ -29,7 +29,7 @@ CLIENTS_OWN = (*TOGETHER, "callbacks", "optimizers")
 SIDE_BY_SIDE = frozenset(
     """
     Buffer BatchNorm DatasetWithMemory CollateWithMemory AdamMoments
-    StrategyOptimizersReplaced TrainerOptimizersReplaced NormalisedByTheFirstSample
+    StrategyOptimizersReplaced NormalisedByTheFirstSample
     """.split()  # noqa: SIM905
 )
 """These train in stacks. The others take numbers out of tensors, so that one client trains at a time."""

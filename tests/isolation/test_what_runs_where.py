@@ -22,41 +22,32 @@ EACH_CLIENT = {(CLIENT, ROUNDS * CLIENTS)}
 EACH_ROUND, ONCE = {(FIT, ROUNDS)}, {(FIT, 1)}
 
 OF_A_MODULE = {
-    "prepare_data": ONCE,
-    "configure_callbacks": ONCE,
-    "setup": ONCE,
-    "configure_model": ONCE,
-    "configure_optimizers": ONCE,
-    "on_fit_start": ONCE,
-    "on_train_start": ONCE,
-    "on_train_epoch_start": EACH_ROUND,
-    "on_train_batch_start": EACH_BATCH,
-    "training_step": EACH_BATCH,
-    "on_before_zero_grad": EACH_BATCH,
-    "optimizer_zero_grad": EACH_BATCH,
-    "on_before_backward": EACH_BATCH,
-    "backward": EACH_BATCH,
-    "on_after_backward": EACH_BATCH,
-    "on_before_optimizer_step": EACH_BATCH,
-    "optimizer_step": EACH_BATCH,
-    "configure_gradient_clipping": EACH_BATCH,
+    **dict.fromkeys(
+        (
+            *("prepare_data", "configure_callbacks", "setup", "configure_model", "configure_optimizers"),
+            *("on_fit_start", "on_train_start", "on_train_end", "on_fit_end", "teardown"),
+        ),
+        ONCE,
+    ),
+    **dict.fromkeys(
+        (
+            *("on_train_epoch_start", "on_round_end", "on_save_checkpoint"),
+            *("on_validation_start", "on_validation_model_eval", "on_validation_epoch_start"),
+            *("on_validation_batch_start", "validation_step", "on_validation_batch_end"),
+            *("on_validation_epoch_end", "on_validation_end", "on_validation_model_train"),
+        ),
+        EACH_ROUND,
+    ),
+    **dict.fromkeys(
+        (
+            *("on_train_batch_start", "training_step", "on_before_zero_grad", "optimizer_zero_grad"),
+            *("on_before_backward", "backward", "on_after_backward", "on_before_optimizer_step"),
+            *("optimizer_step", "configure_gradient_clipping", "on_train_batch_end"),
+        ),
+        EACH_BATCH,
+    ),
     "lr_scheduler_step": EACH_BATCH | {(FIT, ROUNDS * BATCHES)},  # the fit's schedules follow one client
-    "on_train_batch_end": EACH_BATCH,
     "on_train_epoch_end": EACH_CLIENT,
-    "on_round_end": EACH_ROUND,
-    "on_validation_start": EACH_ROUND,
-    "on_validation_model_eval": EACH_ROUND,
-    "on_validation_epoch_start": EACH_ROUND,
-    "on_validation_batch_start": EACH_ROUND,
-    "validation_step": EACH_ROUND,
-    "on_validation_batch_end": EACH_ROUND,
-    "on_validation_epoch_end": EACH_ROUND,
-    "on_validation_end": EACH_ROUND,
-    "on_validation_model_train": EACH_ROUND,
-    "on_save_checkpoint": EACH_ROUND,
-    "on_train_end": ONCE,
-    "on_fit_end": ONCE,
-    "teardown": ONCE,
 }
 OF_A_DATA_MODULE = {
     "prepare_data": ONCE,
@@ -86,20 +77,11 @@ EPOCH_HOOKS = {
         EACH_ROUND,
     ),
 }
+OF_BATCHES = {**EPOCH_HOOKS, **dict.fromkeys(BATCH_HOOKS, EACH_BATCH)}
 OF_A_CALLBACK = {
-    "epochs": ((*EPOCH_HOOKS, "on_train_epoch_end"), {**EPOCH_HOOKS, "on_train_epoch_end": EACH_ROUND}),
-    "batches": (
-        (*EPOCH_HOOKS, *BATCH_HOOKS, "on_train_epoch_end"),
-        {**EPOCH_HOOKS, **dict.fromkeys(BATCH_HOOKS, EACH_BATCH), "on_train_epoch_end": EACH_CLIENT},
-    ),
-    "crosses": (
-        (*EPOCH_HOOKS, *BATCH_HOOKS, "on_train_epoch_end"),
-        {
-            **EPOCH_HOOKS,
-            **dict.fromkeys(BATCH_HOOKS, EACH_BATCH),
-            "on_train_epoch_end": EACH_CLIENT | EACH_ROUND,
-        },
-    ),
+    "epochs": {**EPOCH_HOOKS, "on_train_epoch_end": EACH_ROUND},
+    "batches": {**OF_BATCHES, "on_train_epoch_end": EACH_CLIENT},
+    "crosses": {**OF_BATCHES, "on_train_epoch_end": EACH_CLIENT | EACH_ROUND},
 }
 CALLS = Counter()
 
@@ -187,8 +169,8 @@ def test_an_exception_is_the_fits(hook, tmp_path):
 
 @pytest.mark.parametrize("kind", OF_A_CALLBACK)
 def test_hooks_of_a_callback(kind, tmp_path):
-    names, wanted = OF_A_CALLBACK[kind]
-    callback = recording(pl.Callback, names, lambda self, args: args[0])()
+    wanted = OF_A_CALLBACK[kind]
+    callback = recording(pl.Callback, wanted, lambda self, args: args[0])()
     callback.is_shared_by_clients = kind == "crosses"
     run(Classifier(), callback, **saved_in(tmp_path))
     assert found() == wanted

@@ -17,7 +17,6 @@ from tests.isolation.shapes import (
     objects,
     optimizers,
     outside,
-    places,
     values,
 )
 from tests.isolation.worlds import Shape
@@ -32,4 +31,4 @@ ROWS = [
     row
     for module in (values, objects, functions, layers, callbacks, data, optimizers, escapes, outside, leaving)
     for row in _rows(module)
-] + [*places.PLACES, *_rows(places)]
+]

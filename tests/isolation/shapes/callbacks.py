@@ -22,6 +22,9 @@ class _ScalesByHelper(pl.Callback):
         for parameter in pl_module.parameters():
             parameter.grad /= mean
 
+    def state_dict(self):
+        return {"sum": self.meter.sum}
+
 
 class CallbackWithHelper(Shape):
     def callbacks(self):
@@ -97,29 +100,6 @@ class CallbackKnowsModule(Shape):
 
     def scaled(self, loss):
         return loss / (self.meter.sum / self.meter.count)
-
-
-class _BothKinds(pl.Callback):
-    """Trains by what it keeps, and writes it into checkpoints."""
-
-    def __init__(self) -> None:
-        self.mean = 1.0
-
-    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
-        self.mean = 0.5 * (self.mean + _norm(pl_module))
-        for parameter in pl_module.parameters():
-            parameter.grad /= self.mean
-
-    def on_validation_end(self, trainer, pl_module):
-        trainer.logger.log_metrics({"mean": self.mean})
-
-    def state_dict(self):
-        return {"mean": self.mean}
-
-
-class CallbackWithCheckpoint(Shape):
-    def callbacks(self):
-        return (_BothKinds(),)
 
 
 class ConfiguredCallback(Shape):

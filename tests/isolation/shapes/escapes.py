@@ -76,29 +76,23 @@ class StopsEarly(LoggedInValidation):
         return (pl.callbacks.EarlyStopping("stored", stopping_threshold=0.5, mode="max", patience=9),)
 
 
-class SavedByHook(Shape):
-    """Stored losses go into every checkpoint."""
+class HyperparametersWritten(Shape):
+    """Which checkpoints hold."""
 
-    def begin(self):
-        self.losses = []
-
-    def scaled(self, loss):
-        self.losses.append(loss.item())
-        return loss
-
-    def on_save_checkpoint(self, checkpoint):
-        checkpoint["losses"] = list(self.losses)
-
-
-class LoggedByHand(Shape):
-    """Past `self.log`, to the logger, at the end of an epoch."""
-
-    def begin(self):
-        self.largest = 0.0
+    def __init__(self) -> None:
+        super().__init__()
+        self.save_hyperparameters({"largest": 0.0})
 
     def scaled(self, loss):
-        self.largest = max(self.largest, loss.item())
+        self.hparams.largest = max(self.hparams.largest, loss.item())
         return loss
 
-    def on_validation_end(self):
-        self.logger.log_metrics({"largest": self.largest})
+
+class WrittenIntoGroups(Shape):
+    """Of the optimiser, and its defaults."""
+
+    def scaled(self, loss):
+        optimizer = self.optimizers().optimizer
+        optimizer.defaults["seen"] = optimizer.defaults.get("seen", 0.0) + loss.item()
+        optimizer.param_groups[0]["seen"] = optimizer.defaults["seen"]
+        return loss

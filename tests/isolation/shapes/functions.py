@@ -30,11 +30,6 @@ class ForwardHookOverSelf(_Remembers):
         self.net.register_forward_hook(lambda layer, args, output: self.tell(output))
 
 
-class BackwardHook(_Remembers):
-    def attach(self):
-        self.net.register_full_backward_hook(lambda layer, before, after: self.tell(after[0]))
-
-
 class GradientHook(_Remembers):
     """Of a parameter, over the module."""
 

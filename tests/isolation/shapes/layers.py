@@ -117,26 +117,13 @@ class FrozenByData(Shape):
         return loss / self.scale
 
 
-_ANEW = r"\bnet\b"
-
-
 class ParameterAssignedAnew(Shape):
     """As weight clipping is often written. The optimiser goes on with the old one."""
 
-    refused = _ANEW
+    refused = r"\bnet\b"
 
     def on_train_batch_end(self, *args):
         self.net.weight = nn.Parameter(self.net.weight.detach().clamp(-0.3, 0.3))
-
-
-class SubmoduleReplaced(Shape):
-    refused = _ANEW
-
-    def on_train_batch_end(self, outputs, batch, batch_idx):
-        if batch_idx == 2:
-            layer = nn.Linear(3, 1)
-            layer.load_state_dict(self.net.state_dict())
-            self.net = layer
 
 
 class SubmoduleAdded(Shape):

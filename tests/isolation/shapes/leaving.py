@@ -4,10 +4,8 @@ What pickling can carry is isolated; the rest is found by the trial in forks, an
 """
 
 import mmap
-import os
-import tempfile
+import threading
 import types
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,7 +17,6 @@ from lightning_fedq._lightning import pl
 from tests.isolation.worlds import Samples, Shape
 
 _FOUND = r"Data of client \d+ changed results"
-_FOLDER = Path(tempfile.gettempdir()) / f"leaving-{os.getpid()}"
 
 
 class _Kept(Shape):
@@ -150,34 +147,48 @@ class OnTheStrategy(_Kept):
         return float(getattr(self.trainer.strategy.accelerator, "seen", 0.0))
 
 
-# ---- files and shared memory ----------------------------------------------------------------------------
-class _InAFile(_Kept):
-    name: ClassVar[str] = ""
-
-    @classmethod
-    def path(cls):
-        _FOLDER.mkdir(exist_ok=True)
-        return _FOLDER / cls.name
+class ThreadLocal(_Kept):
+    place = threading.local()
 
     @classmethod
     def forget(cls):
-        for path in _FOLDER.glob("*") if _FOLDER.exists() else ():
-            path.unlink()
-
-
-class InAMemmap(_InAFile):
-    name = "losses.npy"
-
-    def begin(self):
-        self.table = np.memmap(self.path(), np.float64, "w+", shape=(1,))
+        cls.place.seen = 0.0
 
     def keep(self, loss):
-        self.table[0] += loss
+        self.place.seen += loss
 
     def kept(self):
-        return float(self.table[0])
+        return self.place.seen
 
 
+_OUTPUTS = []
+
+
+class HookOfAllModules(_Kept):
+    handle: ClassVar[Any] = None
+
+    @classmethod
+    def forget(cls):
+        _OUTPUTS.clear()
+        if cls.handle is not None:
+            cls.handle.remove()
+
+    def begin(self):
+        type(self).handle = nn.modules.module.register_module_forward_hook(self.note)
+
+    @staticmethod
+    def note(module, inputs, output):
+        if isinstance(module, nn.Linear) and module.training:
+            _OUTPUTS.append(float(output.sum()))
+
+    def keep(self, loss):
+        """What the hook has seen is kept."""
+
+    def kept(self):
+        return sum(_OUTPUTS)
+
+
+# ---- shared memory --------------------------------------------------------------------------------------
 class FirstInAMap(_Kept):
     """The first client's loss, for all, in anonymous memory that a fork does not drop."""
 
@@ -193,21 +204,6 @@ class FirstInAMap(_Kept):
 
     def kept(self):
         return float(np.frombuffer(self.memory, np.float64)[0])
-
-
-_SHARED = torch.zeros(1).share_memory_()
-
-
-class SharedByTorch(_Kept):
-    @classmethod
-    def forget(cls):
-        _SHARED.zero_()
-
-    def keep(self, loss):
-        _SHARED.add_(loss)
-
-    def kept(self):
-        return float(_SHARED)
 
 
 # ---- data -------------------------------------------------------------------------------------------------

@@ -41,15 +41,6 @@ class StrategyOptimizersReplaced(Shape):
         return Adam(self.parameters(), lr=0.05)
 
 
-class TrainerOptimizersReplaced(Shape):
-    def on_train_epoch_start(self):
-        if not isinstance(self.trainer.optimizers[0], SGD):
-            self.trainer.optimizers = [SGD(self.parameters(), lr=0.05, momentum=0.9)]
-
-    def configure_optimizers(self):
-        return Adam(self.parameters(), lr=0.05)
-
-
 class RateByLoss(Shape):
     def scaled(self, loss):
         for group in self.trainer.optimizers[0].param_groups:

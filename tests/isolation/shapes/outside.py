@@ -3,7 +3,6 @@
 A copy can't isolate the first ones; they are found before the first client sends anything, and refused.
 """
 
-import functools
 import os
 import random
 import tempfile
@@ -45,41 +44,6 @@ class GlobalTensor(Shape):
     def scaled(self, loss):
         _MEAN.mul_(0.5).add_(0.5 * loss.item())
         return loss / _MEAN.clone()
-
-
-def _scale(loss, losses=[]):  # noqa: B006
-    losses.append(loss.item())
-    return loss / sum(losses)
-
-
-class DefaultArgument(Shape):
-    refused = _FOUND
-
-    @classmethod
-    def forget(cls):
-        _scale.__defaults__[0].clear()
-
-    def scaled(self, loss):
-        return _scale(loss)
-
-
-@functools.cache
-def _first(_):
-    return []
-
-
-class Cache(Shape):
-    """A cached function hands out the same list."""
-
-    refused = _FOUND
-
-    @classmethod
-    def forget(cls):
-        _first.cache_clear()
-
-    def scaled(self, loss):
-        _first(0).append(loss.item())
-        return loss / sum(_first(0))
 
 
 class FileOnDisk(Shape):
