@@ -87,11 +87,18 @@ class Round:
             if stage is until:
                 break
             gone |= {client for client, when in (silent or {}).items() if when is stage}
-            for client in self.incoming:
-                if client not in gone:
-                    self.server.receive(self.answer(stage, client, inputs[client]))
-            self.incoming = self.server.close()
+            self.step(stage, inputs, [client for client in self.incoming if client not in gone])
         return self
+
+    def collect(self, stage, inputs=None, clients=None):
+        """Have the server receive what clients send at one stage: these, or all who were asked."""
+        for client in self.incoming if clients is None else clients:
+            self.server.receive(self.answer(stage, client, None if inputs is None else inputs[client]))
+
+    def step(self, stage, inputs=None, clients=None):
+        """Play one stage."""
+        self.collect(stage, inputs, clients)
+        self.incoming = self.server.close()
 
 
 def total(inputs, clients):

@@ -22,9 +22,7 @@ def test_a_client_goes_on_in_another_process_after_every_message(active):
     terms = make_terms(active=active)
     played, inputs = Round(terms), make_inputs(terms)
     for stage in played.stages:
-        for client in played.incoming:
-            played.server.receive(played.answer(stage, client, inputs[client]))
-        played.incoming = played.server.close()
+        played.step(stage, inputs)
         moved(played)
     assert np.array_equal(played.server.total, total(inputs, terms.cohort))
 

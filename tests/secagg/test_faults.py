@@ -39,10 +39,8 @@ def until(stage, active=False):
 def finish(played, inputs, start, skip=()):
     """Play the stages from number `start` on without the clients in `skip`, and check the sum."""
     for stage in played.stages[start:]:
-        for client in played.incoming:
-            if client not in skip and client not in played.server._answered:
-                played.server.receive(played.answer(stage, client, inputs[client]))
-        played.incoming = played.server.close()
+        done = {*skip, *played.server._answered}
+        played.step(stage, inputs, [client for client in played.incoming if client not in done])
     assert np.array_equal(played.server.total, total(inputs, played.server.survivors))
 
 
@@ -50,9 +48,7 @@ def test_late_message_after_the_stage_was_closed():
     """A masked input that comes after the others' shares were asked for is refused, and stays masked."""
     played, inputs = until(Stage.MASK)
     late = played.answer(Stage.MASK, 5, inputs[5])
-    for client in range(5):
-        played.server.receive(played.answer(Stage.MASK, client, inputs[client]))
-    played.incoming = played.server.close()
+    played.step(Stage.MASK, inputs, range(5))
     with pytest.raises(StageError, match=r"\[unmask, client 5\] expected OPENING, got MASKED"):
         played.server.receive(late)
     finish(played, inputs, 3)
@@ -76,9 +72,7 @@ def test_duplicate_message(stage):
 def test_return_after_missing_a_stage():
     """A client that crashed between shares and mask comes back with fresh keys: it is not let in again."""
     played, inputs = until(Stage.SHARE)
-    for client in range(5):
-        played.server.receive(played.answer(Stage.SHARE, client))
-    played.incoming = played.server.close()
+    played.step(Stage.SHARE, clients=range(5))
     reborn = played.client(5)
     played.clients[5] = reborn
     message = reborn.advertise(played.server.invitation(5))
@@ -190,8 +184,7 @@ def test_too_many_corrupt_shares_are_detected(opened, gone):
     played, _ = masked(gone)
     for client in (0, 2, 4):
         played.clients[client]._held[5] = 2 * (b"\1" * 16)
-    for client in played.incoming:
-        played.server.receive(played.answer(Stage.UNMASK, client))
+    played.collect(Stage.UNMASK)
     with pytest.raises(ShareError, match=f"client 5\\] the shares of its {opened} do not give back"):
         played.server.close()
     with pytest.raises(StageError, match="the sum is not known"):
@@ -203,9 +196,7 @@ def test_wrong_commitment_is_detected(gone):
     """A client that shares another seed than it committed to loses the round, and is named as the cause."""
     played, _ = until(Stage.UNMASK)
     played.server._commitments[2] = bytes(16)
-    for client in played.incoming:
-        if client not in gone:
-            played.server.receive(played.answer(Stage.UNMASK, client))
+    played.collect(Stage.UNMASK, clients=[client for client in played.incoming if client not in gone])
     with pytest.raises(ShareError, match="client 2"):
         played.server.close()
     assert played.server.broken == {2} and not played.server.wrong_shares
@@ -219,8 +210,7 @@ def lying_holders(liars, num_clients=10, active=False):
         for owner, pair in played.clients[liar]._held.items():
             wrong = hashlib.sha256(b"%d of %d" % (liar, owner)).digest()[:15]
             played.clients[liar]._held[owner] = pair[:16] + b"\0" + wrong
-    for client in played.incoming:
-        played.server.receive(played.answer(Stage.UNMASK, client))
+    played.collect(Stage.UNMASK)
     return played
 
 

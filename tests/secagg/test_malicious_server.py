@@ -164,12 +164,8 @@ def test_9_different_models():
     played.server._model_hash = bytes(32)
     played.server.receive(played.answer(Stage.ADVERTISE, 2))
     played.server._model_hash = bytes(range(32))
-    for client in (0, 1, 3, 4, 5):
-        played.server.receive(played.answer(Stage.ADVERTISE, client))
-    played.incoming = played.server.close()
-    for client in played.incoming:
-        played.server.receive(played.answer(Stage.SHARE, client))
-    played.incoming = played.server.close()
+    played.step(Stage.ADVERTISE, clients=(0, 1, 3, 4, 5))
+    played.step(Stage.SHARE)
     with pytest.raises(AuthenticationError, match=r"client 0\] its shares do not open, nor do those of 4"):
         played.clients[2].accept_shares(played.incoming[2])
     inputs = make_inputs(terms)
@@ -177,8 +173,7 @@ def test_9_different_models():
         played.server.receive(played.answer(Stage.MASK, client, inputs[client]))
         assert played.clients[client].unopened == (2,)
     played.incoming = played.server.close()
-    for client in played.incoming:
-        played.server.receive(played.answer(Stage.UNMASK, client))
+    played.collect(Stage.UNMASK)
     with pytest.raises(ThresholdError, match=r"client 2\] 4 shares of its mask key are needed, 0 came"):
         played.server.close()
 
@@ -240,8 +235,7 @@ def test_15_asking_twice_for_the_other_share(active):
             played.clients[0].unmask(message)
     # One share a neighbour and its own, and the sum comes out as usual.
     assert len(opened) == wire.FRAME_BYTES + 6 * 16
-    for client in range(1, 6):
-        played.server.receive(played.answer(Stage.UNMASK, client))
+    played.collect(Stage.UNMASK, clients=range(1, 6))
     played.server.receive(opened)
     played.server.close()
     assert np.array_equal(played.server.total, total(inputs, range(6)))
@@ -366,9 +360,7 @@ def test_too_few_holders_left():
     terms = make_terms(10, degree=4, threshold=4, min_survivors=4)
     played = Round(terms).run(make_inputs(terms), until=Stage.SHARE)
     near = sorted(played.server._neighbours[0])
-    for client in set(range(10)) - set(near[:2]):
-        played.server.receive(played.answer(Stage.SHARE, client))
-    played.incoming = played.server.close()
+    played.step(Stage.SHARE, clients=set(range(10)) - set(near[:2]))
     with pytest.raises(ThresholdError, match=r"client 0\] 4 holders are needed, 3 are left"):
         played.clients[0].accept_shares(played.incoming[0])
 

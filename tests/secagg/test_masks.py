@@ -73,8 +73,7 @@ def test_w3_a_survivors_seed_says_nothing_of_its_mask_key(label, monkeypatch):
     terms = make_terms()
     played, inputs = Round(terms), make_inputs(terms)
     answers(played, Stage.ADVERTISE, inputs)
-    for client in played.incoming:
-        played.server.receive(played.answer(Stage.SHARE, client))
+    played.collect(Stage.SHARE)
     order, sent = played.server._order, dict(played.server._relayed[VICTIM])  # all of it goes by the server
     played.incoming = played.server.close()
     masked = answers(played, Stage.MASK, inputs)
@@ -160,8 +159,7 @@ def test_w21_the_confirmation_covers_the_corrections(covers, monkeypatch):
         )
     terms = make_terms(7)
     played = Round(terms).run(make_inputs(terms), until=Stage.SHARE)
-    for client in played.incoming:
-        played.server.receive(played.answer(Stage.SHARE, client))
+    played.collect(Stage.SHARE)
     owner, holder = next(
         (owner, holder)
         for owner, relayed in played.server._relayed.items()
@@ -183,9 +181,7 @@ def test_w22_shares_are_elements_whatever_an_owner_sends(monkeypatch):
     message = played.answer(Stage.SHARE, VICTIM)
     monkeypatch.undo()
     played.server.receive(message)
-    for client in set(range(6)) - {VICTIM}:
-        played.server.receive(played.answer(Stage.SHARE, client))
-    played.incoming = played.server.close()
+    played.step(Stage.SHARE, clients=set(range(6)) - {VICTIM})
     for client in set(range(6)) - {VICTIM}:
         played.clients[client].accept_shares(played.incoming[client])
         pair = played.clients[client]._held.get(VICTIM, bytes(32))
@@ -251,8 +247,7 @@ def test_corrections_look_uniform():
     terms, found = make_terms(30, 1), []
     for attempt in range(3):
         played = Round(replace(terms, attempt=attempt)).run(make_inputs(terms), until=Stage.SHARE)
-        for client in played.incoming:
-            played.server.receive(played.answer(Stage.SHARE, client))
+        played.collect(Stage.SHARE)
         for relayed in played.server._relayed.values():
             for raw in relayed.values():
                 found += [int.from_bytes(raw[i : i + 16], "big") for i in range(0, len(raw) - 4, 16)]
