@@ -220,8 +220,12 @@ class OwnAverage(pl.Callback):
             self.average[name].lerp_(p.detach(), 0.1)
 
 
-def _tuning():
-    return pl.callbacks.BackboneFinetuning(unfreeze_backbone_at_epoch=1, backbone_initial_lr=0.1)
+def _head_only():
+    return Model(head_only=True)
+
+
+def _tuning(folder):
+    return [pl.callbacks.BackboneFinetuning(unfreeze_backbone_at_epoch=1, backbone_initial_lr=0.1)]
 
 
 def _pruning():
@@ -235,13 +239,15 @@ def _normed():
 FEATURES = {
     "nothing": Setting(),
     "stacks": Setting(federated={"clients_per_step": 3}),
-    "server optimiser": Setting(federated={"server_optimizer": lambda p: torch.optim.Adam(p, lr=1e-9)}),
+    "a server optimiser (Adam)": Setting(
+        federated={"server_optimizer": lambda p: torch.optim.Adam(p, lr=1e-9)}
+    ),
     "checkpoints every step": _checkpointed(every_n_train_steps=1),
     "checkpoints by time": _checkpointed(train_time_interval=timedelta(seconds=0)),
     "best and last checkpoint": _checkpointed(monitor="val_loss", save_last=True, save_top_k=1),
-    "save_checkpoint at batch starts, before": _saved("on_train_batch_start", True),
-    "save_checkpoint at batch ends, before": _saved("on_train_batch_end", True),
-    "save_checkpoint at batch ends, after": _saved("on_train_batch_end", False),
+    "save_checkpoint at batch starts, listed before Federated": _saved("on_train_batch_start", True),
+    "save_checkpoint at batch ends, listed before Federated": _saved("on_train_batch_end", True),
+    "save_checkpoint at batch ends, listed after Federated": _saved("on_train_batch_end", False),
     "save_checkpoint before the step": _saved("on_before_optimizer_step", False),
     "WeightAveraging": _beside(pl.callbacks.WeightAveraging),
     "WeightAveraging of BatchNorm": _beside(pl.callbacks.WeightAveraging, module=_normed),
@@ -249,13 +255,15 @@ FEATURES = {
     "StochasticWeightAveraging": _beside(
         lambda: pl.callbacks.StochasticWeightAveraging(0.1, swa_epoch_start=1)
     ),
-    "an average of one's own": _beside(OwnAverage),
-    "an average in the module": _beside(None, module=_with_average),
-    "BackboneFinetuning, before": Setting(lambda: Model(head_only=True), before=lambda f: [_tuning()]),
-    "BackboneFinetuning, after": Setting(lambda: Model(head_only=True), after=lambda f: [_tuning()]),
-    "unfreezing": Setting(lambda: Switches(True)),
-    "freezing": Setting(lambda: Switches(False)),
-    "unfreezing in stacks": Setting(lambda: Switches(True), federated={"clients_per_step": 3}),
+    "a user-defined weight average": _beside(OwnAverage),
+    "a moving average inside the module": _beside(None, module=_with_average),
+    "BackboneFinetuning, listed before Federated": Setting(_head_only, before=_tuning),
+    "BackboneFinetuning, listed after Federated": Setting(_head_only, after=_tuning),
+    "unfreezing with requires_grad": Setting(lambda: Switches(True)),
+    "freezing trained parameters": Setting(lambda: Switches(False)),
+    "unfreezing with requires_grad in stacks": Setting(
+        lambda: Switches(True), federated={"clients_per_step": 3}
+    ),
     "pruning": _beside(_pruning),
     "BatchNorm, shared": _beside(None, module=_normed),
     "BatchNorm, shared, in stacks": _beside(None, module=_normed, federated={"clients_per_step": 3}),
@@ -264,17 +272,17 @@ FEATURES = {
     "local head in stacks": _beside(
         None, federated={"personal_parameters": ["head.*"], "clients_per_step": 3}
     ),
-    "measured by client": _beside(
+    "per-client evaluation, results kept local": _beside(
         None, federated={"evaluate_clients": ClientEvaluation(0.25), "client_metrics": "local"}
     ),
     "BatchNorm, frozen": _beside(None, module=_normed, federated={"buffers": "frozen"}),
-    "a buffer assigned anew": _beside(None, module=lambda: Model(Shift())),
+    "a buffer that the module replaces": _beside(None, module=lambda: Model(Shift())),
     "a tensor in an attribute": _beside(None, module=_with_attribute),
     "tensors in a list": _beside(None, module=_with_lists),
     "an attribute of a parameter": _beside(None, module=_with_importance),
-    "a base optimiser": _beside(None, module=_optimised_by(SAM)),
+    "a wrapped base optimiser (SAM)": _beside(None, module=_optimised_by(SAM)),
     "estimates in parameter groups": _beside(None, module=_optimised_by(Estimates)),
-    "slow weights in an optimiser": _beside(None, module=_optimised_by(Lookahead)),
+    "slow weights in an optimiser (Lookahead)": _beside(None, module=_optimised_by(Lookahead)),
     "a metric object": _beside(None, module=_with_metric),
     "EarlyStopping": _beside(lambda: pl.callbacks.EarlyStopping("val_loss", patience=1)),
     "ReloadBest": _beside(lambda: ReloadBest("val_loss", patience=1, mode="min")),
@@ -292,7 +300,7 @@ FEATURES = {
     "RunFolder": Setting(
         after=lambda f: [RunFolder("run", str(f), monitor="val_loss", mode="min", show=False)]
     ),
-    "resumed in mid-round": _saved("on_train_batch_end", False)._replace(
+    "resuming within a round": _saved("on_train_batch_end", False)._replace(
         then=lambda f: {"ckpt_path": f / "on_train_batch_end-3.ckpt"}
     ),
     **{
@@ -319,7 +327,7 @@ def _run(setting, folder, seed):
     return {**tensors(module=module, trainer=trainer, callbacks=callbacks), **files(folder)}
 
 
-TRIED = ("nothing", "stacks", "resumed in mid-round")
+TRIED = ("nothing", "stacks", "resuming within a round")
 """The trial before the first round is a part of these runs; others rehearse in this process."""
 
 

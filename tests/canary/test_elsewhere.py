@@ -11,7 +11,7 @@ from tests.canary.test_canary import FEATURES, _run
 
 
 @pytest.mark.parametrize(
-    "name", ["nothing", "stacks", "server optimiser", "checkpoints every step", "WeightAveraging"]
+    "name", ["nothing", "stacks", "a server optimiser (Adam)", "checkpoints every step", "WeightAveraging"]
 )
 def test_nothing_differs_on_another_device(name, tmp_path):
     """Tensors there are compared by `tests.canary.reach` as any others."""

@@ -10,6 +10,7 @@ from lightning_fedq.flower.store import Store
 from lightning_fedq.mechanisms import CorBin
 from lightning_fedq.secagg import SecAgg
 from tests.flower.loop import CLIENTS, LoopGrid, clients, deployment, federated, module
+from tests.flower.test_killed import check_streams
 from tests.flower.test_registration import Clock
 from tests.flower.test_too_few import charged
 
@@ -102,13 +103,10 @@ def test_rounds_in_vain_come_to_an_end(clock, tmp_path):
 
 def test_one_who_fails_is_asked_whether_it_is_ready_and_is_there_again(clock, tmp_path):
     """Three of four are enough: nobody waits, and the round after has all four."""
-    told = []
 
     def tamper(kind, client, reply):
-        if kind == "train" and client == 2 and not told:
-            told.append(True)
-            return None
-        return reply
+        lost = (kind, client) == ("train", 2) and grid.log.count(("train", 2)) == 1
+        return None if lost else reply
 
     grid = LoopGrid(*clients(make, tmp_path), tamper)
     _, server = deployment(make(), 3, tmp_path).run(grid)
@@ -130,12 +128,13 @@ def test_one_who_stays_silent_is_left_alone(clock, tmp_path):
 def test_a_folder_that_is_emptied_in_mid_run_is_named(clock, tmp_path):
     """New keys were drawn for it, which nobody knows, and kept. Put back, it is the same client."""
     grid = LoopGrid(*clients(make, tmp_path))
-    home, safe = tmp_path / "client-2", tmp_path / "safe"
+    home, safe, keys = tmp_path / "client-2", tmp_path / "safe", []
 
     def tamper(kind, client, reply):
         if kind == "unmask" and client == 3:
             done = grid.log.count((kind, client))
             if done == 1:
+                keys.append((home / "keys.json").read_bytes())
                 home.rename(safe)
                 home.mkdir()
             elif done == 3:
@@ -150,3 +149,5 @@ def test_a_folder_that_is_emptied_in_mid_run_is_named(clock, tmp_path):
     ):
         _, server = deployment(make(), 5, tmp_path).run(grid)
     assert [record.num_received for record in server.records] == [4, 3, 3, 4, 4]
+    assert [(home / "keys.json").read_bytes()] == keys
+    check_streams(tmp_path, server.engine.ledger.charges.tolist())

@@ -33,24 +33,20 @@ def lying(change):
 
 
 @pytest.mark.parametrize(
-    "change", [{"round": 1 << 31}, {"round": 7}, {"round": -1}, {"attempt": 1 << 20}], ids=str
+    "change, agreed",
+    [
+        *(({"round": 1 << 31}, 7), ({"round": 7}, 7), ({"round": -1}, 7), ({"attempt": 1 << 20}, 7)),
+        ({"round": MOST_ROUNDS}, None),  # without a number there is a limit
+    ],
+    ids=str,
 )
-def test_a_round_beyond_the_agreed_ones_is_refused_and_costs_nothing(change, tmp_path):
+def test_a_round_beyond_the_agreed_ones_is_refused_and_costs_nothing(change, agreed, tmp_path):
     """Round 2^31 was answered, and every honest round after it refused as used."""
-    played = Halves(
-        federated(COIN, seed=None), tmp_path, change=lambda p: p.roster._settings.update(rounds=7)
-    )
+    told = {} if agreed is None else {"rounds": agreed}
+    played = Halves(federated(COIN, seed=None), tmp_path, change=lambda p: p.roster._settings.update(told))
     played.line.tells = lying(change)
     assert played.round().num_received == 0
     assert "the agreed run has" in str(played.line.answers["train", 1])
-    played.line.tells = lambda kind, client, fields: fields
-    assert played.round().num_received == 4
-
-
-def test_without_a_number_there_is_a_limit(tmp_path):
-    played = Halves(federated(COIN, seed=None), tmp_path)
-    played.line.tells = lying({"round": MOST_ROUNDS})
-    assert played.round().num_received == 0
     played.line.tells = lambda kind, client, fields: fields
     assert played.round().num_received == 4
 

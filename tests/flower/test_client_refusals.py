@@ -102,6 +102,10 @@ class Refusal:
     at_client: bool = True
 
 
+def next_to_dpsgd(check, words, **settings):
+    return Refusal(check, words, settings, (dpsgd,), ranks=False)
+
+
 REFUSALS = {
     "DPSGD next to statistics": Refusal(
         checks.check_client, "not for statistics of a client's data", SURVEY, (dpsgd,), Surveys, ranks=False
@@ -114,26 +118,14 @@ REFUSALS = {
     "two rules": Refusal(
         checks.check_batch_rule, "both choose the local batches", callbacks=(OwnBatches, dpsgd), ranks=False
     ),
-    "a rule and personalised parameters": Refusal(
-        checks.check_batch_rule,
-        "needs all trained parameters",
-        {"personal_parameters": ["*bias"]},
-        (dpsgd,),
-        ranks=False,
+    "a rule and personalised parameters": next_to_dpsgd(
+        checks.check_batch_rule, "needs all trained parameters", personal_parameters=["*bias"]
     ),
-    "a rule and stacks": Refusal(
-        checks.check_single_clients,
-        "can't train side by side",
-        {"clients_per_step": 2},
-        (dpsgd,),
-        ranks=False,
+    "a rule and stacks": next_to_dpsgd(
+        checks.check_single_clients, "can't train side by side", clients_per_step=2
     ),
-    "a rule and an algorithm": Refusal(
-        checks.check_algorithm,
-        "bounds gradients that FedProx would change",
-        {"algorithm": fedq.FedProx(0.1)},
-        (dpsgd,),
-        ranks=False,
+    "a rule and an algorithm": next_to_dpsgd(
+        checks.check_algorithm, "bounds gradients that FedProx would change", algorithm=fedq.FedProx(0.1)
     ),
     "manual steps and SCAFFOLD": Refusal(
         checks.check_algorithm,

@@ -17,12 +17,12 @@ _BUFFER, _LATE = "numbers that travel is", "A second-round message fails here, w
 _FROZEN, _STEPS = "which was trained and then no longer travels", "A schedule has interval='step'"
 _DROPS = "Real clients drop out by themselves"
 REFUSED = {
-    "BackboneFinetuning, before": _LATE,
-    "BackboneFinetuning, after": _LATE,
-    "freezing": _FROZEN,
+    "BackboneFinetuning, listed before Federated": _LATE,
+    "BackboneFinetuning, listed after Federated": _LATE,
+    "freezing trained parameters": _FROZEN,
     "pruning": _FROZEN,
-    "a buffer assigned anew": _BUFFER,
-    "an average in the module": _BUFFER,
+    "a buffer that the module replaces": _BUFFER,
+    "a moving average inside the module": _BUFFER,
     "a variance of one's own": _BUFFER,
     "max_steps": "max_steps counts client steps",
     "checkpoints every step": "counts steps, which are unknown over a network",
@@ -42,24 +42,8 @@ REFUSED = {
 
 TITLES = {
     "nothing": "plain training",
-    "server optimiser": "a server optimiser (Adam)",
-    "save_checkpoint at batch starts, before": "save_checkpoint at batch starts, listed before Federated",
-    "save_checkpoint at batch ends, before": "save_checkpoint at batch ends, listed before Federated",
-    "save_checkpoint at batch ends, after": "save_checkpoint at batch ends, listed after Federated",
-    "an average of one's own": "a user-defined weight average",
-    "an average in the module": "a moving average inside the module",
-    "BackboneFinetuning, before": "BackboneFinetuning, listed before Federated",
-    "BackboneFinetuning, after": "BackboneFinetuning, listed after Federated",
-    "unfreezing": "unfreezing with requires_grad",
-    "freezing": "freezing trained parameters",
-    "unfreezing in stacks": "unfreezing with requires_grad in stacks",
-    "measured by client": "per-client evaluation, results kept local",
-    "a buffer assigned anew": "a buffer that the module replaces",
-    "a base optimiser": "a wrapped base optimiser (SAM)",
-    "slow weights in an optimiser": "slow weights in an optimiser (Lookahead)",
     "a metric object": "a metric object updated in training",
     "stopped in mid-round": "stopping within a round",
-    "resumed in mid-round": "resuming within a round",
     "a variance of one's own": "a user-defined running variance",
     "a model that is sent in few bits": "broadcast compression",
     "dropouts": "simulated dropouts",
@@ -112,8 +96,10 @@ TITLES = {
 }
 """Words of the page for features whose names are short for tests."""
 
-QUICK = ("a run folder", "best and last checkpoint", "DPSGD", "padding and pruned weights", "fixed features")
-"""Averages of the tail and weights by variance: `test_same_training`."""
+QUICK = (
+    *("a run folder", "best and last checkpoint", "DPSGD", "padding and pruned weights", "fixed features"),
+    "inverse variances",
+)
 
 
 def row(name):

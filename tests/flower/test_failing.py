@@ -17,22 +17,18 @@ from tests.flower.test_own_budget import budget_for
 SECRET = 0.7324
 
 
-def failing_above(monkeypatch):
+def fails_above(self, fields, task, weights):
     """Client 2's training fails where the server's weights are above a number that only it knows."""
-
-    def update(self, fields, task, weights):
-        if fields["client"] == 2 and float(weights[0]) > SECRET:
-            raise ValueError("the loss of sample 3 is not a number")
-        return update_of(fields["client"])
-
-    monkeypatch.setattr(Still, "update", update)
+    if fields["client"] == 2 and float(weights[0]) > SECRET:
+        raise ValueError("the loss of sample 3 is not a number")
+    return update_of(fields["client"])
 
 
 @pytest.mark.filterwarnings("ignore:train|node|client|round .* BudgetSpent:UserWarning")
 @pytest.mark.parametrize("secagg", [None, SecAgg()])
 def test_a_training_that_fails_is_no_oracle(secagg, tmp_path, monkeypatch):
     """A server that bisects a client's data by weights for which the training fails, at a cost of nothing."""
-    failing_above(monkeypatch)
+    monkeypatch.setattr(Still, "update", fails_above)
     settings = federated(LDPQ(epsilon_per_coordinate=0.5), seed=None, secure_aggregation=secagg)
     played = Halves(settings, tmp_path, budgets={2: budget_for(2)})
     weights = [0.5, 0.75, 0.5]  # below and above

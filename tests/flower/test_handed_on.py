@@ -13,9 +13,9 @@ from lightning_fedq.flower.cohort import Cohort
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms import HandedOnGaussian
 from lightning_fedq.mechanisms.interface import HandOver
-from lightning_fedq.rounds import RoundClient, RoundServer, RoundTask, StreamLog, UsedStreamError
+from lightning_fedq.rounds import RoundClient, RoundTask, StreamLog, UsedStreamError
 from lightning_fedq.secagg import SecAgg
-from tests.flower.loop import LoopGrid, clients, deployment, federated, simulate
+from tests.flower.loop import LoopGrid, clients, deploy, deployment, federated
 
 pytestmark = pytest.mark.filterwarnings("ignore:round .* client|node |train. :UserWarning")
 LOUD = HandedOnGaussian(clip_norm=0.01, local_sigma=20.0, granularity=0.05, num_cohorts=2)
@@ -38,21 +38,11 @@ def noises(models):
     return [after - before for before, after in itertools.pairwise(models.steps)]
 
 
-def test_a_seeded_deployment_behind_masks_ends_with_the_weights_of_the_simulation(tmp_path):
-    make = lambda: federated(LOUD, secure_aggregation=SecAgg(), **TURNS)  # noqa: E731
-    expected = simulate(make(), 3)
-    _, server = deployment(make(), 3, tmp_path).run(LoopGrid(*clients(make, tmp_path)))
-    assert torch.equal(server.engine.weights, expected.engine.weights)
-    assert server.engine.ledger.charges.tolist() == expected.engine.ledger.charges.tolist()
-    assert [r.uplink_bits for r in server.records] == [r.uplink_bits for r in expected.records]
-
-
 def test_noise_of_real_clients_cancels_behind_masks(tmp_path):
     """Keys of the operating system: nobody but a pair knows its share, and a model has little noise left."""
     make = lambda: federated(LOUD, secure_aggregation=SecAgg(), seed=None, **TURNS)  # noqa: E731
     models = Models()
-    grid = LoopGrid(*clients(make, tmp_path))
-    _, server = deployment(make(), 5, tmp_path, callbacks=[models]).run(grid)
+    server = deploy(make, 5, tmp_path, callbacks=[models])
     assert not any(record.aborted for record in server.records)
     steps = noises(models)
     for one, other in itertools.pairwise(steps):
@@ -78,8 +68,7 @@ def test_a_silent_client_hands_nothing_on(tmp_path):
         trained.append(client) if kind == "train" else None
         return None if kind == "train" and len(trained) == 3 else reply
 
-    grid = LoopGrid(*clients(make, tmp_path), tamper=silent)
-    _, server = deployment(make(), 4, tmp_path, callbacks=[Watch()], timeout=0.5).run(grid)
+    server = deploy(make, 4, tmp_path, silent, callbacks=[Watch()], timeout=0.5)
     assert [record.num_received for record in server.records] == [2, 1, 2, 2]
     handed = [set(other for _, other in hand_over.before) for hand_over, _ in seen]
     assert handed[0] == set()
@@ -104,7 +93,7 @@ def test_a_client_is_told_keys_of_its_neighbours_and_of_nobody_else(tmp_path, mo
         return asked[-1]
 
     monkeypatch.setattr(Cohort, "client_requests", questions)
-    deployment(make(), 2, tmp_path).run(LoopGrid(*clients(make, tmp_path)))
+    deploy(make, 2, tmp_path)
     for fields in asked:
         for client, field in fields.items():
             task = RoundTask.from_bytes(field["task"])
@@ -143,15 +132,6 @@ def test_a_client_refuses_a_round_that_comes_too_soon_in_one_block():
             refused()
     own.answer(task_of(5, HandOver((5, 0), (), after)), update, update)
     own.answer(task_of(8, HandOver((5, 0), (), after)), update, update)
-
-
-def test_a_client_refuses_a_server_that_does_not_say_who_hands_on(tmp_path, monkeypatch):
-    make = lambda: federated(LOUD, **TURNS)  # noqa: E731
-    whole = RoundServer.task
-    monkeypatch.setattr(RoundServer, "task", lambda self: replace(whole(self), hand_over=None))
-    with pytest.warns(UserWarning, match="HandedOnGaussian needs a list of clients that take back noise"):
-        _, server = deployment(make(), 1, tmp_path).run(LoopGrid(*clients(make, tmp_path)))
-    assert server.records[0].num_received == 0
 
 
 def test_a_task_carries_the_hand_over_and_refuses_a_damaged_one():

@@ -1,7 +1,6 @@
-"""On real machines: a SuperNode and the SuperLink are killed, a folder is emptied, a release is new."""
+"""On real machines: a SuperNode and the SuperLink are killed."""
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -80,40 +79,3 @@ def test_a_node_and_then_the_link_are_killed_in_mid_round(tmp_path):
         assert used == sorted(set(used)) and len(used) <= ROUNDS + 1
         assert (before, 1) in used  # the round that was cut off is a new attempt
         assert ((0, 0) in used) == (client != 2)  # it was killed before it encoded
-
-
-def test_a_folder_that_is_emptied_in_mid_run_is_named_and_is_the_same_client_when_it_is_back(tmp_path):
-    home, own, safe = tmp_path / "home", tmp_path / "client-2", tmp_path / "safe"
-    app, held = tmp_path / "emptied_app", tmp_path / "hold-2"
-    package = write_app(app, clients=4, seed=None, secure_aggregation=False)
-    task, server = app / package / "task.py", app / package / "server_app.py"
-    task.write_text(task.read_text() + HOLD.format(folder=str(tmp_path)))
-    server.write_text(changed(server.read_text(), ("round_timeout=600", "round_timeout=200")))
-    with example.Machines(tmp_path) as machines:
-        machines.run(app, home, ROUNDS + 2)
-        machines.wait_for(lambda: done(home) == 1, 600)
-        held.touch()
-        (tmp_path / "training-2").unlink()
-        machines.wait_for((tmp_path / "training-2").exists, 600)
-        keys, emptied = (own / "keys.json").read_bytes(), done(home)
-        own.rename(safe)
-        own.mkdir()
-        held.unlink()
-        log, words = (
-            tmp_path / "client-2.log",
-            "client-2 has no keys, but this client has registered: the folder was",
-        )
-        machines.wait_for(lambda: words in log.read_text(), 300)
-        (tmp_path / "hold-0").touch()
-        assert not (own / "keys.json").exists()
-        own.rename(tmp_path / "emptied")
-        safe.rename(own)
-        time.sleep(60)  # after which it is asked again
-        (tmp_path / "hold-0").unlink()
-        machines.wait_for(lambda: done(home) == ROUNDS + 2, 600)
-    saved = example.checkpoint_of(home)
-    received = [record["num_received"] for record in saved["records"]]
-    assert emptied == 1 and received[:2] == [4, 3] and received[-1] == 4
-    charges, used = saved["engine"]["ledger"]["charges"].tolist(), streams_of(own)
-    assert (own / "keys.json").read_bytes() == keys
-    assert used == sorted(set(used)) and len(used) <= charges[2] <= charges[0] == ROUNDS + 2

@@ -4,7 +4,6 @@ All but one take the time of some forty short trainings each, and are marked slo
 """
 
 import inspect
-import re
 from dataclasses import replace
 
 import pytest
@@ -120,29 +119,11 @@ def test_answers_that_are_repeated_or_foreign_are_refused(tmp_path):
 # ---- refused before the first round ---------------------------------------------------------------------
 
 
-def test_a_client_with_other_settings_is_refused_on_both_sides(tmp_path):
-    theirs = lambda: federated(CorBin(epsilon_per_coordinate=3.0, shared_bits=5))  # noqa: E731
-    grid = LoopGrid(*clients(theirs, tmp_path))
-    words = re.escape(f"mechanism is {CorBin(3.0, 5)} here and {COIN} there")
-    with (
-        pytest.warns(UserWarning, match=words),
-        pytest.raises(RuntimeError, match=f"A node refuses: .*{words}"),
-    ):
-        deployment(federated(COIN), 1, tmp_path).run(grid)
-
-
 def test_a_client_with_another_model_is_refused(tmp_path):
     make = lambda: federated(COIN)  # noqa: E731
     other = lambda: Net(MLP(in_features=64, hidden=[8]), lr=0.1)  # noqa: E731
     with pytest.raises(RuntimeError, match=r"model is 1210 parameters, .* here and 610 parameters"):
         deployment(make(), 1, tmp_path, module=other).run(LoopGrid(*clients(make, tmp_path)))
-
-
-def test_a_cohort_that_cannot_be_met(tmp_path):
-    make = lambda: federated(COIN)  # noqa: E731
-    apps, homes = clients(make, tmp_path)
-    with pytest.raises(RuntimeError, match=r"4 clients are needed, but 3 have registered within 0\.2 s"):
-        deployment(make(), 1, tmp_path, patience=0.2).run(LoopGrid(apps, homes[:3]))
 
 
 CARRIED = {"mechanism", "num_clients", "cohort", "local_epochs", "local_steps"}

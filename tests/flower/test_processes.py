@@ -19,9 +19,6 @@ def machines(tmp_path_factory):
     "name, mechanism, secagg",
     [
         ("corbin", "CorBin(epsilon_per_coordinate=4.0, shared_bits=5)", False),
-        ("ldpq", "LDPQ(epsilon_per_coordinate=4.0)", False),
-        ("gaussian", "AggregateGaussian(clip_norm=8.0, noise_multiplier=0.05)", False),
-        ("cpa", "CPA(epsilon=2.0, epsilon_scope='bit')", False),
         ("sums", "CorBin(epsilon_per_coordinate=4.0, shared_bits=5)", True),
     ],
 )

@@ -114,13 +114,6 @@ def test_callbacks_of_the_whole_fit_may_stand_on_both_sides(tmp_path):
     assert torch.equal(server.engine.weights, expected.engine.weights)
 
 
-def test_a_mean_by_how_noisy_clients_are_needs_no_samples(tmp_path):
-    weighting = {"weighting": "inverse_variance"}
-    expected = simulate(federated(COIN, **weighting), 2)
-    server = trained({}, {}, tmp_path, **weighting)
-    assert torch.equal(server.engine.weights, expected.engine.weights)
-
-
 # ---- what a client keeps, and what the server's fit decides ------------------------------------------
 
 
@@ -331,13 +324,6 @@ def test_a_layer_that_counts_otherwise_is_named(tmp_path):
     new = lambda: federated(COIN, **STEPS)  # noqa: E731
     with pytest.warns(UserWarning, match="counted 6 batches, but this client trained on 3"):
         deploy(new, 1, tmp_path, module=Twice)
-
-
-def test_a_schedule_of_steps_needs_to_know_them(tmp_path):
-    cycle = lambda: ByCourse("cycle")  # noqa: E731
-    new = lambda: federated(COIN)  # noqa: E731
-    with pytest.raises(RuntimeError, match=r"unknown over a network\. Set Federated\(local_steps="):
-        deploy(new, 1, tmp_path, module=cycle, theirs={"max_epochs": 1})
 
 
 def test_max_steps_needs_to_know_the_steps_of_a_round(tmp_path):

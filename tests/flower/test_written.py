@@ -54,10 +54,8 @@ def test_a_range_code_is_what_its_symbols_pack_to():
         near = code._body(symbols, [scale + more for scale in code._scales(symbols.numpy())])
         assert torch.equal(code.unpack(signed(near), 64), symbols)
     many = 1 << 18
-    code, huge = (
-        ConditionalRange(np.zeros(many), np.ones(many), (many,)),
-        torch.zeros(many, dtype=torch.int64),
-    )
+    code = ConditionalRange(np.zeros(many), np.ones(many), (many,))
+    huge = torch.zeros(many, dtype=torch.int64)
     huge[3] = 1 << 40  # too far from the others
     assert code.pack(huge)[:1] == b"\x01" and torch.equal(code.unpack(code.pack(huge), many), huge)
 
