@@ -6,31 +6,22 @@ and the shipped splicing of shared and private bits; only the word is shorter.
 """
 
 import math
-from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
-from lightning_fedq.functional.one_bit.threshold_coin import CoinThresholds, coin_thresholds, splice_words
+from lightning_fedq.functional.one_bit.threshold_coin import coin_thresholds, splice_words
 from tests.functional.one_bit.oracle import one_bit_quantize
 
-Quantize = Callable[[Tensor, Tensor, Tensor, Tensor, CoinThresholds], Tensor]
-Splice = Callable[[NDArray[np.uint32], NDArray[np.uint32], int, int, int], None]
 
-
-def _bits(quantize: Quantize, words: NDArray[np.uint32], x: float, coin: CoinThresholds) -> NDArray[np.uint8]:
+def _bits(quantize, words, x, coin):
     drawn = torch.from_numpy(words.astype(np.int64))
     one = torch.ones(1)
-    bits: NDArray[np.uint8] = quantize(torch.full((len(words),), x), drawn, 0 * one, one, coin).numpy()
-    return bits
+    return quantize(torch.full((len(words),), x), drawn, 0 * one, one, coin).numpy()
 
 
-def _ones_given_shared(
-    quantize: Quantize, splice: Splice, x: float, coin: CoinThresholds, shared_bits: int, second: bool
-) -> list[int]:
+def _ones_given_shared(quantize, splice, x, coin, shared_bits, second):
     """For every value of the shared bits, how many of the private completions give a one."""
     size, low = 2**coin.word_bits, coin.word_bits - shared_bits
     mask = size - 2**low
@@ -40,7 +31,7 @@ def _ones_given_shared(
     return [int(n) for n in _bits(quantize, words, x, coin).reshape(2**shared_bits, -1).sum(1)]
 
 
-def specified_pair_law(first: Fraction, second: Fraction, shared_bits: int) -> tuple[Fraction, ...]:
+def specified_pair_law(first, second, shared_bits):
     """The specification's joint law (++, +-, -+, --) of a pair, in exact fractions."""
     cells = 2**shared_bits
     a, b = cells * first, cells * (1 - second)
@@ -50,7 +41,7 @@ def specified_pair_law(first: Fraction, second: Fraction, shared_bits: int) -> t
     return both, first - both, second - both, 1 - first - second + both
 
 
-def enumerate_coin(epsilon: float, word_bits: int = 8, *, quantize: Quantize = one_bit_quantize) -> list[str]:
+def enumerate_coin(epsilon, word_bits=8, *, quantize=one_bit_quantize):
     """Count every word of one coin for every threshold. Return what differs from the specification.
 
     Args:
@@ -75,14 +66,7 @@ def enumerate_coin(epsilon: float, word_bits: int = 8, *, quantize: Quantize = o
     return differs
 
 
-def enumerate_pair(
-    epsilon: float,
-    shared_bits: int,
-    word_bits: int = 6,
-    *,
-    quantize: Quantize = one_bit_quantize,
-    splice: Splice = splice_words,
-) -> list[str]:
+def enumerate_pair(epsilon, shared_bits, word_bits=6, *, quantize=one_bit_quantize, splice=splice_words):
     """Count all shared and private bits of a pair, in the joint view and with the shared bits known.
 
     Args:
@@ -115,7 +99,7 @@ def enumerate_pair(
     return differs
 
 
-def _inputs(coin: CoinThresholds) -> list[tuple[int, float]]:
+def _inputs(coin):
     """Every threshold and the normalised input that maps to it."""
     span = coin.high - coin.low
     return [(k, 2.0 * (k - coin.low) / span - 1.0) for k in range(coin.low, coin.high + 1)]

@@ -8,7 +8,6 @@ read moves a symbol inside one first word only.) The laws of two worst inputs ar
 several epsilons, and where the specification names the counts, with the counts.
 """
 
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -106,9 +105,7 @@ def exact_law(mechanism: Mechanism, value: float, dither: int = 0) -> dict[int, 
     return law
 
 
-def _interval_ends(
-    symbols: Callable[[NDArray[np.uint64]], NDArray[np.int64]], top: int
-) -> list[tuple[int, int]]:
+def _interval_ends(symbols, top):
     """Last word and symbol of every interval, in order."""
     grid = [i * top // (_DIM - 1) for i in range(_DIM)]  # enough to show a symbol that goes up and down
     at = symbols(np.array(grid, np.uint64)).tolist()

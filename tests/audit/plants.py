@@ -290,20 +290,6 @@ class AxesAThirdLouder(fedq.RotatedAxes):
         return fedq.RotatedAxes(1.3 * self.epsilon_per_message, self.clip_norm).encode(update, context, rand)
 
 
-MECHANISMS = [
-    AlphaOffByOne(1.0),
-    WrongClipping(1.0),
-    BitsReusedBetweenRounds(1.0),
-    LayerMissingInAddress(1.0),
-    PairWithoutPrivateCoins(1.0),
-    PrivateCoinsFromTheSharedStream(1.0),
-    ResponseTwiceWithTheSameBits(1.0),
-    LastCoordinateInTheClear(1.0),
-    PlannedCohortClaimed(1.0),
-    PaddingInTheClear(1.0),
-]
-
-
 # ---- caught by layer B: claims about the released sum, and about whole vectors -----------------------------
 class NoiseOfThePlannedCohort(fedq.LayeredGaussian):
     """Every client's share of the noise is made for 50 clients, of whom three are there."""

@@ -2,7 +2,6 @@
 
 import pytest
 
-from tests.audit import plants
 from tests.audit.enumeration import enumerate_coin, enumerate_pair
 
 
@@ -14,13 +13,3 @@ def test_every_word_of_the_coin_is_as_specified(epsilon):
 @pytest.mark.parametrize("shared_bits", range(7))
 def test_every_word_of_a_pair_is_as_specified(shared_bits):
     assert enumerate_pair(1.0, shared_bits) == []
-
-
-@pytest.mark.parametrize("plant", [plants.tie_break, plants.modulus_minus_one])
-def test_bugs_of_one_word_in_many_are_caught(plant):
-    assert enumerate_coin(1.0, 8, quantize=plant)
-    assert enumerate_coin(1.0, 11, quantize=plant)
-
-
-def test_a_negative_for_a_complement_is_caught():
-    assert enumerate_pair(1.0, 3, splice=plants.negative_instead_of_complement)

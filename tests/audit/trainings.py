@@ -31,7 +31,6 @@ from lightning_fedq.callbacks.trainer_lookup import find_federated
 from lightning_fedq.data.datasets import DigitsDataModule
 from lightning_fedq.data.models import Classifier, Linear
 from lightning_fedq.data.models.initial import seeded
-from lightning_fedq.keys.randomness import ClientRandomness
 from lightning_fedq.mechanisms import (
     LDPQ,
     AggregateGaussian,
@@ -40,13 +39,7 @@ from lightning_fedq.mechanisms import (
     GaussianNoise,
     LayeredGaussian,
 )
-from lightning_fedq.mechanisms.interface import (
-    Adversary,
-    Mechanism,
-    Message,
-    RoundContext,
-    SampledGaussianLoss,
-)
+from lightning_fedq.mechanisms.interface import Adversary, Mechanism, SampledGaussianLoss
 from lightning_fedq.mechanisms.interface.ranges import FixedRange
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.rounds import Tampering
@@ -136,14 +129,7 @@ class Canaries(pl.Callback, Tampering):
                 updates[row, : len(self.coins)] = _FAR * torch.from_numpy(self.coins).to(updates)
         return updates
 
-    def send(
-        self,
-        clients: Sequence[int],
-        values: Tensor,
-        message: Message,
-        context: RoundContext,
-        rand: ClientRandomness,
-    ) -> Message:
+    def send(self, clients, values, message, context, rand):
         # the message is looked at and stays as it is
         symbols = message.symbols.numpy()
         for row, client in enumerate(clients):

@@ -10,11 +10,7 @@ from lightning_fedq.leakage import Matching
 from lightning_fedq.leakage.control import LEAST_NOISE, NoiseLevel, failing_levels, noise_for_budget
 from lightning_fedq.mechanisms import NearOptimalUtility
 from lightning_fedq.mechanisms.interface import Adversary
-from tests.leakage.settings import candidates, study
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
+from tests.leakage.settings import candidates, generator as seeded, study
 
 
 def updates(count=12, dim=40):
