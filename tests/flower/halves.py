@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from lightning_fedq.callbacks import Federated
 from lightning_fedq.flower.cohort import Cohort
 from lightning_fedq.flower.remote_client import ClientConfig, RemoteClient
 from lightning_fedq.flower.roster import Roster
 from lightning_fedq.flower.secure import remote_sums
 from lightning_fedq.flower.store import Store
 from lightning_fedq.keys.party_keys import Identities
-from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import RoundServer
 
 DIM = 40
@@ -103,14 +100,8 @@ class Halves:
     """
 
     def __init__(
-        self,
-        federated: Federated,
-        folder: Path,
-        identities: list[Identities] | None = None,
-        budgets: dict[int, PrivacyTarget] | None = None,
-        wait: float = 1.0,
-        change: Callable[[Halves], None] = lambda played: None,
-    ) -> None:
+        self, federated, folder, identities=None, budgets=None, wait=1.0, change=lambda played: None
+    ):
         self.federated = federated
         directory = None if identities is None else identities[0].directory
 

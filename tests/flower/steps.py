@@ -39,6 +39,18 @@ def blocks(steps):
     return found
 
 
+def printed(command, **options):
+    """What a command prints, with its errors.
+
+    Raises:
+        RuntimeError: If it fails.
+    """
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
+    if done.returncode != 0:
+        raise RuntimeError(done.stdout)
+    return done.stdout
+
+
 class Machine:
     """One machine: its `/etc`, `/opt`, `/var` and the folder in which its operator types.
 
@@ -119,19 +131,12 @@ class Machine:
         }
         script = self.folder / "typed.sh"
         script.write_text(self.here(commands))
-        done = subprocess.run(
-            [*self._enter(), "bash", "-euvo", "pipefail", str(script)],
-            stdin=subprocess.DEVNULL,
-            env=environment,
-            cwd=self.shell,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=timeout,
-        )
-        if done.returncode != 0:
-            raise RuntimeError(f"{done.stdout}\n{self.logs()}")
-        return done.stdout
+        command = [*self._enter(), "bash", "-euvo", "pipefail", str(script)]
+        given = {"stdin": subprocess.DEVNULL, "env": environment, "cwd": self.shell, "timeout": timeout}
+        try:
+            return printed(command, **given)
+        except RuntimeError as error:
+            raise RuntimeError(f"{error}\n{self.logs()}") from None
 
     def logs(self):
         """The end of each unit's log."""
@@ -200,18 +205,8 @@ def pack(folder, app, steps):
     hollow_wheels(index)
     own = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(index), "PIP_NO_BUILD_ISOLATION": "0", "PIP_QUIET": "1"}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", steps["0. WHERE"]],
-        env={**os.environ, **own, "PATH": path},
-        cwd=app.parent,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=600,
-    )
-    if done.returncode != 0:
-        raise RuntimeError(done.stdout)
-    return done.stdout
+    command = ["bash", "-euo", "pipefail", "-c", steps["0. WHERE"]]
+    return printed(command, env={**os.environ, **own, "PATH": path}, cwd=app.parent, timeout=600)
 
 
 def set_up(server, sites, steps):

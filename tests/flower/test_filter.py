@@ -69,17 +69,11 @@ def outside(tmp_path_factory):
         server.server_close()
 
 
-def asked(outside, path, method="POST"):
+def asked(outside, path):
     """Status of the answer to a request for exactly this path."""
-    port, certificate = outside
-    context = ssl.create_default_context(cafile=str(certificate))
-    heads = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-    with (
-        socket.create_connection(("127.0.0.1", port), 10) as plain,
-        context.wrap_socket(plain, server_hostname="localhost") as secure,
-    ):
-        secure.sendall(heads.encode())
-        return int(secure.recv(4096).split()[1])
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+    with sending(outside, head.encode()) as one:
+        return int(one.recv(4096).split()[1])
 
 
 @pytest.mark.parametrize("path", ["pull-messages", "activate-node", "push-object", "get-fab"])
@@ -102,8 +96,8 @@ def test_nobody_else_does(outside: tuple[int, Path], path: str) -> None:
     assert asked(outside, path) in ((301,) if path == "/v1/fleet" else (403, 400))
 
 
-def dawdling(outside, head):
-    """A connection whose request never ends."""
+def sending(outside, head):
+    """A connection on which this is sent, and no more."""
     port, certificate = outside
     context = ssl.create_default_context(cafile=str(certificate))
     plain = socket.create_connection(("127.0.0.1", port), 10)
@@ -114,7 +108,7 @@ def dawdling(outside, head):
 
 def test_who_dawdles_is_dropped_while_others_are_served(outside):
     """More than nginx takes by default (512), which shut everybody out for as long as they dawdle."""
-    slow = [dawdling(outside, b"POST /v1/fleet/pull-messages HTTP/1.1\r\nHost: ") for _ in range(600)]
+    slow = [sending(outside, b"POST /v1/fleet/pull-messages HTTP/1.1\r\nHost: ") for _ in range(600)]
     assert asked(outside, "/v1/fleet/pull-messages") == 200
     for one in slow:
         one.settimeout(20)
@@ -125,7 +119,7 @@ def test_who_dawdles_is_dropped_while_others_are_served(outside):
 
 def test_who_dawdles_over_a_body_is_dropped(outside):
     head = b"POST /v1/fleet/push-object HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\nabc"
-    slow = [dawdling(outside, head) for _ in range(20)]
+    slow = [sending(outside, head) for _ in range(20)]
     assert asked(outside, "/v1/fleet/pull-messages") == 200
     for one in slow:
         one.settimeout(20)
@@ -135,6 +129,6 @@ def test_who_dawdles_over_a_body_is_dropped(outside):
 
 def test_bodies_of_256_mib_are_refused_unread(outside):
     head = b"POST /v1/fleet/push-object HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
-    with dawdling(outside, head % (256 << 20)) as one:
+    with sending(outside, head % (256 << 20)) as one:
         one.settimeout(20)
         assert one.recv(100).split()[1] == b"413"

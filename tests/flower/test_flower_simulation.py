@@ -2,7 +2,6 @@
 
 import importlib
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from lightning_fedq.flower import server_app
 from tests.changed import changed
 from tests.flower.loop import TRAINER
 from tests.flower.machines import example
+from tests.flower.steps import printed
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 ROUNDS = 2
@@ -73,19 +73,10 @@ def test_the_recipe_of_the_page_twice(tmp_path):
     for rounds in (1, 2):
         try:
             config = f'home="{home}" rounds={rounds}'
-            done = subprocess.run(
-                [*command, "--run-config", config],
-                env=environment,
-                cwd=tmp_path,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                timeout=900,
-            )
+            said = printed([*command, "--run-config", config], env=environment, cwd=tmp_path, timeout=900)
         finally:
             stop_superlink(flower)
-        assert done.returncode == 0, done.stdout[-5000:]
-        assert (home / "checkpoints" / "last.ckpt").exists(), done.stdout[-5000:]
+        assert (home / "checkpoints" / "last.ckpt").exists(), said[-5000:]
         records = example.checkpoint_of(home)["records"]
-        assert [record["num_received"] for record in records] == [4] * rounds, done.stdout[-5000:]
+        assert [record["num_received"] for record in records] == [4] * rounds, said[-5000:]
         assert sorted(path.name for path in homes.iterdir()) == ["0", "1", "2", "3"]

@@ -11,7 +11,6 @@ from lightning_fedq.flower.records import to_record
 from lightning_fedq.mechanisms import LDPQ, CorBin, FedAvg, JoPEQ
 from lightning_fedq.secagg import Client, SecAgg
 from lightning_fedq.secagg.messages import FRAME_BYTES, TAG_BYTES, Kind, seal
-from lightning_fedq.secagg.shamir import interpolate_values
 from tests.flower.halves import Halves, identities
 from tests.flower.loop import LoopGrid, deploy, federated
 
@@ -93,29 +92,6 @@ def test_a_commitment_that_is_not_of_the_seed(num_clients, active, tmp_path, mon
     assert "client 2] the shares of its self-mask do not give back" in played.round().aborted
     assert played.roster.left_out == {2}
     assert played.round().num_received == num_clients - 1
-
-
-@pytest.mark.parametrize("active", [False, True])
-def test_shares_on_no_polynomial(active, tmp_path, monkeypatch):
-    honest, lies = Client._make_shares, [False]
-
-    def dealt(known, points):
-        off = 1 if lies[0] else 0  # each on a polynomial of its own
-        return [
-            value ^ off * point**3
-            for value, point in zip(interpolate_values(known, points), points, strict=True)
-        ]
-
-    def make(self):
-        lies[0] = self.client == 2
-        return honest(self)
-
-    monkeypatch.setattr("lightning_fedq.secagg.client.interpolate_values", dealt)
-    monkeypatch.setattr(Client, "_make_shares", make)
-    played = secured(tmp_path, active)
-    assert "client 2]" in played.round().aborted
-    assert played.roster.left_out == {2}
-    assert played.round().num_received == 9
 
 
 @pytest.mark.parametrize("liars, active", [((2,), False), ((0, 5), False), ((0, 4), False), ((2,), True)])

@@ -12,7 +12,7 @@ from lightning_fedq.flower.remote_client import ClientConfig, RemoteClient
 from lightning_fedq.flower.store import Store
 from lightning_fedq.mechanisms import CorBin, FedAvg, GaussianNoise
 from lightning_fedq.secagg import SecAgg
-from tests.flower.loop import CLIENTS, LoopGrid, clients, deployment, federated, module, simulate
+from tests.flower.loop import CLIENTS, LoopGrid, clients, deploy, deployment, federated, module, simulate
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 COIN = FedAvg()
@@ -24,37 +24,24 @@ def settings(mechanism=COIN, **options):
     return federated(mechanism, **{"evaluate_clients": measured, **options})
 
 
-def trained(folder, make, rounds=2, tamper=None, **options):
-    grid = LoopGrid(*clients(make, folder, **options), **({} if tamper is None else {"tamper": tamper}))
-    trainer, server = deployment(make(), rounds, folder).run(grid)
-    server.trainer = trainer
-    return server
-
-
 def own_lines(folder, client):
     return [
         json.loads(line) for line in (folder / f"client-{client}" / "measured.jsonl").read_text().splitlines()
     ]
 
 
-OPTIONS = {
-    "every client's own model, some train": {"personal_parameters": ["backbone.3.*"], "cohort": 2},
-    "a mean by samples, few bits down": {"weighting": "samples", "broadcast_bits": 6},
-    "behind masks": {"mechanism": CorBin(4.0, 5), "secure_aggregation": SecAgg()},
-}
-
-
 @pytest.mark.parametrize(
-    "name, choice",
+    "choice, options",
     [
-        ("every client's own model, some train", "local"),
-        ("a mean by samples, few bits down", "shared"),
-        ("behind masks", "local"),
+        ("local", {"personal_parameters": ["backbone.3.*"], "cohort": 2}),
+        ("shared", {"weighting": "samples", "broadcast_bits": 6}),
+        ("local", {"mechanism": CorBin(4.0, 5), "secure_aggregation": SecAgg()}),
     ],
+    ids=["every client's own model, some train", "a mean by samples, few bits down", "behind masks"],
 )
-def test_real_clients_measure_what_simulated_ones_do(name, choice, tmp_path):
-    make = lambda: settings(client_metrics=choice, **OPTIONS[name])  # noqa: E731
-    expected, found = simulate(make(), 2), trained(tmp_path, make)
+def test_real_clients_measure_what_simulated_ones_do(choice, options, tmp_path):
+    make = lambda: settings(client_metrics=choice, **options)  # noqa: E731
+    expected, found = simulate(make(), 2), deploy(make, 2, tmp_path)
     assert torch.equal(found.engine.weights, expected.engine.weights)
     plain = [one.plain() for one in expected.client_evaluations]
     if choice == "shared":
@@ -75,7 +62,7 @@ def test_real_clients_measure_what_simulated_ones_do(name, choice, tmp_path):
 def test_a_lost_answer_leaves_the_others(tmp_path):
     lost = lambda kind, client, reply: None if (kind, client) == ("evaluate", 2) else reply  # noqa: E731
     make = lambda: settings(client_metrics="shared")  # noqa: E731
-    found, whole = trained(tmp_path / "exact", make, 1, lost), simulate(make(), 1)
+    found, whole = deploy(make, 1, tmp_path / "exact", lost), simulate(make(), 1)
     (one,), (all,) = found.client_evaluations, whole.client_evaluations
     assert one.clients == (0, 1, 3) and one.plain()["clients"] == [0, 1, 3]
     assert torch.equal(one.values["global"]["val_acc"], all.values["global"]["val_acc"][[0, 1, 3]])
@@ -146,4 +133,4 @@ def test_what_cannot_be_is_refused_before_anybody_is_charged(tmp_path):
     with pytest.raises(
         RuntimeError, match=r"evaluate_clients can't work here\. The client's log has the reason"
     ):
-        trained(tmp_path, most)
+        deploy(most, 2, tmp_path)

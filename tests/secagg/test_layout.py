@@ -138,25 +138,25 @@ def test_digest_tells_layouts_apart():
     assert sum_layout(5, 0, 1, 3).digest == sum_layout(5, np.zeros(5, np.int64), 1, 3).digest
 
 
-def test_refused_arguments():
-    with pytest.raises(ValueError, match="need size >= 1"):
-        sum_layout(0, 0, 1, 3)
-    with pytest.raises(ValueError, match="need size >= 1"):
-        sum_layout(3, np.zeros(2), 1, 3)
-    with pytest.raises(ValueError, match="must not be above"):
-        sum_layout(3, 2, 1, 3)
-    with pytest.raises(ValueError, match="does not fit 63 bits"):
-        sum_layout(3, 0, 2**62, 3)
-    with pytest.raises(ValueError, match="does not fit 63 bits"):
-        sum_layout(3, 2**62, 2**62, 3)
-    with pytest.raises(ValueError, match="modulus must be in"):
-        modular_layout(3, 1)
-    layout = sum_layout(3, 0, 2, 3, 7)
-    with pytest.raises(ValueError, match="has 2 bytes, got 1"):
-        layout.unpack(b"\0")
-    with pytest.raises(ValueError, match="must be below 7, got 7"):
-        layout.unpack(b"\x07\0")
-    with pytest.raises(ValueError, match="padding"):
-        layout.unpack(b"\0\x80")
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: sum_layout(0, 0, 1, 3), "need size >= 1"),
+        (lambda: sum_layout(3, np.zeros(2), 1, 3), "need size >= 1"),
+        (lambda: sum_layout(3, 2, 1, 3), "must not be above"),
+        (lambda: sum_layout(3, 0, 2**62, 3), "does not fit 63 bits"),
+        (lambda: sum_layout(3, 2**62, 2**62, 3), "does not fit 63 bits"),
+        (lambda: modular_layout(3, 1), "modulus must be in"),
+        (lambda: sum_layout(3, 0, 2, 3, 7).unpack(b"\0"), "has 2 bytes, got 1"),
+        (lambda: sum_layout(3, 0, 2, 3, 7).unpack(b"\x07\0"), "must be below 7, got 7"),
+        (lambda: sum_layout(3, 0, 2, 3, 7).unpack(b"\0\x80"), "padding"),
+    ],
+)
+def test_refused_arguments(make, match):
+    with pytest.raises(ValueError, match=match):
+        make()
+
+
+def test_blocks_take_the_shortest_words():
     assert Block(7, None, 3).dtype == np.uint32
     assert Block(2**24 + 1, None, 3).dtype == np.uint64
