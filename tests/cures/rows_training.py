@@ -13,6 +13,7 @@ from lightning_fedq.mechanisms.interface import Adversary
 from tests.callbacks import test_langevin as langevin
 from tests.cures.rows import Tunable, dpsgd, fed, fit, module_with, row
 from tests.cures.rows_commands import fedq as fedq_command, small
+from tests.cures.rows_mechanisms import leaky
 from tests.digits_run import Classifier, Digits, make_trainer
 from tests.leakage.test_monitor import Scores
 from tests.training.test_unfreezing import TwoLayers
@@ -405,8 +406,3 @@ class Chooses(pl.Callback):
 def aggregate():
     """A sum with exactly Gaussian noise, half of what the chain needs."""
     return fedq.AggregateGaussian(40.0, math.sqrt(langevin.STEP) * langevin.CLIENTS / 80.0)
-
-
-def leaky():
-    """Noise that a budget of leakage sets."""
-    return fedq.NearOptimalUtility(1.0, leakage_budget=0.5, noise_std=0.1, measured_leakage=0.4)

@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -117,21 +116,6 @@ class EmaOfTorch(Case):
         with torch.no_grad():
             wanted = self.ema(batch[0])
         return self.loss(batch) + nn.functional.mse_loss(self.net(batch[0]), wanted)
-
-
-class LoraParametrization(Case):
-    def build(self):
-        self.net[0].weight.requires_grad_(False)
-        parametrize.register_parametrization(self.net[0], "weight", _LowRank(5, 6))
-
-
-class _LowRank(nn.Module):
-    def __init__(self, rows: int, columns: int) -> None:
-        super().__init__()
-        self.left, self.right = nn.Parameter(torch.zeros(rows, 1)), nn.Parameter(torch.ones(1, columns))
-
-    def forward(self, weight):
-        return weight + self.left @ self.right
 
 
 class LoraByForwardPatch(Case):

@@ -89,17 +89,11 @@ class _KnowsModule(pl.Callback):
         self.module.meter.update(outputs["loss"].item())
 
 
-class CallbackKnowsModule(Shape):
+class CallbackKnowsModule(CallbackSharesObject):
     """It was given the module when it was made."""
-
-    def begin(self):
-        self.meter = Meter()
 
     def callbacks(self):
         return (_KnowsModule(self),)
-
-    def scaled(self, loss):
-        return loss / (self.meter.sum / self.meter.count)
 
 
 class ConfiguredCallback(Shape):

@@ -5,7 +5,6 @@ What pickling can carry is isolated; the rest is found by the trial in forks, an
 
 import mmap
 import threading
-import types
 from typing import Any, ClassVar
 
 import numpy as np
@@ -98,12 +97,6 @@ class ToTheLogger(OfAClass):
         self.logger.log_metrics({"kept": self.kept()})
 
 
-class OutliersOnly(OfAClass):
-    def keep(self, loss):
-        if loss > 2.0:
-            super().keep(loss)
-
-
 class FirstOfAll(OfAClass):
     """Whoever comes first, the rehearsal's client say, decides for all."""
 
@@ -113,29 +106,6 @@ class FirstOfAll(OfAClass):
 
     def scaled(self, loss):
         return super().scaled(loss) / _Meter.losses[0]
-
-
-class _Namespace(types.SimpleNamespace):
-    def __reduce__(self):
-        return "_REGISTRY"  # pickled by name
-
-
-_REGISTRY = _Namespace(seen=0.0)
-
-
-class PickledByName(_Kept):
-    @classmethod
-    def forget(cls):
-        _REGISTRY.seen = 0.0
-
-    def begin(self):
-        self.registry = _REGISTRY
-
-    def keep(self, loss):
-        self.registry.seen += loss
-
-    def kept(self):
-        return float(_REGISTRY.seen)
 
 
 class OnTheStrategy(_Kept):
