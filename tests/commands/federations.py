@@ -32,17 +32,16 @@ FEDERATIONS = {
     "statistics": {"statistics": fedq.Statistics(4, 1.0)},
 }
 OF_NO_WEIGHT = {
+    *("mechanism", "num_clients", "privacy", "partition", "labels", "algorithm", "local_epochs"),
     *(
-        "mechanism",
-        "num_clients",
-        "privacy",
-        "partition",
-        "labels",
-        "algorithm",
-        "local_epochs",
         "local_steps",
+        "clients_per_step",
+        "ranges",
+        "server_lr",
+        "server_optimizer",
+        "diagnostics",
+        "client_metrics",
     ),
-    *("clients_per_step", "ranges", "server_lr", "server_optimizer", "diagnostics", "client_metrics"),
     *("check_isolation", "evaluate_clients", "constraints"),
     *("seed", "ledger"),  # nothing is private; no configuration has one
     *("weighting", "aggregator"),  # above: each client once is planned

@@ -141,33 +141,15 @@ def test_a_configuration_says_the_sizes_and_gets_settings_to_paste(capsys, monke
     settings = yaml.safe_load(printed[printed.index("mechanism:\n") :])
     assert settings["mechanism"]["class_path"] == "lightning_fedq.mechanisms.RotatedCoins"
     assert settings["mechanism"]["init_args"]["clip_norm"] == 0.5
-    assert settings["privacy"] == {
-        "epsilon": 4.0,
-        "delta": 1e-05,
-        "adversary": "secagg_server",
-        "over": "run",
-    }
-    kept = {
-        "simulation": "masked",
-        "degree": "auto",
-        "max_colluding_fraction": 0.02,
-        "max_dropped_fraction": 0.02,
-    }
-    assert settings["secure_aggregation"] == kept
+    assert settings["privacy"] == dict(epsilon=4.0, delta=1e-05, adversary="secagg_server", over="run")
+    kept = {"max_colluding_fraction": 0.02, "max_dropped_fraction": 0.02}
+    assert settings["secure_aggregation"] == {"simulation": "masked", "degree": "auto", **kept}
 
 
 def test_who_is_not_trusted_is_in_the_table_and_in_what_is_pasted(capsys, monkeypatch):
     only(monkeypatch, "RotatedCoins")
-    asked = [
-        "digits_private",
-        "--epsilon",
-        "4",
-        "--max_colluding_fraction",
-        "0.05",
-        "--dropout_probability",
-        "0.01",
-    ]
-    assert main(asked) == 0
+    asked = "digits_private --epsilon 4 --max_colluding_fraction 0.05 --dropout_probability 0.01"
+    assert main(asked.split()) == 0
     printed = capsys.readouterr().out
     said = " ".join(printed.split())
     assert "5.00% of the clients may collude" in said and "1.00% of the clients drop out" in said

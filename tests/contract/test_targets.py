@@ -11,16 +11,11 @@ from tests.contract.test_mechanisms import ROWS
 from tests.described import Setting, calibrate, epsilon_of
 from tests.one_round import make_context
 
+PLAIN = ("FedAvg", "CorrelatedQuantization", "SubtractiveDither", "QSGD", "TernGrad")
 WITHOUT = {
-    "FedAvg": "FedAvg has no privacy parameter that a target could set",
-    "CorrelatedQuantization": "CorrelatedQuantization has no privacy parameter",
-    "SubtractiveDither": "SubtractiveDither has no privacy parameter",
-    "QSGD": "QSGD has no privacy parameter",
-    "TernGrad": "TernGrad has no privacy parameter",
-    "TopK": "TopK has no privacy parameter",
-    "RandomK": "RandomK has no privacy parameter",
-    "DRIVE": "DRIVE has no privacy parameter",
-    "EDEN": "EDEN has no privacy parameter",
+    name: f"{name} has no privacy parameter that a target could set"
+    for name in (*PLAIN, "TopK", "RandomK", "DRIVE", "EDEN")
+} | {
     "NearOptimalUtility": "a privacy target can't set NearOptimalUtility, whose noise .* Use GaussianNoise",
     "IrwinHall": "IrwinHall can't be private against an outsider here: .* no pure and no Renyi guarantee",
 }
@@ -52,17 +47,8 @@ def test_a_target_sets_the_free_parameter_and_nothing_else(mechanism):
         f.name for f in fields(mechanism) if getattr(mechanism, f.name) != getattr(found.mechanism, f.name)
     }
     free = {
-        "mechanism",
-        "epsilon",
-        "epsilon_per_bit",
-        "epsilon_per_coordinate",
-        "epsilon_per_message",
-        "noise_multiplier",
-        "local_sigma",
-        "delta",
-        "rounds",
-        "max_dropped_clients",
-        "granularity",
+        *("epsilon", "epsilon_per_bit", "epsilon_per_coordinate", "epsilon_per_message", "delta", "rounds"),
+        *("mechanism", "noise_multiplier", "local_sigma", "max_dropped_clients", "granularity"),
     }
     assert changed and changed <= free
 

@@ -17,24 +17,9 @@ PRIVATE = sorted(
 # what the user's own module draws.
 GENERATORS = {"default_rng": {"one_run.py"}, "manual_seed": {"generator_turns.py"}}
 FORBIDDEN = {
-    "rand",
-    "randn",
-    "randint",
-    "rand_like",
-    "randn_like",
-    "randperm",
-    "bernoulli",
-    "bernoulli_",
-    "multinomial",
-    "normal_",
-    "uniform_",
-    "exponential_",
-    "random_",
-    "default_rng",
-    "RandomState",
-    "manual_seed",
-    "Generator",
-    "SystemRandom",
+    *("rand", "randn", "randint", "rand_like", "randn_like", "randperm", "bernoulli", "bernoulli_"),
+    *("multinomial", "normal_", "uniform_", "exponential_", "random_"),
+    *("default_rng", "RandomState", "manual_seed", "Generator", "SystemRandom"),
 }
 MODULES = {"random"}
 

@@ -20,46 +20,24 @@ from lightning_fedq.reports.runs import (
     write_summary,
 )
 
+BITS = {"uplink_bits": 8e6, "downlink_bits": 16e6, "setup_bits": 0.0}
+METRICS = {"val_acc": 0.5, "sim_mse": 0.1, "radius_min": 0.2}
 ROWS = [
-    {
-        "round": 0.0,
-        "uplink_bits": 8e6,
-        "downlink_bits": 16e6,
-        "setup_bits": 4e6,
-        "protocol_bits": 2e6,
-        "num_received": 3.0,
-        "seconds": 1.0,
-    },
-    {
-        "round": 1.0,
-        "uplink_bits": 8e6,
-        "downlink_bits": 16e6,
-        "setup_bits": 0.0,
-        "num_received": 2.0,
-        "seconds": 2.0,
-    }
-    | {"val_acc": 0.5, "sim_mse": 0.1, "radius_min": 0.2},
+    {"round": 0.0, **BITS, "setup_bits": 4e6, "protocol_bits": 2e6, "num_received": 3.0, "seconds": 1.0},
+    {"round": 1.0, **BITS, "num_received": 2.0, "seconds": 2.0, **METRICS},
 ]
 
 
 def test_rows_survive_the_round_trip(tmp_path):
     write_rows(tmp_path / "a" / "metrics.csv", ROWS)
     assert read_rows(tmp_path / "a" / "metrics.csv") == ROWS
-    assert [path.name for path in (tmp_path / "a").iterdir()] == [
-        "metrics.csv"
-    ]  # nothing half-written is left
+    assert list((tmp_path / "a").iterdir()) == [tmp_path / "a" / "metrics.csv"], "nothing half-written"
 
 
 def test_totals_add_up():
-    expected = {
-        "uplink_megabytes": 2,
-        "downlink_megabytes": 4,
-        "setup_megabytes": 0.5,
-        "protocol_megabytes": 0.25,
-        "seconds": 3,
-        "messages": 5,
-    }
-    assert totals(ROWS) == expected
+    megabytes = {"uplink": 2, "downlink": 4, "setup": 0.5, "protocol": 0.25}
+    expected = {f"{name}_megabytes": value for name, value in megabytes.items()}
+    assert totals(ROWS) == {**expected, "seconds": 3, "messages": 5}
 
 
 def test_summary_is_strict_json(tmp_path):
@@ -85,21 +63,10 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
 
 
 def test_a_summary_says_nothing_twice():
-    summary = {
-        "mechanism": "LDPQ(1.0)",
-        "num_clients": 2,
-        "rounds": 1,
-        "target": "updates",
-        "keys": "from a seed",
-        "metrics": {"val_acc": 0.5, "val_loss": 1.0, "epsilon": 0.8831},
-        "best": {},
-        "bits_per_parameter": 1.0,
-        "uplink_megabytes": 1.0,
-        "downlink_megabytes": 1.0,
-        "setup_megabytes": 0.0,
-        "seconds": 1.25,
-    }
-    lines = dict(summary_lines(summary))
+    summary = {"mechanism": "LDPQ(1.0)", "num_clients": 2, "rounds": 1, "target": "updates", "best": {}}
+    summary |= {"metrics": {"val_acc": 0.5, "val_loss": 1.0, "epsilon": 0.8831}, "keys": "from a seed"}
+    summary |= {"bits_per_parameter": 1.0, "uplink_megabytes": 1.0, "downlink_megabytes": 1.0}
+    lines = dict(summary_lines({**summary, "setup_megabytes": 0.0, "seconds": 1.25}))
     assert lines["val"] == "val_acc 0.5, val_loss 1" and lines["epsilon"] == "0.884"
     assert lines["seconds"] == "1.2 in rounds, without set-up and writing of files"
 

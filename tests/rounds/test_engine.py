@@ -17,16 +17,9 @@ DIM, SEGMENTS = 12, (8, 4)
 
 def make_engine(mechanism=None, num_clients=5, ranges=None, planner=None, seed=3, **options):
     weights = torch.linspace(-0.5, 0.5, DIM)
-    planner = planner or RoundPlanner(num_clients, seed)
-    return RoundEngine(
-        mechanism or fedq.CorBin(1.0),
-        planner,
-        SeededKeys(seed),
-        weights,
-        SEGMENTS,
-        ranges or fedq.FixedRange(1.0),
-        **options,
-    )
+    planner, keys = planner or RoundPlanner(num_clients, seed), SeededKeys(seed)
+    mechanism, ranges = mechanism or fedq.CorBin(1.0), ranges or fedq.FixedRange(1.0)
+    return RoundEngine(mechanism, planner, keys, weights, SEGMENTS, ranges, **options)
 
 
 def update_of(client, round=0):
@@ -61,13 +54,8 @@ def test_records_count_bits():
     assert record.setup_bits == 5 * 256
     assert run_round(engine).setup_bits == 0
     assert engine.total_uplink_bits == 10 * DIM
-    assert set(record.metrics()) >= {
-        "uplink_bits",
-        "sim_mse",
-        "sim_snr_db",
-        "sim_num_non_finite",
-        "radius_max",
-    }
+    names = {"uplink_bits", "sim_mse", "sim_snr_db", "sim_num_non_finite", "radius_max"}
+    assert set(record.metrics()) >= names
     assert all(isinstance(value, int | float) for value in record.metrics().values())
 
 
@@ -122,10 +110,8 @@ def test_a_client_that_is_not_finite_counts_as_zero_and_is_named(mechanism, targ
         return update_of(client, round).to(kind) * (client != 2)
 
     engine, reference = make_engine(mechanism, target=target), make_engine(mechanism, target=target)
-    record, clean = (
-        run_round(engine, stack=5, updates=poisoned),
-        run_round(reference, stack=5, updates=zeroed),
-    )
+    record = run_round(engine, stack=5, updates=poisoned)
+    clean = run_round(reference, stack=5, updates=zeroed)
     assert torch.equal(engine.weights, reference.weights)
     assert record.non_finite_clients == (2,)
     assert record.metrics()["sim_num_non_finite"] == 1
@@ -308,10 +294,9 @@ def test_senseless_engines_are_refused(options, words):
 
 
 def test_segments_must_cover_the_model():
+    planner, keys = RoundPlanner(1, 0), SeededKeys(0)
     with pytest.raises(ValueError, match="segments sum to 9, expected 12 parameters"):
-        RoundEngine(
-            fedq.FedAvg(), RoundPlanner(1, 0), SeededKeys(0), torch.zeros(12), (9,), fedq.FixedRange(1.0)
-        )
+        RoundEngine(fedq.FedAvg(), planner, keys, torch.zeros(12), (9,), fedq.FixedRange(1.0))
 
 
 # ---- checkpoints ------------------------------------------------------------------------------------
@@ -451,15 +436,10 @@ def halves(client, round=0):
 
 
 def test_what_stays_keeps_weights_range_and_server_state():
-    engine = make_engine(
-        FedAvg(), ranges=AdaptiveRange(), server_optimizer=lambda p: torch.optim.Adam(p, lr=0.1)
-    )
+    engine = make_engine(FedAvg(), ranges=AdaptiveRange(), server_optimizer=adam)
     run_round(engine)
-    weights, ranges, moments = (
-        engine.weights.clone(),
-        engine.ranges,
-        engine.state_dict()["optimizer"]["state"][0],
-    )
+    weights, ranges = engine.weights.clone(), engine.ranges
+    moments = engine.state_dict()["optimizer"]["state"][0]
     engine.rearrange([torch.full((3,), 7.0), torch.zeros(4)], [None, 1], None)
     assert engine.segments == (3, 4)
     assert torch.equal(engine.weights, torch.cat([torch.full((3,), 7.0), weights[8:]]))
@@ -497,9 +477,8 @@ def test_every_charge_counts_the_longest_vector():
 def test_no_length_covers_another_where_few_coordinates_cost_more(mechanism):
     engine = make_engine(mechanism)
     run_round(engine)
-    with pytest.raises(
-        ValueError, match=f"needs one vector length for the whole run.*{DIM} coordinates became 6"
-    ):
+    words = f"needs one vector length for the whole run.*{DIM} coordinates became 6"
+    with pytest.raises(ValueError, match=words):
         engine.rearrange([torch.zeros(6)], [None], None)
     planner, keys, ranges = engine.planner, engine.keys, FixedRange(1.0)
     other = RoundEngine(mechanism, planner, keys, torch.zeros(6), [6], ranges, ledger=engine.ledger)

@@ -56,16 +56,8 @@ def planner_of(mechanism, clients):
 
 
 def half(kind, mechanism, keys, planner=None, ranges=None, **options):
-    weights = torch.linspace(-0.5, 0.5, DIM)
-    return kind(
-        mechanism,
-        planner or planner_of(mechanism, CLIENTS),
-        keys,
-        weights,
-        SEGMENTS,
-        ranges or fedq.AdaptiveRange(),
-        **options,
-    )
+    planner, ranges = planner or planner_of(mechanism, CLIENTS), ranges or fedq.AdaptiveRange()
+    return kind(mechanism, planner, keys, torch.linspace(-0.5, 0.5, DIM), SEGMENTS, ranges, **options)
 
 
 def client_of(mechanism, number, keys, path=None, **options):
@@ -207,18 +199,13 @@ def test_messages_that_are_refused_change_nothing(mechanism):
         refused(server, bytes(flipped), ForgedMessageError, "the tag does not verify")
     absent = next(c for c in range(CLIENTS) if c not in early)
     context, public = server._context, PublicRandomness(server.keys, 0)
-    refused(
-        server,
-        pack_frame(absent, b"", context, public),
-        UnexpectedMessageError,
-        f"Client {absent}: not in the cohort",
-    )
+    stranger = pack_frame(absent, b"", context, public)
+    refused(server, stranger, UnexpectedMessageError, f"Client {absent}: not in the cohort")
     foreign = PublicRandomness(SeededKeys(4), 0)
     refused(server, pack_frame(first, b"", context, foreign), ForeignMessageError, "of another federation")
     for packed in (b"", b"\xff", bytes(1000)):
-        refused(
-            server, pack_frame(first, packed, context, public), MalformedMessageError, f"Client {first}: "
-        )
+        junk = pack_frame(first, packed, context, public)
+        refused(server, junk, MalformedMessageError, f"Client {first}: ")
     assert server.receive_message(message) == first
     refused(server, message, RepeatedMessageError, f"Client {first}: has answered already")
     server.finish()
@@ -259,10 +246,8 @@ def test_a_liar_cannot_send_a_nan(bad):
     row = torch.zeros(DIM)
     row[3] = bad
     packed = fedq.FedAvg().code(server._context).pack(row.view(torch.int32))
-    public = PublicRandomness(server.keys, 0)
-    refused(
-        server, pack_frame(2, packed, server._context, public), MalformedMessageError, "a NaN or an infinity"
-    )
+    junk = pack_frame(2, packed, server._context, PublicRandomness(server.keys, 0))
+    refused(server, junk, MalformedMessageError, "a NaN or an infinity")
     server.receive_message(good[2])
 
 
@@ -281,9 +266,8 @@ def test_a_stream_carries_one_payload(tmp_path):
     server.start()
     one, task = client_of(fedq.LDPQ(1.0), 0, keys, path), server.task()
     one.answer(task, server.weights, update_of(0))
-    with pytest.raises(
-        UsedStreamError, match="Round 0, attempt 0 was asked, but this client has answered round 0"
-    ):
+    words = "Round 0, attempt 0 was asked, but this client has answered round 0"
+    with pytest.raises(UsedStreamError, match=words):
         one.answer(task, server.weights, update_of(1))
     back = client_of(fedq.LDPQ(1.0), 0, keys, path)  # a client that was killed and comes back
     assert back.log.charges == 1
@@ -339,9 +323,8 @@ def test_a_client_refuses_a_round_without_it_or_of_another_model():
     absent = next(c for c in range(CLIENTS) if c not in plan.cohort)
     with pytest.raises(ValueError, match=f"Client {absent} is not in the cohort of round 0"):
         clients[absent].answer(server.task(), server.weights, update_of(0))
-    with pytest.raises(
-        ValueError, match="has 12 coordinates, this client's model 11, and the server sent 12"
-    ):
+    words = "has 12 coordinates, this client's model 11, and the server sent 12"
+    with pytest.raises(ValueError, match=words):
         clients[plan.cohort[0]].answer(server.task(), server.weights, torch.zeros(11))
     assert clients[plan.cohort[0]].log.charges == 0
 
@@ -358,9 +341,8 @@ def test_a_spoiled_task_is_refused(spoil):
     data = server.task().to_bytes()
     again = RoundTask.from_bytes(data)
     assert again.groups == server._context.groups and again.segments == SEGMENTS
-    assert torch.equal(again.center, server._context.center) and torch.equal(
-        again.radius, server._context.radius
-    )
+    assert torch.equal(again.center, server._context.center)
+    assert torch.equal(again.radius, server._context.radius)
     with pytest.raises(ValueError, match="Not the task of a round"):
         RoundTask.from_bytes(spoil(data))
 
@@ -435,11 +417,8 @@ def test_one_message_moves_the_sum_no_further_than_an_update_that_is_clipped(mec
     else:  # every coordinate by itself is fine under an l2 norm
         quantizer = mechanism.quantizers(context, public)(2)
         dither, step = (quantizer[1] if isinstance(mechanism, fedq.SIGM) else quantizer)[:2]
-        row = (
-            torch.from_numpy(dither + (1.5 if isinstance(mechanism, fedq.SIGM) else 0.9) / step + 0.5)
-            .floor()
-            .int()
-        )
+        beyond = 1.5 if isinstance(mechanism, fedq.SIGM) else 0.9
+        row = torch.from_numpy(dither + beyond / step + 0.5).floor().int()
     assert not mechanism.can_send(row, 2, context, public)
 
 

@@ -24,14 +24,8 @@ def test_clipped_floats_keep_short_updates_and_shorten_long_ones():
 
 
 def row(kind, seed, accuracy, bits):
-    return {
-        "kind": kind,
-        "seed": seed,
-        "accuracy": accuracy,
-        "bits_per_parameter": bits,
-        "update_bits": bits,
-        "epsilon": 7.5,
-    }
+    found = {"kind": kind, "seed": seed, "accuracy": accuracy, "epsilon": 7.5}
+    return {**found, "bits_per_parameter": bits, "update_bits": bits}
 
 
 def test_verdicts_can_fail():
@@ -42,20 +36,11 @@ def test_verdicts_can_fail():
     assert [claim.held for claim in _claims(bad, 7.0)] == [False, False, False]
 
 
-@pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")
-@pytest.mark.filterwarnings("ignore:The 'val_dataloader' does not have many workers")
-@pytest.mark.filterwarnings("ignore:The 'test_dataloader' does not have many workers")
+@pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers")
 @pytest.mark.skipif(not Path(DATA, "MNIST").is_dir(), reason="set FEDQ_DATA to a folder with MNIST/raw")
 def test_quickly_with_real_masks(tmp_path):
-    result = exact_mnist(
-        ImageData(DATA),
-        num_clients=25,
-        rounds=1,
-        samples=200,
-        secagg="masked",
-        seeds=(0, 1),
-        out=str(tmp_path / "mnist"),
-    )
+    small = {"num_clients": 25, "rounds": 1, "samples": 200, "seeds": (0, 1)}
+    result = exact_mnist(ImageData(DATA), **small, secagg="masked", out=str(tmp_path / "mnist"))
     bits = {row["kind"]: row["bits_per_parameter"] for row in result["rows"]}
     # floats cost exactly 32; masked sums carry the protocol's own messages too
     assert bits[0.0] == bits[1.0] == 32.0

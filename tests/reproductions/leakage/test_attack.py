@@ -12,23 +12,17 @@ from reproductions.leakage import attack
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 
-SMALL = [
-    "--attempts",
-    "60",
-    "--candidates",
-    "50",
-    "--inversions",
-    "2",
-    "--model",
-    "linear",
-    "--attack",
-    "idlg",
-]
+SMALL = "--attempts 60 --candidates 50 --inversions 2 --model linear --attack idlg"
+
+
+def attacked(out, options):
+    """Exit status of the command."""
+    return main("leakage-attack", *options.split(), "--out", str(out))
 
 
 def test_table_and_picture(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    assert main("leakage-attack", *SMALL, "--budgets", "[0.6]", "--out", str(tmp_path / "out")) == 0
+    assert attacked(tmp_path / "out", f"{SMALL} --budgets [0.6]") == 0
     with (tmp_path / "out" / "table.csv").open() as file:
         rows = {row["mechanism"]: row for row in csv.DictReader(file)}
     assert len(rows) == 7
@@ -62,33 +56,21 @@ def test_the_table_of_a_trade_off_fits_80_columns(capsys, monkeypatch):
 
 
 def test_a_budget_that_cannot_be_shown(tmp_path, capsys):
-    assert main("leakage-attack", *SMALL, "--budgets", "[0.05]", "--out", str(tmp_path / "out")) == 2
+    assert attacked(tmp_path / "out", f"{SMALL} --budgets [0.05]") == 2
     assert "a budget of 0.05 can't be shown with 60 attempts" in capsys.readouterr().err
 
 
 def test_the_model_data_and_mechanism_of_a_configuration(tmp_path, capsys):
-    small = [
-        "--attempts",
-        "10",
-        "--candidates",
-        "30",
-        "--inversions",
-        "1",
-        "--attack",
-        "idlg",
-        "--budgets",
-        "[]",
-    ]
-    small += ["--local_steps", "2"]
-    config = str(CONFIGS / "digits_corbin.yaml")
-    assert main("leakage-attack", "--configuration", config, *small, "--out", str(tmp_path / "out")) == 0
+    small = "--attempts 10 --candidates 30 --inversions 1 --attack idlg --budgets [] --local_steps 2"
+    named = f"--configuration {CONFIGS / 'digits_corbin.yaml'}"
+    assert attacked(tmp_path / "out", f"{named} {small}") == 0
     with (tmp_path / "out" / "table.csv").open() as file:
         names = [row["mechanism"] for row in csv.DictReader(file)]
     assert names[-2:] == ["as configured, one uplink", "as configured, group"]
     title = json.loads((tmp_path / "out" / "table.json").read_text())["title"]
     assert title == "digits_corbin, idlg, batch 1, 2 local steps"
     capsys.readouterr()
-    assert main("leakage-attack", "--configuration", "nowhere.yaml", "--out", str(tmp_path / "other")) == 2
+    assert attacked(tmp_path / "other", "--configuration nowhere.yaml") == 2
     assert "no configuration nowhere.yaml" in capsys.readouterr().err
 
 
@@ -99,7 +81,7 @@ def flat(*options, original=attack.built_in):
 
 def test_inputs_that_are_no_pictures_give_a_table_without_one(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(attack, "built_in", flat)
-    assert main("leakage-attack", *SMALL, "--budgets", "[]", "--out", str(tmp_path / "out")) == 0
+    assert attacked(tmp_path / "out", f"{SMALL} --budgets []") == 0
     assert "no pictures: inputs of shape (2, 64) have no picture form" in capsys.readouterr().out
     assert (tmp_path / "out" / "table.csv").is_file()
     assert not (tmp_path / "out" / "grid.png").exists()

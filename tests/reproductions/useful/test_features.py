@@ -23,19 +23,8 @@ def kept(kind, root, download):
 
 
 def reproduce(out, *options):
-    size = [
-        "--num_clients",
-        "60",
-        "--rounds",
-        "3",
-        "--delta",
-        "1e-3",
-        "--epsilons",
-        "[8.0]",
-        "--seeds",
-        "[0]",
-    ]
-    assert main("useful-features", *size, "--out", str(out), "--resume", "true", *options) == 0
+    size = "--num_clients 60 --rounds 3 --delta 1e-3 --epsilons [8.0] --seeds [0]"
+    assert main("useful-features", *size.split(), "--out", str(out), "--resume", "true", *options) == 0
     with (out / "table.csv").open(newline="") as file:
         return list(csv.DictReader(file))
 
