@@ -65,10 +65,8 @@ def test_the_attained_level_is_at_most_what_was_asked_for(size, epsilon):
     assert 0 < choice.threshold < 2**WORD_BITS
     assert choice.epsilon <= epsilon * (1 + 1e-12)
     # in integers: threshold / k over (2^64 - threshold) / others, one unit more would be too much
-    assert (
-        math.log(choice.threshold * others) - math.log(k * (2**WORD_BITS - choice.threshold))
-        <= epsilon + 1e-12
-    )
+    attained = math.log(choice.threshold * others) - math.log(k * (2**WORD_BITS - choice.threshold))
+    assert attained <= epsilon + 1e-12
 
 
 def test_a_level_whose_exponential_no_number_holds_has_the_largest_threshold():

@@ -87,11 +87,8 @@ def test_what_the_mechanism_is_given_is_never_longer_than_its_norm(clip, length,
     """Update and bit together; their shares are 1 - f and f where the clip is met."""
     seen = []
     inner, f = fedq.GaussianNoise(3.0, 0.5), 0.1
-    monkeypatch.setattr(
-        fedq.GaussianNoise,
-        "encode",
-        lambda self, rows, *rest: seen.append(rows) or _encode(self, rows, *rest),
-    )
+    recorded = lambda self, rows, *rest: seen.append(rows) or _encode(self, rows, *rest)  # noqa: E731
+    monkeypatch.setattr(fedq.GaussianNoise, "encode", recorded)
     update = torch.randn(2, DIM, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     update *= length * clip / update.norm(dim=1, keepdim=True)
     encode(fedq.AdaptiveClip(inner, fraction=f), update, at(clip, 2))
@@ -111,9 +108,8 @@ def engine_of(mechanism, norms, seed=3, secure=None, **options):
     """A round's engine, and one that runs rounds with updates of these norms."""
     count = len(norms)
     planner = options.pop("planner", None) or RoundPlanner(count, seed)
-    engine = RoundEngine(
-        mechanism, planner, SeededKeys(seed), torch.zeros(DIM), (DIM - 8, 8), None, **options
-    )
+    start = torch.zeros(DIM), (DIM - 8, 8), None
+    engine = RoundEngine(mechanism, planner, SeededKeys(seed), *start, **options)
 
     def rounds(number):
         records = []
@@ -186,12 +182,10 @@ def test_the_rate_falls_when_the_share_first_crosses_the_quantile():
 
 def test_the_share_that_comes_back_is_that_of_short_updates():
     norms = torch.tensor([0.5] * 30 + [2.0] * 70)
-    engine, rounds = engine_of(
-        fedq.AdaptiveClip(fedq.GaussianNoise(1.0, 1e-3), rate=1.0, quantile=0.5), norms
-    )
+    one = fedq.AdaptiveClip(fedq.GaussianNoise(1.0, 1e-3), rate=1.0, quantile=0.5)
+    engine, rounds = engine_of(one, norms)
     rounds(1)
     assert engine.ranges.radius.tolist() == pytest.approx(2 * [math.exp(-(0.3 - 0.5))], rel=2e-3)
-    exact = torch.zeros(DIM)
     rows = torch.randn(100, DIM, generator=torch.Generator().manual_seed(0))
     exact = (rows * (norms.clamp(max=1.0) / rows.norm(dim=1))[:, None]).mean(0)
     torch.testing.assert_close(engine.weights, exact, atol=2e-3, rtol=0)
@@ -273,9 +267,8 @@ def test_the_figures_beside_flower():
     def epsilon(*mus):
         return GaussianLoss(1.0 / math.sqrt(rounds * sum(mu * mu for mu in mus)), "").epsilon(1e-5, 1)
 
-    assert (
-        claim.loss.epsilon(1e-5, rounds) == pytest.approx(epsilon(2 / z0)) == pytest.approx(14.83, abs=5e-3)
-    )
+    exact = pytest.approx(epsilon(2 / z0))
+    assert claim.loss.epsilon(1e-5, rounds) == exact == pytest.approx(14.83, abs=5e-3)
     moved = noise * math.exp(-0.2 * 0.5)
     figures = epsilon(1 / z0), epsilon(1 / moved, 0.5 / count_std), epsilon(2 / moved, 1 / count_std)
     assert figures == pytest.approx((6.33, 7.00, 16.55), abs=5e-3)

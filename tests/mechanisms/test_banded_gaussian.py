@@ -23,6 +23,7 @@ from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from lightning_fedq.secagg import SecAgg
 from tests.callbacks.test_participation import in_turn
 from tests.described import privacy_report
+from tests.digits_run import weights_of
 from tests.one_round import encode, make_context
 from tests.training.test_privacy_target import trained
 
@@ -81,15 +82,11 @@ def test_no_pattern_of_participation_moves_more_than_is_charged(band):
 
 def rounds_of(mechanism, keys, rounds, dim=200, start=0):
     """w of a block, `(rounds, dim)`."""
-    return np.stack(
-        [
-            mechanism.noise(
-                replace(make_context(mechanism, (0, 1), (dim,), round=start + r), since=(start, 0)),
-                PublicRandomness(keys, start + r),
-            ).astype(np.int64)
-            for r in range(rounds)
-        ]
-    )
+    found = []
+    for round in range(start, start + rounds):
+        context = replace(make_context(mechanism, (0, 1), (dim,), round=round), since=(start, 0))
+        found.append(mechanism.noise(context, PublicRandomness(keys, round)).astype(np.int64))
+    return np.stack(found)
 
 
 @pytest.mark.parametrize("band", [1, 3, 10])
@@ -139,21 +136,18 @@ def test_keeps_the_contract_with_a_band():
 # ---- claims ----------------------------------------------------------------------------------------------
 
 
+def report_of_turns(mechanism):
+    """Of 100 rounds of 100 of 1,000 clients, ten turns each."""
+    context, run = make_context(mechanism, range(100), (7850,)), {"rounds": 100, "delta": 1e-5}
+    return privacy_report(mechanism, context, **run, num_clients=1000, most_rounds=10)
+
+
 def test_claims_are_towards_those_who_see_models_and_compose_to_one_gaussian():
     mechanism = BandedGaussian(1.0, 3.0, 10)
-    claims = {
-        claim.adversary: claim for claim in mechanism.claims(make_context(mechanism, range(4), (7850,)))
-    }
-    finite = {who for who, claim in claims.items() if not isinstance(claim.loss, NonPrivate)}
+    claims = mechanism.claims(make_context(mechanism, range(4), (7850,)))
+    finite = {claim.adversary for claim in claims if not isinstance(claim.loss, NonPrivate)}
     assert finite == {Adversary.OUTSIDER, Adversary.CLIENT}
-    report = privacy_report(
-        mechanism,
-        make_context(mechanism, range(100), (7850,)),
-        rounds=100,
-        delta=1e-5,
-        num_clients=1000,
-        most_rounds=10,
-    )
+    report = report_of_turns(mechanism)
     mu = math.sqrt(10) / 3.0
 
     def delta(epsilon):
@@ -350,10 +344,7 @@ def test_a_seeded_run_resumes_to_the_same_end(tmp_path):
 
     whole = trained(federation(seed=1), rounds=10, callbacks=[Save()])
     resumed = trained(federation(seed=1), rounds=10, ckpt_path=path)
-    for one, other in zip(
-        whole.lightning_module.parameters(), resumed.lightning_module.parameters(), strict=True
-    ):
-        assert torch.equal(one, other)
+    assert torch.equal(weights_of(whole.lightning_module), weights_of(resumed.lightning_module))
     secure = federation(seed=None)
     with pytest.raises(ZeroDivisionError):
         trained(secure, rounds=10, callbacks=[SaveAndFail()])

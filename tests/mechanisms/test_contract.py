@@ -17,10 +17,13 @@ from tests.contract.test_check_mechanism import (
 )
 
 
+def engine_of(mechanism):
+    start = torch.zeros(6), (4, 2), FixedRange(1.0)
+    return RoundEngine(mechanism, RoundPlanner(4, 0), SeededKeys(0), *start)
+
+
 def play(mechanism, rounds=1):
-    engine = RoundEngine(
-        mechanism, RoundPlanner(4, 0), SeededKeys(0), torch.zeros(6), (4, 2), FixedRange(1.0)
-    )
+    engine = engine_of(mechanism)
     for _ in range(rounds):
         plan = engine.start()
         engine.receive(plan.survivors, torch.full((4, 6), 0.5))
@@ -46,9 +49,7 @@ def test_a_broken_rule_is_told_in_the_first_round(mechanism, rule, match):
 
 
 def test_claims_are_checked_before_anybody_is_charged():
-    engine = RoundEngine(
-        NoAssumptions(1.0), RoundPlanner(4, 0), SeededKeys(0), torch.zeros(6), (6,), FixedRange(1.0)
-    )
+    engine = engine_of(NoAssumptions(1.0))
     with pytest.raises(BrokenContractError):
         engine.start()
     assert engine.ledger.charges.sum() == 0 and engine.plan is None

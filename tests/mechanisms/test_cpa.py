@@ -75,17 +75,10 @@ def exact_mse(levels, epsilon, words, dither):
 @pytest.mark.parametrize("case", range(4))
 @pytest.mark.parametrize(("levels", "epsilon"), VECTORS)
 def test_scalar_error_is_the_closed_form(levels, epsilon, case):
-    words, dither = ("balanced", "iid")[case // 2], ("subtractive", "plain")[case % 2]
+    words, dither = ("hadamard", "iid")[case // 2], ("subtractive", "plain")[case % 2]
     expected = VECTORS[levels, epsilon][case]
     assert exact_mse(levels, epsilon, words, dither) == pytest.approx(expected, abs=1e-8)
-    mechanism = CPA(
-        epsilon,
-        levels=levels,
-        dither=dither,
-        words="iid" if words == "iid" else "hadamard",
-        epsilon_scope="bit",
-    )
-    dim = 20_000
+    mechanism, dim = CPA(epsilon, levels=levels, dither=dither, words=words, epsilon_scope="bit"), 20_000
     updates = torch.tensor(INPUTS)[:, None].repeat(1, dim)
     ctx = context(5, dim, radius=(levels - 1) / levels)
     error = decoded(mechanism, updates, ctx).double() / 5 - np.mean(INPUTS)
@@ -126,20 +119,14 @@ def test_end_to_end_vector_of_the_specification(monkeypatch):
     public = PublicRandomness(keys, 5)
     mean = exact.decode(message.symbols, clients, ctx, public) / 3
     torch.testing.assert_close(mean, torch.tensor([-0.5, 0.0, 0.25, 0.0]))
-    private = (
-        CPA(epsilon=0.5, levels=4, dither="none", epsilon_scope="bit").decode(
-            message.symbols, clients, ctx, public
-        )
-        / 3
-    )
+    coins = CPA(epsilon=0.5, levels=4, dither="none", epsilon_scope="bit")
+    private = coins.decode(message.symbols, clients, ctx, public) / 3
     torch.testing.assert_close(private, torch.tensor([-2.041494, 0, 1.020747, 0]), atol=1e-6, rtol=0)
     # The histogram without a threshold is the same decoder.
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            "lightning_fedq.functional.blocks.block_messages.threshold_frequencies", lambda values: values
-        )
-        histogram = CPA(epsilon=math.inf, levels=4, dither="none", threshold=True, epsilon_scope="bit")
-        torch.testing.assert_close(histogram.decode(message.symbols, clients, ctx, public) / 3, mean)
+    cut = "lightning_fedq.functional.blocks.block_messages.threshold_frequencies"
+    monkeypatch.setattr(cut, lambda values: values)
+    histogram = CPA(epsilon=math.inf, levels=4, dither="none", threshold=True, epsilon_scope="bit")
+    torch.testing.assert_close(histogram.decode(message.symbols, clients, ctx, public) / 3, mean)
 
 
 # ---- the compiled loops, against a few lines of tensor code -------------------------------------------
@@ -221,13 +208,11 @@ def test_the_variance_of_some_blocks_is_the_closed_form(dither, value):
     mechanism = CPA(epsilon, epsilon_scope="round", blocks_per_round=sent, dither=dither)
     ctx = context(100, blocks, radius=0.5)
     rows = torch.full((100, blocks), 0.5 * value)
-    keys, estimates = SeededKeys(7), []
+    keys = SeededKeys(7)
     symbols = mechanism.encode(rows, ctx, ClientRandomness(keys, range(100), 0)).symbols
     public = PublicRandomness(keys, 0)
-    estimates = torch.stack(
-        [mechanism.decode(symbols[i : i + 1], [i], ctx, public) for i in range(100)]
-    ).double()
-    error = estimates - 0.5 * value
+    estimates = [mechanism.decode(symbols[i : i + 1], [i], ctx, public) for i in range(100)]
+    error = torch.stack(estimates).double() - 0.5 * value
     fraction = (value + 1) / 2  # between the two levels
     moment = 1 / math.tanh(1.0) ** 2
     if dither == "subtractive":
@@ -270,11 +255,8 @@ def test_the_choice_of_blocks_is_public_fresh_and_each_client_s_own():
 def test_all_blocks_asked_for_are_all_blocks():
     ctx, updates = context(2, 50), 0.1 * torch.ones(2, 50)
     rand = ClientRandomness(SeededKeys(0), range(2), 0)
-    plain, asked = (
-        CPA(1.0, blocks_per_round=m, epsilon_scope="bit").encode(updates, ctx, rand).symbols
-        for m in (None, 80)
-    )
-    assert torch.equal(plain, asked)
+    asked = (CPA(1.0, blocks_per_round=count, epsilon_scope="bit") for count in (None, 80))
+    assert torch.equal(*(mechanism.encode(updates, ctx, rand).symbols for mechanism in asked))
 
 
 # ---- randomness ----------------------------------------------------------------------------------
@@ -336,20 +318,16 @@ def test_a_threshold_lowers_the_error_and_is_said_to_be_biased():
 def test_published_decoders_have_their_bias(decoder, factor):
     """N = 3 levels, one extra +1, no dither, epsilon = 1: exactly 4/3, and 4/3 tanh(epsilon / 2)."""
     dim = 100_000
-    mechanism = CPA(
-        epsilon=1.0, levels=3, words="near_balanced", dither="none", decoder=decoder, epsilon_scope="bit"
-    )
+    settings = {"levels": 3, "words": "near_balanced", "dither": "none", "decoder": decoder}
+    mechanism = CPA(epsilon=1.0, epsilon_scope="bit", **settings)
     estimate = decoded(mechanism, torch.ones(1, dim), context(1, dim)).double()
     assert abs(estimate.mean() - factor) < 4.9 * estimate.std() / math.sqrt(dim)  # false alarm 1e-6
 
 
 def test_no_tensor_of_clients_by_codewords_by_parameters():
     """200 clients, 151 points, 20,000 parameters: clients x points x blocks would be 302 MB of bits."""
-    mechanism, ctx = (
-        CPA(epsilon=1.0, lattice="A2", codebook_radius=6.5, epsilon_scope="bit"),
-        context(200, 20_000),
-    )
-    updates = torch.zeros(200, 20_000)
+    mechanism = CPA(epsilon=1.0, lattice="A2", codebook_radius=6.5, epsilon_scope="bit")
+    ctx, updates = context(200, 20_000), torch.zeros(200, 20_000)
     rand = ClientRandomness(SeededKeys(0), range(200), 0)
     mechanism.encode(updates[:2], ctx, ClientRandomness(SeededKeys(0), range(2), 0))
     tracemalloc.start()
@@ -380,9 +358,8 @@ def test_claims_are_per_bit_and_compose_all_bits_of_a_message():
 def test_one_coordinate_is_in_all_bits_of_its_block():
     """A2 with two stages sends dim bits, and each coordinate is in two of them."""
     mechanism, ctx = CPA(epsilon=0.5, lattice="A2", stages=2, epsilon_scope="bit"), context(3, 100)
-    assert all(
-        c.compositions == 100 and (c.unit_losses, c.unit) == (2, Unit.BLOCK) for c in mechanism.claims(ctx)
-    )
+    for claim in mechanism.claims(ctx):
+        assert (claim.compositions, claim.unit_losses, claim.unit) == (100, 2, Unit.BLOCK)
     report = privacy_report(mechanism, ctx, rounds=1, delta=1e-5)
     assert report.row(Adversary.SERVER).epsilon_unit == pytest.approx(1.0, abs=1e-6)
 
@@ -421,25 +398,19 @@ def test_anonymity_is_a_reported_number(kwargs, size):
 def test_lever_of_one_liar():
     """N = 2: a free bit is worth 1/c of an honest extreme, 4.08 at epsilon .5, and half a step of dither."""
     ctx = context(1, 10)
-    assert CPA(epsilon=0.5, dither="plain", epsilon_scope="bit").influence(0, ctx) == pytest.approx(
-        1 / math.tanh(0.25), rel=1e-6
-    )
-    assert CPA(epsilon=0.5, epsilon_scope="bit").influence(0, ctx) == pytest.approx(
-        1 + 1 / math.tanh(0.25), rel=1e-6
-    )
-    some = CPA(epsilon=0.5, blocks_per_round=2, epsilon_scope="bit")
-    assert some.influence(0, ctx) == pytest.approx(5 * (1 + 1 / math.tanh(0.25)), rel=1e-6)
+    bit = 1 / math.tanh(0.25)
+    levers = [({"dither": "plain"}, bit), ({}, 1 + bit), ({"blocks_per_round": 2}, 5 * (1 + bit))]
+    for settings, lever in levers:
+        mechanism = CPA(epsilon=0.5, epsilon_scope="bit", **settings)
+        assert mechanism.influence(0, ctx) == pytest.approx(lever, rel=1e-6)
 
 
 # ---- bad input -----------------------------------------------------------------------------------
 
 
 def test_messages_are_checked():
-    mechanism, ctx, public = (
-        CPA(epsilon=1.0, epsilon_scope="bit"),
-        context(2, 10),
-        PublicRandomness(SeededKeys(0), 0),
-    )
+    mechanism, ctx = CPA(epsilon=1.0, epsilon_scope="bit"), context(2, 10)
+    public = PublicRandomness(SeededKeys(0), 0)
     with pytest.raises(ValueError, match=r"shape \(2, 10\), got \(2, 9\)"):
         mechanism.decode(torch.zeros(2, 9, dtype=torch.uint8), (0, 1), ctx, public)
     for wrong in (torch.full((2, 10), 3), torch.full((2, 10), -1), torch.full((2, 10), 0.5)):

@@ -35,16 +35,15 @@ from lightning_fedq.mechanisms.interface import Adversary, HandOver, NonPrivate
 from lightning_fedq.privacy.accounting import Rounds, spent, spent_together
 from lightning_fedq.privacy.losses import ConcentratedLoss, concentrated_epsilon
 from lightning_fedq.rounds import RoundPlanner
-from tests.described import privacy_report
+from tests.mechanisms.test_banded_gaussian import report_of_turns
 from tests.one_round import encode, make_context
 
 Array = np.ndarray
 
 
 def small(num_cohorts=3, **settings):
-    return HandedOnGaussian(
-        **{"clip_norm": 1.0, "local_sigma": 1.0, "granularity": 0.01, "num_cohorts": num_cohorts, **settings}
-    )
+    given = {"clip_norm": 1.0, "local_sigma": 1.0, "granularity": 0.01, "num_cohorts": num_cohorts}
+    return HandedOnGaussian(**{**given, **settings})
 
 
 def own_matrix(taken_back):
@@ -143,14 +142,9 @@ def test_charges_are_not_added_one_by_one():
     assert one.composed(10).rho > 3.57 * 10 * one.rho
     joined = one.composed(3).plus(one.composed(7))
     assert joined is not None
-    for found in (
-        one.epsilon(1e-5, 10),
-        one.composed(2).epsilon(1e-5, 5),
-        joined.epsilon(1e-5, 1),
-        spent(one, 1e-5, rounds=10).epsilon,
-        spent_together({Rounds(one): 10}, 1e-5),
-    ):
-        assert found == pytest.approx(whole, rel=1e-9)
+    paths = [one.epsilon(1e-5, 10), one.composed(2).epsilon(1e-5, 5), joined.epsilon(1e-5, 1)]
+    paths += [spent(one, 1e-5, rounds=10).epsilon, spent_together({Rounds(one): 10}, 1e-5)]
+    assert paths == pytest.approx([whole] * 5, rel=1e-9)
 
 
 def test_kinds_of_rounds_of_one_stream_cost_the_limit_each():
@@ -368,16 +362,9 @@ def test_shares_of_other_rounds_blocks_and_pairs_are_other_shares():
         difference = noise_of(mechanism, keys, alone, client) - noise_of(mechanism, keys, context, client)
         return tuple(difference.tolist())
 
-    found = [
-        taken(1, (0, 0), 2, 0),
-        taken(1, (0, 1), 2, 0),
-        taken(4, (0, 0), 2, 0),
-        taken(4, (3, 0), 2, 0),
-        taken(4, (3, 2), 2, 0),
-        taken(1, (0, 0), 2, 1),
-        taken(1, (0, 0), 3, 0),
-    ]
-    assert len(set(found)) == len(found)
+    places = [(1, (0, 0)), (1, (0, 1)), (4, (0, 0)), (4, (3, 0)), (4, (3, 2))]
+    found = {taken(*place, 2, 0) for place in places} | {taken(*places[0], 2, 1), taken(*places[0], 3, 0)}
+    assert len(found) == 7
 
 
 def test_fresh_noise_hides_the_lattice():
@@ -448,9 +435,8 @@ def test_ten_turns_cost_what_is_said():
             mechanism = small(10, granularity=1e-4, bits=28, local_sigma=sigma)
             claim = claims_of(mechanism, corrupt)[Adversary.SECAGG_SERVER]
             scale = math.sqrt(claim.loss.composed(10).rho / rho)  # of the noise that costs epsilon in ten
-            left = rms_of_prefix_sums(KEPT, 100, 10, 10) / float(
-                np.linalg.norm(np.linalg.inv(own_matrix(np.ones(100)))[:, ::10].sum(1))
-            )
+            one = np.linalg.norm(np.linalg.inv(own_matrix(np.ones(100)))[:, ::10].sum(1))
+            left = rms_of_prefix_sums(KEPT, 100, 10, 10) / float(one)
             unit = scale * sigma * math.sqrt(100) * left / (2.0 * mechanism.bound(context) * 1e-4)
             assert unit == pytest.approx(1.0006 * rows[epsilon] * 1.0, rel=3e-3)
 
@@ -511,14 +497,7 @@ def test_what_a_share_is_named_by():
 
 def test_a_report_pays_for_the_turns_of_a_client():
     mechanism = small(10)
-    report = privacy_report(
-        mechanism,
-        make_context(mechanism, range(100), (7850,)),
-        rounds=100,
-        delta=1e-5,
-        num_clients=1000,
-        most_rounds=10,
-    )
+    report = report_of_turns(mechanism)
     rho = claims_of(mechanism)[Adversary.OUTSIDER].loss.composed(10).rho
     orders = np.linspace(1.01, 60, 20000)
     bounds = rho * orders + np.log1p(-1 / orders) - (math.log(1e-5) + np.log(orders)) / (orders - 1)

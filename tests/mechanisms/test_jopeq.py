@@ -63,9 +63,8 @@ def test_claims_state_the_attained_level():
 def test_bits_on_the_wire():
     for levels, bits in ((2, 1), (3, 2), (5, 3)):
         mechanism = JoPEQ(epsilon_per_coordinate=1.0, levels=levels)
-        assert (
-            encode(mechanism, torch.zeros(1, 50), make_context(mechanism, (0,), (50,))).num_bits == 50 * bits
-        )
+        context = make_context(mechanism, (0,), (50,))
+        assert encode(mechanism, torch.zeros(1, 50), context).num_bits == 50 * bits
 
 
 @pytest.mark.parametrize(

@@ -38,30 +38,19 @@ def test_no_parameter_takes_a_value_of_another_kind(kind, name, value):
     assert repr(value) in str(told.value)
 
 
+LEVEL, BITS = "epsilon_per_coordinate of LDPQ", "shared_bits of CorBin"
+SCALAR, NUMBERS = "must be a number", "must be a number or a tuple of numbers"
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (
-            lambda: fedq.LDPQ(epsilon_per_coordinate="4"),
-            r"epsilon_per_coordinate of LDPQ must be a number, got '4' \(str\); write it without quotes",
-        ),
-        (
-            lambda: fedq.CorBin(1.0, shared_bits=5.5),
-            r"shared_bits of CorBin must be an integer or None, got 5.5 \(float\)$",
-        ),
+        (lambda: fedq.LDPQ("4"), rf"{LEVEL} {SCALAR}, got '4' \(str\); write it without quotes"),
+        (lambda: fedq.LDPQ(torch.tensor(1.0)), rf"{LEVEL} {SCALAR}, got tensor\(1.\) \(Tensor\); its .item"),
+        (lambda: fedq.CorBin(1.0, 5.5), rf"{BITS} must be an integer or None, got 5.5 \(float\)$"),
         (lambda: fedq.CorBin(1.0, shared_bits=5.0), r"got 5.0 \(float\); 5 will do"),
-        (
-            lambda: fedq.CPA(epsilon=(1.0, "2"), epsilon_scope="bit"),
-            r"must be a number or a tuple of numbers, got \(1.0, '2'\)",
-        ),
-        (
-            lambda: fedq.CPA(epsilon=[1.0], epsilon_scope="bit"),
-            r"a number or a tuple of numbers, got \[1.0\] \(list\); a tuple",
-        ),
-        (
-            lambda: fedq.LDPQ(torch.tensor(1.0)),
-            r"epsilon_per_coordinate of LDPQ must be a number, got tensor\(1.\) \(Tensor\); its .item",
-        ),
+        (lambda: fedq.CPA((1.0, "2"), epsilon_scope="bit"), rf"{NUMBERS}, got \(1.0, '2'\)"),
+        (lambda: fedq.CPA([1.0], epsilon_scope="bit"), rf"{NUMBERS}, got \[1.0\] \(list\); a tuple"),
         (
             lambda: fedq.RotatedCoins(1.0, 1.0, paired=1),
             r"paired of RotatedCoins must be True or False, got 1 \(int",
@@ -75,17 +64,11 @@ def test_the_cure_is_told(make, words):
 
 def test_numbers_of_numpy_become_pythons():
     """A checkpoint holds a mechanism as its `repr`, and `np.float64(1.0)` is no plain value there."""
-    made = (
-        fedq.LDPQ(np.linspace(0.5, 1.0, 2)[1]),
-        fedq.CorBin(np.float32(0.5), np.int64(3)),
-        fedq.CPA((np.float64(2.0), 1.0), epsilon_scope="bit"),
-    )
-    assert repr(made) == repr(
-        (fedq.LDPQ(1.0), fedq.CorBin(0.5, 3), fedq.CPA((2.0, 1.0), epsilon_scope="bit"))
-    )
-    assert repr(fedq.LDPQ(1)) == "LDPQ(epsilon_per_coordinate=1)", (
-        "what was recorded so before stays as it was"
-    )
+    assert repr(fedq.LDPQ(np.linspace(0.5, 1.0, 2)[1])) == repr(fedq.LDPQ(1.0))
+    assert repr(fedq.CorBin(np.float32(0.5), np.int64(3))) == repr(fedq.CorBin(0.5, 3))
+    made, plain = (fedq.CPA(levels, epsilon_scope="bit") for levels in ((np.float64(2.0), 1.0), (2.0, 1.0)))
+    assert repr(made) == repr(plain)
+    assert repr(fedq.LDPQ(1)) == "LDPQ(epsilon_per_coordinate=1)", "what was recorded so before stays"
 
 
 @dataclass(frozen=True)

@@ -46,9 +46,8 @@ def test_the_mean_points_along_the_update_and_the_error_is_the_formula():
     """8,000 clients of one update; two Hadamard rounds are not a Haar rotation, hence 3% in the error."""
     mechanism, update, count = RotatedAxes(epsilon_per_message=4.0, clip_norm=3.0), DENSE, 8000
     symbols, context = messages_of(mechanism, update, count)
-    parts = torch.stack(
-        [decode(mechanism, symbols[i : i + 1], [i], context).double() for i in range(0, count, 4)]
-    )
+    some = range(0, count, 4)
+    parts = torch.stack([decode(mechanism, symbols[i : i + 1], [i], context).double() for i in some])
     mean = decode(mechanism, symbols, range(count), context).double() / count
     direction = update.double() / update.double().norm()
     along = (parts @ direction).std().item() / math.sqrt(count)

@@ -12,7 +12,7 @@ from lightning_fedq.functional.one_bit.hidden_coin import hidden_coin_moments
 from lightning_fedq.functional.one_bit.threshold_coin import coin_thresholds
 from lightning_fedq.functional.rotation import rotate
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, SeededKeys
-from lightning_fedq.mechanisms import RotatedCoins
+from lightning_fedq.mechanisms import RotatedCoins, rotated_coins as module
 from lightning_fedq.mechanisms.interface import Adversary, NonPrivate, Unit
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.losses import PmfPairs, RenyiLoss
@@ -124,9 +124,8 @@ def test_who_knows_coins_or_words_is_hidden_from_by_fewer():
 def test_a_part_of_the_coordinates_shows_a_part_of_the_update():
     whole = claims_of(RotatedCoins(1.0, 0.1), 50, 8192)[Adversary.OUTSIDER].loss
     eighth = claims_of(RotatedCoins(1.0, 0.1, fraction=0.125), 50, 8192)[Adversary.OUTSIDER].loss
-    np.testing.assert_allclose(
-        np.array(eighth.divergences[:4]) / np.array(whole.divergences[:4]), 1.21 / 8.0, rtol=1e-5
-    )
+    ratios = np.divide(eighth.divergences[:4], whole.divergences[:4])
+    np.testing.assert_allclose(ratios, 1.21 / 8.0, rtol=1e-5)
 
 
 def test_without_a_level_nothing_is_claimed_and_nothing_sent():
@@ -137,55 +136,49 @@ def test_without_a_level_nothing_is_claimed_and_nothing_sent():
         encode(mechanism, torch.zeros(2, 8), context)
 
 
+@pytest.fixture
+def places(monkeypatch):
+    """What is rounded: rotated rows in units of their range, with the thresholds of both ends."""
+    seen, real = [], module.one_bit_quantize_rows
+
+    def recorded(rows, which, first, words, ranges, low, high, bits):
+        assert np.isfinite(rows).all() and np.isfinite(ranges).all()
+        row = rows[0, first : first + words.shape[1]].astype(np.float64)
+        seen.append((np.clip(row * ranges[2, 0], -1.0, 1.0), low, high))
+        return real(rows, which, first, words, ranges, low, high, bits)
+
+    monkeypatch.setattr(module, "one_bit_quantize_rows", recorded)
+    return seen
+
+
 @pytest.mark.parametrize("paired", [False, True])
 @pytest.mark.parametrize("size", [1e-38, 1.0, 1e37])
-def test_probabilities_move_no_further_than_the_claim_counts(paired, size, monkeypatch):
+def test_probabilities_move_no_further_than_the_claim_counts(paired, size, places):
     """The thresholds of two far updates, whatever their size: their l2 distance is within the claim's."""
-    import lightning_fedq.mechanisms.rotated_coins as module
-
     mechanism = RotatedCoins(2.0 * size if size < 1e37 else 1.0, 0.4, clip_stds=1.5, paired=paired)
     dim = 1000
     context = make_context(mechanism, (0, 1), (dim,))
     coin = mechanism.coin
-    seen = []
-
-    def recorded(rows, which, first, words, ranges, low, high, bits):
-        x = np.clip(rows[0, first : first + words.shape[1]].astype(np.float64) * ranges[2, 0], -1.0, 1.0)
-        thresholds = low + np.floor((x + 1.0) * 0.5 * (high - low) + 0.5)
-        seen.append(thresholds / 2**32 * ((coin.high - coin.low) / 2**32 if paired else 1.0))
-        return real(rows, which, first, words, ranges, low, high, bits)
-
-    real = module.one_bit_quantize_rows
-    monkeypatch.setattr(module, "one_bit_quantize_rows", recorded)
     direction = updates_of(1, dim, 8.0 * size)
     encode(mechanism, torch.cat([direction, -direction]), context)
-    distance = float(np.linalg.norm(seen[0] - seen[1]))
     t = (coin.high - coin.low) / 2**32
+    one, other = (low + np.floor((x + 1.0) * 0.5 * (high - low) + 0.5) for x, low, high in places)
+    distance = (t if paired else 1.0) * float(np.linalg.norm(one - other)) / 2**32
     allowed = t * math.sqrt(1024) / 1.5 + 2.0**-31 * 32
     assert 0.6 * allowed < distance <= allowed  # some of it is beyond the range
 
 
 @pytest.mark.parametrize("paired", [False, True])
 @pytest.mark.parametrize("bad", [1e60, math.inf, math.nan], ids=repr)
-def test_the_norm_is_clipped_for_what_float32_cannot_hold(bad, paired, monkeypatch):
+def test_the_norm_is_clipped_for_what_float32_cannot_hold(bad, paired, places):
     """1e60 is finite in float64. Such an update became NaN, and then "every coin low": 1.5 times the norm."""
-    import lightning_fedq.mechanisms.rotated_coins as module
-
     mechanism = RotatedCoins(1.0, 0.4, clip_stds=1.5, paired=paired)
     context = make_context(mechanism, (0, 1), (1000,))
-    seen, real = [], module.one_bit_quantize_rows
-
-    def recorded(rows, which, first, words, ranges, low, high, bits):
-        assert np.isfinite(rows).all() and np.isfinite(ranges).all()
-        x = np.clip(rows[0, first : first + words.shape[1]].astype(np.float64) * ranges[2, 0], -1.0, 1.0)
-        seen.append(np.linalg.norm(x))
-        return real(rows, which, first, words, ranges, low, high, bits)
-
-    monkeypatch.setattr(module, "one_bit_quantize_rows", recorded)
     rows = updates_of(2, 1000).double()
     rows[0, 3] = bad
     encode(mechanism, rows, context)
-    assert len(seen) == 2 and max(seen) <= math.sqrt(1024) / 1.5 * (1.0 + 1e-6)
+    longest = max(np.linalg.norm(row) for row, *_ in places)
+    assert len(places) == 2 and longest <= math.sqrt(1024) / 1.5 * (1.0 + 1e-6)
 
 
 # ---- messages ----------------------------------------------------------------------------------------------
@@ -214,9 +207,8 @@ def test_error_of_the_mean_is_that_of_the_formula(settings):
     t, size = math.tanh(mechanism.epsilon_per_bit / 2.0), padded_size(dim)
     # |mean|^2 = 1/n of updates that are orthogonal, nearly
     wanted = (4.5 / t) ** 2 / clients / mechanism.bits_per_coordinate - 1.0 / clients
-    if (
-        mechanism.paired
-    ):  # of a pair: 2 (alpha^2 - 1) + 2 |s| - s^2, s = x1 + x2 in ranges, E|s| = 1.128 / 4.5
+    if mechanism.paired:
+        # of a pair: 2 (alpha^2 - 1) + 2 |s| - s^2, s = x1 + x2 in ranges, E|s| = 1.128 / 4.5
         pair = 2.0 * (1.0 / t**2 - 1.0) + 2.0 * math.sqrt(4.0 / math.pi) / 4.5 - 2.0 / 4.5**2
         wanted = 4.5**2 * pair * 4.0 / clients**2
     wanted = (wanted / mechanism.fraction + (1.0 / mechanism.fraction - 1.0) / clients) * dim / size
@@ -344,6 +336,5 @@ def test_the_smallest_share_is_the_kernel_of_the_rotation():
         context = make_context(mechanism, (0, 1, 2), (1100,))
         assert encode(mechanism, torch.full((3, 1100), 0.01), context).symbols.shape == (3, sent)
         # what is clipped and claimed is of what is sent
-        assert mechanism._norm(context) == pytest.approx(
-            replace(mechanism, fraction=sent / 1280)._norm(context)
-        )
+        of_what_is_sent = replace(mechanism, fraction=sent / 1280)
+        assert mechanism._norm(context) == pytest.approx(of_what_is_sent._norm(context))

@@ -48,18 +48,24 @@ def test_the_noise_of_the_mean_is_exactly_gaussian_empty_coordinates_included(pr
         assert stats.kstest(error[empty].numpy(), "norm").pvalue > 1e-4
 
 
+FINE, SILENT = {SIGM: (), CSGM: (16,)}, {"dropout_probability": 0.4}
+
+
+def noise_of_a_round(mechanism, dim, planner):
+    """Noise of the mean of zeros in units of its std, and how many clients have answered."""
+    engine = RoundEngine(mechanism, planner, SeededKeys(1), torch.zeros(dim), (dim,), FixedRange(1.0))
+    survivors = list(engine.start().survivors)
+    for some in (survivors[:2], survivors[2:]):
+        engine.receive(some, torch.zeros(len(some), dim))
+    engine.finish()
+    return engine.weights.double().numpy() * len(survivors) / (5.0 / 0.5), len(survivors)
+
+
 @pytest.mark.parametrize("make", [SIGM, CSGM])
 def test_dropouts_leave_the_noise_as_it_was(make):
     # false alarm 1e-4 a case: zero updates, so that what remains is noise (and CSGM's rounding, made fine)
-    mechanism = make(1.0, 5.0, 0.5) if make is SIGM else make(1.0, 5.0, 0.5, 16)
-    planner = RoundPlanner(10, 3, dropout_probability=0.4)
-    engine = RoundEngine(mechanism, planner, SeededKeys(1), torch.zeros(DIM), (DIM,), FixedRange(1.0))
-    survivors = list(engine.start().survivors)
-    assert 3 <= len(survivors) <= 8
-    engine.receive(survivors[:2], torch.zeros(2, DIM))
-    engine.receive(survivors[2:], torch.zeros(len(survivors) - 2, DIM))
-    engine.finish()
-    noise = engine.weights.numpy() * len(survivors) / (5.0 / 0.5)
+    noise, survivors = noise_of_a_round(make(1.0, 5.0, 0.5, *FINE[make]), DIM, RoundPlanner(10, 3, **SILENT))
+    assert 3 <= survivors <= 8
     assert stats.kstest(noise, "norm").pvalue > 1e-4
 
 
@@ -83,18 +89,12 @@ def test_the_mean_squared_error_is_the_closed_form(make, bits):
 @pytest.mark.parametrize("make", [SIGM, CSGM])
 def test_flattened_noise_is_the_same_gaussian(make):
     # false alarm 1e-4 a case: 40,000 of 65,536 rotated coordinates, one of six clients silent, zero updates
-    dim, mechanism = 40_000, make(1.0, 5.0, 0.5, *((16,) if make is CSGM else ()), flatten=True)
-    planner = RoundPlanner(6, 5, dropout_probability=0.4)
-    engine = RoundEngine(mechanism, planner, SeededKeys(1), torch.zeros(dim), (dim,), FixedRange(1.0))
-    survivors = list(engine.start().survivors)
-    assert 0 < len(survivors) < 6
-    for client in survivors:
-        engine.receive([client], torch.zeros(1, dim))
-    engine.finish()
-    noise = engine.weights.double() * len(survivors) / (5.0 / 0.5)
-    assert stats.kstest(noise.numpy(), "norm").pvalue > 1e-4
+    dim, mechanism = 40_000, make(1.0, 5.0, 0.5, *FINE[make], flatten=True)
+    noise, survivors = noise_of_a_round(mechanism, dim, RoundPlanner(6, 5, **SILENT))
+    assert 0 < survivors < 6
+    assert stats.kstest(noise, "norm").pvalue > 1e-4
     # and it can only be Gaussian together: neighbours, and the same under another rotation
-    spectrum = hadamard(noise[: 2**15]).numpy()
+    spectrum = hadamard(torch.from_numpy(noise[: 2**15])).numpy()
     assert stats.kstest(spectrum, "norm").pvalue > 1e-4
     assert abs(np.corrcoef(noise[:-1], noise[1:])[0, 1]) < 4.0 / math.sqrt(dim)
 
@@ -133,9 +133,8 @@ def test_flattening_spreads_one_large_coordinate():
         context = make_context(mechanism, range(SIZE), (1024,))
         message = encode(mechanism, values, context)
         assert message.num_clipped == 0
-        errors.append(
-            (decode(mechanism, message.symbols, context.cohort, context) - values.sum(0)).norm().item()
-        )
+        decoded = decode(mechanism, message.symbols, context.cohort, context)
+        errors.append((decoded - values.sum(0)).norm().item())
         assert {c.compositions for c in mechanism.claims(context)} == {1024}
     assert errors[0] / errors[1] == pytest.approx(1.0 / clip, rel=0.15)
 

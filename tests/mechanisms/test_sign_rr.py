@@ -20,9 +20,8 @@ def test_the_mean_estimates_the_signs_scaled_by_the_radius():
 def test_a_plain_mean_keeps_the_shrinkage_of_the_coin():
     mechanism, dim = SignRR(epsilon_per_coordinate=1.0, aggregation="plain_mean"), 40_000
     context = make_context(mechanism, (0,), (dim,))
-    estimate = decode(
-        mechanism, encode(mechanism, torch.ones(1, dim), context).symbols, (0,), context
-    ).double()
+    symbols = encode(mechanism, torch.ones(1, dim), context).symbols
+    estimate = decode(mechanism, symbols, (0,), context).double()
     assert set(estimate.tolist()) == {-1.0, 1.0}
     assert abs(estimate.mean() - math.tanh(0.5)) < 4.9 * estimate.std() / math.sqrt(dim)  # 1e-6
 

@@ -23,10 +23,7 @@ def test_generator_vectors_of_the_specification():
     assert base == 0x3D3F09F30003443A
     words = prf_words(base, 0, 8)
     assert [word % 2**64 for word in words[:5].tolist()] == [
-        0x72DE5694219753BE,
-        0xB66ECB6550E051F2,
-        0x725E937233A842C4,
-        0xFE5EA216968257DF,
+        *(0x72DE5694219753BE, 0xB66ECB6550E051F2, 0x725E937233A842C4, 0xFE5EA216968257DF),
         0x10EF3F5D63AD92FC,
     ]
     rows = {n: (1 + prf_rows(words, n - 1)).tolist() for n in (4, 8, 16)}
@@ -36,12 +33,8 @@ def test_generator_vectors_of_the_specification():
     signs = hadamard_signs(torch.tensor(rows[4][:4])[:, None], torch.arange(4))
     assert signs.tolist() == [[1, 1, -1, -1], [1, -1, -1, 1], [1, 1, -1, -1], [1, -1, -1, 1]]
     uniforms = prf_uniforms(prf_words(prf_base(1234, 0, 7, 0, 1), 0, 4))
-    assert uniforms.tolist() == [
-        0.9712397660345062,
-        0.7456851945577088,
-        0.3257954305661097,
-        0.13880578177853264,
-    ]
+    exact = [0.9712397660345062, 0.7456851945577088, 0.3257954305661097, 0.13880578177853264]
+    assert uniforms.tolist() == exact
 
 
 def test_any_part_of_a_sequence_can_be_drawn_alone():
@@ -61,11 +54,8 @@ def test_hadamard_words_have_the_law_of_balanced_words(size):
     ("size", "words", "c2", "factor"),
     [
         *((2, "balanced", -1, 2), (3, "near_balanced", -1 / 3, 4 / 3), (4, "balanced", -1 / 3, 4 / 3)),
-        *(
-            (5, "near_balanced", -0.2, 1.2),
-            (8, "balanced", -1 / 7, 8 / 7),
-            (9, "near_balanced", -1 / 9, 10 / 9),
-        ),
+        *((5, "near_balanced", -0.2, 1.2), (8, "balanced", -1 / 7, 8 / 7)),
+        (9, "near_balanced", -1 / 9, 10 / 9),
     ],
 )
 def test_bias_factors_of_the_specification(size, words, c2, factor):
@@ -138,11 +128,8 @@ def test_frequencies_are_unbiased(size, words):
     """Sender always at point 1; exact mean over the words: the frequencies are a one at point 1."""
     table = word_table(np.arange(size, dtype=float)[:, None], words)
     rows = torch.arange(table.num_rows)
-    signs = (
-        torch.from_numpy(table.signs)[rows, 1]
-        if len(table.signs)
-        else hadamard_signs(rows + 1, torch.tensor(1))
-    )
+    hadamard = hadamard_signs(rows + 1, torch.tensor(1))
+    signs = torch.from_numpy(table.signs)[rows, 1] if len(table.signs) else hadamard
     votes = torch.diag(signs.double())  # sample r: the word is row r
     got = frequencies(votes, table)
     torch.testing.assert_close(got.mean(0), torch.eye(size, dtype=torch.float64)[1], atol=1e-12, rtol=0)

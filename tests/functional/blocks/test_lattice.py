@@ -13,31 +13,20 @@ def points(rows):
     return torch.tensor(rows, dtype=torch.float64)
 
 
-@pytest.mark.parametrize(
-    ("name", "blocks", "expected"),
-    [
-        (
-            "A2",
-            [[0.6, 0.3], [0.5, 0.4], [1.3, 0.8], [-0.7, 2.1]],
-            [[1, 0], [0.5, 0.866025], [1.5, 0.866025], [-1, 1.732051]],
-        )
-    ],
-)
-def test_nearest_points_of_the_specification(name, blocks, expected):
-    torch.testing.assert_close(nearest_point(points(blocks), name), points(expected), atol=1e-6, rtol=0)
+def test_nearest_points_of_the_specification():
+    found = nearest_point(points([[0.6, 0.3], [0.5, 0.4], [1.3, 0.8], [-0.7, 2.1]]), "A2")
+    expected = points([[1, 0], [0.5, 0.866025], [1.5, 0.866025], [-1, 1.732051]])
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize(("name", "radius"), [("Z", 4.0), ("A2", 4.0)])
-def test_nearest_point_is_the_nearest_of_all(name, radius):
+@pytest.mark.parametrize("name", NAMES)
+def test_nearest_point_is_the_nearest_of_all(name):
     """Against brute force over every lattice point of a ball that must hold the nearest one."""
     cell, generator = lattice(name), torch.Generator().manual_seed(0)
     x = torch.randn(300, cell.dim, dtype=torch.float64, generator=generator)
-    x *= (
-        (radius - cell.covering_radius)
-        * torch.rand(300, 1, generator=generator).double()
-        / x.norm(dim=1)[:, None]
-    )
-    book = torch.from_numpy(finite_codebook(name, radius).points)
+    lengths = (4.0 - cell.covering_radius) * torch.rand(300, 1, generator=generator).double()
+    x *= lengths / x.norm(dim=1)[:, None]
+    book = torch.from_numpy(finite_codebook(name, 4.0).points)
     torch.testing.assert_close((nearest_point(x, name) - x).norm(dim=1), torch.cdist(x, book).min(1).values)
 
 
@@ -65,9 +54,8 @@ def test_nesting_is_exact_and_complete(name, ratio):
     dim = lattice(name).dim
     book = voronoi_codebook(name, ratio)
     assert len(book) == ratio**dim == len(np.unique(book.points, axis=0))
-    fine = nearest_point(
-        5 * torch.randn(2000, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(3)), name
-    )
+    generator = torch.Generator().manual_seed(3)
+    fine = nearest_point(5 * torch.randn(2000, dim, dtype=torch.float64, generator=generator), name)
     coarse, rest = nested_split(fine, name, ratio)
     torch.testing.assert_close(coarse + rest, fine, atol=1e-12, rtol=0)
     torch.testing.assert_close(nearest_point(coarse / ratio, name), coarse / ratio, atol=1e-9, rtol=0)

@@ -44,9 +44,8 @@ def test_a_row_is_quantised_by_the_formula():
     values, step = rng.normal(size=1000).astype(np.float32), rng.uniform(0.1, 2, 1000)
     dither, symbols = centred_dither(stream().words64(1000)), np.empty(1000, np.int32)
     largest = dither_quantize_row(values, 0.5, dither, step, symbols)
-    wanted = dither_quantize(
-        torch.from_numpy(values).double() * 0.5, torch.from_numpy(dither), torch.from_numpy(step)
-    )
+    scaled = torch.from_numpy(values).double() * 0.5
+    wanted = dither_quantize(scaled, torch.from_numpy(dither), torch.from_numpy(step))
     assert torch.equal(torch.from_numpy(symbols).long(), wanted) and largest == wanted.abs().max()
 
 

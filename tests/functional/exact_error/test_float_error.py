@@ -160,9 +160,8 @@ def test_the_widths_of_a_sums_layers():
             width = (mass * reach).sum() / (mass * reach / (b + other)[1:]).sum()
             assert width <= 2.52 + 2.0 * a
     for n in (1, 10, 1000):
-        assert n * (2.51 + 2.0 * (7.1 / math.sqrt(n) + math.sqrt(2.0 / math.pi))) / math.sqrt(n) <= (
-            4.11 * math.sqrt(n) + 14.2
-        )
+        width = 2.51 + 2.0 * (7.1 / math.sqrt(n) + math.sqrt(2.0 / math.pi))
+        assert n * width / math.sqrt(n) <= 4.11 * math.sqrt(n) + 14.2
 
 
 def test_the_bounds_in_figures():

@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import numpy as np
@@ -108,8 +109,7 @@ def test_the_shifted_code_has_a_shortest_step_and_few_symbols():
     for law in ("gaussian", "laplace"):
         dither, step, _ = draw(law, "shifted", 100_000, "fewest")
         assert step.min() >= minimal_step(law, 2.0)
-        ends = (dither_quantize(torch.full_like(step, end), dither, step) for end in (-16.0, 16.0))
-        low, high = ends
+        low, high = (dither_quantize(torch.full_like(step, end), dither, step) for end in (-16.0, 16.0))
         assert (high - low).max() < 2 ** fixed_length_bits(32.0, law, 2.0)
 
 
@@ -154,13 +154,8 @@ ENTROPIES = {
 
 @pytest.mark.parametrize("interval", ENTROPIES)
 def test_entropies_equal_the_table(interval):
-    cases = [
-        (s, law, kind)
-        for law in ("gaussian", "laplace")
-        for s in (1.0, 3.0)
-        for kind in ("direct", "shifted")
-    ]
-    found = [conditional_entropy(interval, s, law, kind) for s, law, kind in cases]
+    cases = itertools.product(("gaussian", "laplace"), (1.0, 3.0), ("direct", "shifted"))
+    found = [conditional_entropy(interval, s, law, kind) for law, s, kind in cases]
     assert found == pytest.approx(ENTROPIES[interval], abs=1e-6)
 
 
@@ -178,9 +173,8 @@ def test_entropy_by_counting(law, kind):
         assert measured == pytest.approx(exact, abs=0.016)
     else:
         per_layer = -torch.xlogy(inside, inside).sum(0) / math.log(2.0)
-        assert per_layer.mean().item() == pytest.approx(
-            cell_entropy(16.0 / step[wide].numpy()).mean(), abs=0.016
-        )
+        exact = cell_entropy(16.0 / step[wide].numpy()).mean()
+        assert per_layer.mean().item() == pytest.approx(exact, abs=0.016)
 
 
 @pytest.mark.parametrize(("law", "kind"), CASES)

@@ -34,15 +34,19 @@ def test_the_law_is_the_discrete_gaussian(sigma):
     common = expected >= 20
     seen = np.array([(drawn == value).sum() for value in z[common]])
     rest, rest_expected = count - seen.sum(), count - expected[common].sum()
-    chi = ((seen - expected[common]) ** 2 / expected[common]).sum() + (rest - rest_expected) ** 2 / max(
-        rest_expected, 1
-    )
+    chi = ((seen - expected[common]) ** 2 / expected[common]).sum()
+    chi += (rest - rest_expected) ** 2 / max(rest_expected, 1)
     assert stats.chi2(common.sum()).sf(chi) > 1e-4
 
 
 @pytest.mark.parametrize(("sigma", "variance"), [(0.3, 0.0076725), (0.5, 0.2150127), (1.0, 1.0)])
 def test_its_variance_is_below_sigma_squared_when_sigma_is_small(sigma, variance):
     assert discrete_gaussian_variance(sigma) == pytest.approx(variance, abs=3e-7)
+
+
+def taken_from(queue):
+    """Words in the order in which they are asked for."""
+    return lambda count: np.array([queue.pop(0) for _ in range(count)], np.uint64)
 
 
 def test_a_word_on_a_threshold_is_decided_by_more_bits():
@@ -55,15 +59,11 @@ def test_a_word_on_a_threshold_is_decided_by_more_bits():
     assert 0 < low_bits < 2**64
     for extra, wanted in ((low_bits - 1, 0), (low_bits + 1, 1)):
         queue = [coarse[place], extra]
-        drawn = discrete_gaussian(
-            sigma, 1, lambda n, queue=queue: np.array([queue.pop(0) for _ in range(n)], np.uint64)
-        )
-        assert drawn.tolist() == [wanted] and not queue
+        assert discrete_gaussian(sigma, 1, taken_from(queue)).tolist() == [wanted] and not queue
 
 
 def test_extreme_words_stay_in_the_tails():
-    queue = [0, 2**64 - 1, 12345, 2**64 - 12345]
-    low, high = discrete_gaussian(2.0, 2, lambda n: np.array([queue.pop(0) for _ in range(n)], np.uint64))
+    low, high = discrete_gaussian(2.0, 2, taken_from([0, 2**64 - 1, 12345, 2**64 - 12345]))
     assert -28 <= low < -15 and 15 < high <= 28
 
 

@@ -112,20 +112,9 @@ def test_tails_of_chosen_words(second):
         assert abs(Fraction(tail) / wanted - 1) < Fraction(1, 2**52)
 
 
-def test_the_smallest_and_the_largest_tail():
-    tails, right = signed_tails(4, chosen([0, LAST, 2**63 - 1, 2**63], [0, 0]))
-    assert tails.tolist() == [2.0**-129, 2.0**-129, 0.5, 0.5]
-    assert right.tolist() == [False, True, False, True]
-
-
 def test_second_words_come_after_all_first_ones():
     tails, _ = signed_tails(3, chosen([0, 2**60, LAST], [7, 9]))
     assert tails.tolist() == [7.5 * 2.0**-128, 2.0**-4, 9.5 * 2.0**-128]
-
-
-def test_no_second_word_is_read_where_none_is_needed():
-    tails, _ = signed_tails(2, chosen([2**53, LAST - 2**53], []))
-    assert (tails >= 2.0**-11).all()
 
 
 @pytest.mark.parametrize("draw", [draw for draw, _ in DRAWS])
@@ -212,7 +201,6 @@ def test_moments_of_what_is_released(law):
     noise = GridNoise(law, 1.7)
     value = torch.full((200_000,), 345_678_901)
     released = noise.add(value, Stream(b"m" * 32).words64).double() * noise.step
-    assert released.mean().item() == pytest.approx(
-        345_678_901 / 2**FINE_BITS, abs=5 * (noise.variance / 2e5) ** 0.5
-    )
+    error = 5 * (noise.variance / 2e5) ** 0.5
+    assert released.mean().item() == pytest.approx(345_678_901 / 2**FINE_BITS, abs=error)
     assert released.var().item() == pytest.approx(noise.variance, rel=0.03)

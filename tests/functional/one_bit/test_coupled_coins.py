@@ -16,11 +16,8 @@ GRID = torch.linspace(-1.0, 1.0, 129, dtype=torch.float64)
 def thresholds(epsilon, word_bits=BITS):
     """For every x of the grid: the threshold where the secret is 1, and where it is 0."""
     inner, one = inner_coin(coin_thresholds(epsilon, word_bits)), torch.ones(1, dtype=torch.float64)
-    told, untold = (
-        coupled_thresholds(GRID, 0.0 * one, one, inner, torch.tensor(secret)).tolist()
-        for secret in (True, False)
-    )
-    return told, untold
+    secrets = torch.tensor([True]), torch.tensor([False])
+    return [coupled_thresholds(GRID, 0.0 * one, one, inner, secret).tolist() for secret in secrets]
 
 
 @pytest.mark.parametrize(

@@ -102,13 +102,9 @@ def test_known_word_vertices_are_as_bad_as_every_pair(epsilon, shared_bits):
 def test_no_input_of_a_pair_beats_the_sum_vertices(epsilon, shared_bits, num_coins):
     low, high = extremes(epsilon)
     noises = [obp.coin_sum_pmf(num_coins, j, low, high) for j in range(num_coins + 1)]
-    vertices = [
-        (np.convolve(n, a), np.convolve(n, b))
-        for p, q in obp.pair_sum_pairs(low, high, shared_bits)
-        for a, b in ((p, q), (q, p))
-        for n in noises
-    ]
-    bound = envelope(vertices)
+    pairs = obp.pair_sum_pairs(low, high, shared_bits)
+    ends = itertools.product([*pairs, *((q, p) for p, q in pairs)], noises)
+    bound = envelope((np.convolve(n, a), np.convolve(n, b)) for (a, b), n in ends)
 
     def sums(q1, q2):
         both, one, other, none = pair_law(q1, q2, shared_bits)
@@ -179,9 +175,8 @@ def test_stretches_of_splits_dominate_every_split():
 
     def worst(splits, at):
         noises = [obp.coin_sum_pmf(*split, low, high) for split in splits]
-        return np.max(
-            [hockey_stick(np.convolve(n, [high, low]), np.convolve(n, [low, high]), at) for n in noises], 0
-        )
+        laws = [(np.convolve(n, [high, low]), np.convolve(n, [low, high])) for n in noises]
+        return np.max([hockey_stick(*pair, at) for pair in laws], 0)
 
     every, bound = [(1000, j) for j in range(1001)], worst(obp.coin_splits(1000), points)
     assert (bound >= worst(every, points) * (1 - 1e-12)).all()

@@ -124,9 +124,7 @@ def test_thresholds_stay_in_the_coin_and_hit_its_ends():
 def test_the_joint_law_of_the_shipped_words_is_the_closed_form(word_bits):
     """Every shared word, both private words, all thresholds, all d: counted exactly (spec, v14)."""
     size = 2**word_bits
-    shared, first, second = (
-        grid.reshape(-1).astype(np.uint32) for grid in np.meshgrid(*[np.arange(size)] * 3, indexing="ij")
-    )
+    shared, first, second = np.indices((size,) * 3, np.uint32).reshape(3, -1)
     for bits in range(word_bits + 1):
         mask = size - (size >> bits)
         words = [first.copy(), second.copy()]
@@ -192,10 +190,8 @@ def test_stratified_words_are_the_exact_integer_quotient(strata):
     offsets = rng.integers(0, strata, len(words)).astype(np.uint32)
     for rank in {0, strata // 2, strata - 1}:
         out = ob.stratify_words(words, offsets, rank, strata)
-        expected = [
-            (((rank + int(o)) % strata << 32) + int(w)) // strata for o, w in zip(offsets, words, strict=True)
-        ]
-        assert out.tolist() == expected
+        pairs = zip(offsets.tolist(), words.tolist(), strict=True)
+        assert out.tolist() == [(((rank + o) % strata << 32) + w) // strata for o, w in pairs]
 
 
 def _exact_group_variance(probabilities):

@@ -60,9 +60,8 @@ def test_a_budget_asks_for_no_more_noise_than_opacus_s_tightest_accountant():
     """By its PRV accountant 3.293 at epsilon 8, by Renyi orders 3.496."""
     from opacus.accountants.utils import get_noise_multiplier
 
-    theirs = get_noise_multiplier(
-        target_epsilon=8.0, target_delta=1e-5, sample_rate=1.0, steps=30, accountant="prv"
-    )
+    budget = {"target_epsilon": 8.0, "target_delta": 1e-5, "sample_rate": 1.0, "steps": 30}
+    theirs = get_noise_multiplier(**budget, accountant="prv")
     assert gaussian_noise_multiplier(8.0, 1e-5, 30) == pytest.approx(theirs, rel=2e-3)
 
 
@@ -95,9 +94,8 @@ def test_what_is_clipped_is_the_distance_from_the_centre():
     context = make_context(mechanism, (0,), (4,), center=5.0)
     message = encode(mechanism, torch.full((1, 4), 5.0), context)
     assert message.num_clipped == 0
-    torch.testing.assert_close(
-        decode(mechanism, message.symbols, (0,), context), torch.full((4,), 5.0), atol=1e-2, rtol=0
-    )
+    decoded = decode(mechanism, message.symbols, (0,), context)
+    torch.testing.assert_close(decoded, torch.full((4,), 5.0), atol=1e-2, rtol=0)
 
 
 def test_claims_say_whole_vector_or_coordinate():

@@ -47,9 +47,8 @@ def errors(mechanism, size, kind, seed=0, dim=DIM):
     """Errors of the released sum in units of its std, with its grid smoothed over."""
     context, updates = make_context(mechanism, range(size), (dim,)), inputs(kind, size, dim)
     symbols = encode(mechanism, updates, context, seed=seed).symbols
-    released = round_to_grid(
-        decode(mechanism, symbols, context.cohort, context, seed), mechanism.grid(context)
-    )
+    summed = decode(mechanism, symbols, context.cohort, context, seed)
+    released = round_to_grid(summed, mechanism.grid(context))
     error = released - updates.double().sum(0)
     jitter = torch.rand(dim, generator=torch.Generator().manual_seed(1)).double() - 0.5
     spread = mechanism.clip_norm * mechanism.sigma(context) * size
@@ -106,15 +105,11 @@ def test_dropouts_leave_the_law_as_it_was(mechanism, stack):
     engine.finish()
     context = make_context(mechanism, range(10), (DIM,))
     error = engine.weights.double() - updates[survivors].double().mean(0)
-    jitter = mechanism.grid(context) * (
-        torch.rand(DIM, generator=torch.Generator().manual_seed(2)).double() - 0.5
-    )
+    jitter = torch.rand(DIM, generator=torch.Generator().manual_seed(2)).double() - 0.5
     spread = mechanism.clip_norm * mechanism.sigma(context) * 10 / len(survivors)
-    error = (error + jitter / len(survivors)).numpy() / spread
-    if isinstance(mechanism, IrwinHall):
-        assert stats.kstest(error, lambda x: irwin_hall_cdf(x, 10)).pvalue > 1e-4
-    else:
-        assert stats.kstest(error, "norm").pvalue > 1e-4
+    error = (error + mechanism.grid(context) * jitter / len(survivors)).numpy() / spread
+    law = (lambda x: irwin_hall_cdf(x, 10)) if isinstance(mechanism, IrwinHall) else "norm"
+    assert stats.kstest(error, law).pvalue > 1e-4
     bound = mechanism.noise_variance(context, survivors).item()
     assert (error * spread).var() == pytest.approx(bound, rel=0.03)
 
@@ -136,9 +131,8 @@ def test_a_message_costs_its_conditional_entropy(layering):
     context = make_context(mechanism, (0,), (dim,))
     half = 4.0 * mechanism.sigma(context)
     updates = (torch.rand(1, dim, generator=torch.Generator().manual_seed(0)) * 2 - 1) * half
-    mechanism = LayeredGaussian(
-        float(updates.norm()) * 1.01, 1e-3 / (float(updates.norm()) * 1.01), layering=layering
-    )
+    norm = float(updates.norm()) * 1.01
+    mechanism = LayeredGaussian(norm, 1e-3 / norm, layering=layering)
     message = encode(mechanism, updates, context)
     exact = conditional_entropy(8.0, 1.0, "gaussian", layering)
     assert exact - 0.01 < message.num_bits / dim < exact + 0.15
@@ -173,13 +167,9 @@ def test_who_sees_what(mechanism):
     context = make_context(mechanism, range(9), (10,))
     losses = {claim.adversary: claim.loss for claim in mechanism.claims(context)}
     assert set(losses) == set(Adversary)
-    blind = (
-        {Adversary.OUTSIDER, Adversary.CLIENT}
-        if isinstance(mechanism, LayeredGaussian)
-        else {Adversary.OUTSIDER}
-    )
-    if isinstance(mechanism, IrwinHall):
-        blind = set()
+    blind = set() if isinstance(mechanism, IrwinHall) else {Adversary.OUTSIDER}
+    if isinstance(mechanism, LayeredGaussian):
+        blind.add(Adversary.CLIENT)
     for who, loss in losses.items():
         assert isinstance(loss, GaussianLoss if who in blind else NonPrivate), who
     if blind:
