@@ -74,10 +74,9 @@ def test_a_clip_is_no_loss():
 
 def test_rows_as_the_clip_leaves_them():
     rows = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
-    context = make_context(GaussianNoise(1.0, 1.0), range(2), (2,))
-    assert clip_rows(GaussianNoise(1.0, 1.0), rows, context).flatten().tolist() == pytest.approx(
-        [0.6, 0.8, 0.3, 0.4]
-    )
+    noise = GaussianNoise(1.0, 1.0)
+    found = clip_rows(noise, rows, make_context(noise, range(2), (2,)))
+    assert found.flatten().tolist() == pytest.approx([0.6, 0.8, 0.3, 0.4])
 
 
 def test_parameters_that_join_never_make_zeros_look_better():

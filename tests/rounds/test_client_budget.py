@@ -210,9 +210,8 @@ def test_behind_an_active_secure_aggregation_the_fewest_survivors_count():
         while high - low > 1e-3:
             middle = (low + high) / 2
             try:
-                ClientBudget(PrivacyTarget(middle, DELTA, "secagg_server"), CLIENTS, sums).check(
-                    LDPQ(0.5), context, log
-                )
+                target = PrivacyTarget(middle, DELTA, "secagg_server")
+                ClientBudget(target, CLIENTS, sums).check(LDPQ(0.5), context, log)
                 high = middle
             except BudgetSpentError:
                 low = middle

@@ -58,8 +58,7 @@ def test_an_aborted_round_says_what_was_not_finite_and_leaves_the_model():
     one_round(server, clients, set(range(CLIENTS)))
     before = server.weights.clone()
     record = one_round(server, clients, set(range(CLIENTS)))
-    assert record.aborted.startswith(
-        "The model after this round's step is not finite in 12 of 12 coordinates"
-    )
+    words = "The model after this round's step is not finite in 12 of 12 coordinates"
+    assert record.aborted.startswith(words)
     assert torch.equal(server.weights, before)
     assert record.num_received == CLIENTS
