@@ -161,9 +161,8 @@ def test_a_delta_at_which_rounding_shows_is_refused():
 
 @pytest.mark.parametrize("delta", [0.0, 1.0])
 def test_a_delta_without_a_count_is_checked_too(delta):
-    with pytest.raises(
-        ValueError, match=r"delta must be > 0 and below 1, got .* one of the clients or samples would"
-    ):
+    words = r"delta must be > 0 and below 1, got .* one of the clients or samples would"
+    with pytest.raises(ValueError, match=words):
         check_delta(delta)
 
 

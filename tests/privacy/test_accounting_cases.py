@@ -61,6 +61,11 @@ def epsilon_of(one, count, delta):
     return float(one.self_compose(count).get_epsilon_for_delta(delta))
 
 
+def rounded(pessimistic, step):
+    given = {"pessimistic_estimate": pessimistic, "use_connect_dots": pessimistic}
+    return {**given, "value_discretization_interval": step}
+
+
 def bounds(case):
     """The loss, dp_accounting's optimistic epsilon, and an upper bound of it or infinity."""
     kind, level, count, share = case["kind"], case["level"], case["count"], case["share"]
@@ -72,35 +77,17 @@ def bounds(case):
         return PmfPairs((pair,)), *(epsilon_of(one, count, delta) for one in made)
     if kind == "gaussian":
         std = 1 / level
-        made = [
-            pld.from_gaussian_mechanism(
-                std, pessimistic_estimate=o, value_discretization_interval=level / 10, use_connect_dots=o
-            )
-            for o in (False, True)
-        ]
+        made = [pld.from_gaussian_mechanism(std, **rounded(o, level / 10)) for o in (False, True)]
         return GaussianLoss(std), *(epsilon_of(one, count, delta) for one in made)
     if kind == "laplace":
-        made = [
-            pld.from_laplace_mechanism(
-                1 / level,
-                pessimistic_estimate=o,
-                value_discretization_interval=level / 16,
-                use_connect_dots=o,
-            )
-            for o in (False, True)
-        ]
+        made = [pld.from_laplace_mechanism(1 / level, **rounded(o, level / 16)) for o in (False, True)]
         # up to a thousandth of delta goes to truncated tails, twice
         most = epsilon_of(made[1], count, 0.998 * delta)
         return LaplaceLoss(1 / level), epsilon_of(made[0], count, delta), most
     if kind == "sampled":
         std = 0.5 + 1 / level
-        one = pld.from_gaussian_mechanism(
-            std,
-            pessimistic_estimate=False,
-            value_discretization_interval=min(share / std, 1 / std) / 6,
-            sampling_prob=share,
-            use_connect_dots=False,
-        )
+        step = min(share / std, 1 / std) / 6
+        one = pld.from_gaussian_mechanism(std, sampling_prob=share, **rounded(False, step))
         return SampledGaussianLoss(std, share), epsilon_of(one, count, delta), math.inf
     if kind == "coins":
         coins = case["coins"]
@@ -128,9 +115,8 @@ def check(case):
     above = GRID * max(most, level * math.sqrt(count)) if case["kind"] == "laplace" else TOLERANCE * most
     assert ours <= most + above + TOLERANCE, (ours, most)
     if case["kind"] == "gaussian":
-        check_closed_form(
-            plm.GaussianPrivacyLoss(1 / level / math.sqrt(count)).get_delta_for_epsilon, ours, delta
-        )
+        law = plm.GaussianPrivacyLoss(1 / level / math.sqrt(count))
+        check_closed_form(law.get_delta_for_epsilon, ours, delta)
     if case["kind"] == "response":
         check_closed_form(lambda epsilon: response_delta(level, count, epsilon), ours, delta)
     if case["kind"] == "laplace" and count == 1:

@@ -50,10 +50,9 @@ def test_planner_run_and_plan_hold_one_object_and_price_what_it_draws(law):
     assert law.own_draws or {len(cohort) for cohort in cohorts} == {law.cohort_size(CLIENTS)}
     charges = np.bincount([client for cohort in cohorts for client in cohort], minlength=CLIENTS)
     assert charges.max() <= law.lottery(ROUNDS, CLIENTS)[0]
-    epsilons = [
-        Account(run, 1e-5).epsilon(Adversary.OUTSIDER, 3, secret=law.secret) for run in (planned, coming)
-    ]
-    assert epsilons[0] == epsilons[1]
+    one, other = (Account(run, 1e-5) for run in (planned, coming))
+    outsider = Adversary.OUTSIDER, 3
+    assert one.epsilon(*outsider, secret=law.secret) == other.epsilon(*outsider, secret=law.secret)
 
 
 @pytest.mark.parametrize("law", [law for law in LAWS if not law.secret], ids=repr)
@@ -76,13 +75,7 @@ def test_a_round_that_its_law_does_not_draw_is_no_run():
 
 def test_colluders_among_those_whom_a_rule_names_are_refused_in_a_plan_too():
     target = fedq.PrivacyTarget(8.0, 1e-5, "secagg_server")
-    problem = Problem(
-        CLIENTS,
-        100,
-        ROUNDS,
-        target,
-        SecAgg(max_colluding_fraction=0.1, max_dropped_fraction=0.0),
-        law=fedq.Available(at_home, 10),
-    )
+    masks, law = SecAgg(max_colluding_fraction=0.1, max_dropped_fraction=0.0), fedq.Available(at_home, 10)
+    problem = Problem(CLIENTS, 100, ROUNDS, target, masks, law=law)
     [option] = plan(problem, {"it": fedq.RotatedCoins(1.0, 1.0)})
     assert option.mechanism is None and "may all collude" in option.reason

@@ -16,15 +16,12 @@ from lightning_fedq.privacy.report_file import from_json, to_json
 from lightning_fedq.privacy.report_rows import report_rows
 from tests.contract.test_mechanisms import ROWS
 
-CLIENTS = 479
+CLIENTS, TARGET = 479, fedq.PrivacyTarget(8.0, 1e-5, "secagg_server")
 
 
 def report(mechanism, max_colluding_fraction, clients=CLIENTS, rounds=25):
-    target = fedq.PrivacyTarget(8.0, 1e-5, "secagg_server")
-    problem = Problem(
-        clients, 2000, rounds, target, fedq.SecAgg(max_colluding_fraction=max_colluding_fraction)
-    )
-    return privacy_report(problem.run(mechanism), 1e-5)
+    masks = fedq.SecAgg(max_colluding_fraction=max_colluding_fraction)
+    return privacy_report(Problem(clients, 2000, rounds, TARGET, masks).run(mechanism), 1e-5)
 
 
 def text_of(report):
@@ -46,9 +43,8 @@ def test_the_page_has_one_curious_client_and_all_that_may_collude(max_colluding_
 
 
 def test_without_a_number_of_colluders_the_page_says_so():
-    assert "Several that pool what they know may learn more" in text_of(
-        report(fedq.RotatedCoins(0.5, 0.2), 0.0)
-    )
+    text = text_of(report(fedq.RotatedCoins(0.5, 0.2), 0.0))
+    assert "Several that pool what they know may learn more" in text
 
 
 def test_noise_of_each_client_holds_for_any_number():
@@ -77,13 +73,10 @@ def test_a_claim_that_forgets_colluders_covers_none():
 
     class Forgetful(fedq.LDPQ):
         def claims(self, context):
-            return tuple(
-                PrivacyClaim(who, LaplaceLoss(0.1), 1, assumptions=("keys are secret",)) for who in Adversary
-            )
+            said = {"compositions": 1, "assumptions": ("keys are secret",)}
+            return tuple(PrivacyClaim(who, LaplaceLoss(0.1), **said) for who in Adversary)
 
-    run = Problem(
-        100, 10, 2, fedq.PrivacyTarget(8.0, 1e-5, "secagg_server"), fedq.SecAgg(max_colluding_fraction=0.1)
-    ).run(Forgetful(0.5))
+    run = Problem(100, 10, 2, TARGET, fedq.SecAgg(max_colluding_fraction=0.1)).run(Forgetful(0.5))
     claim = Account(run, 1e-5).claims()[Adversary.SECAGG_SERVER]
     assert "covers 0 colluding clients, 10 may collude" in claim.loss.reason
 

@@ -73,11 +73,3 @@ def test_a_log_that_never_got_its_header_begins_again(path, monkeypatch, step):
     log = StreamLog(path, OWNER)
     log.use(0, 0, 8, "m", "")
     assert StreamLog(path, OWNER).charges == 1
-
-
-def test_a_line_without_a_checksum_is_refused_in_a_file_of_this_version(path):
-    used(path, 0)
-    with path.open("a") as file:
-        file.write('{"round": 0, "attempt": 0, "state": "m", "clients": null, "dim": 8}\n')
-    with pytest.raises(ValueError, match="is damaged at byte"):
-        StreamLog(path, OWNER)

@@ -7,17 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 import lightning_fedq.privacy
 from lightning_fedq import FixedSize, Poisson
 from lightning_fedq.mechanisms import LDPQ, AugCorBin, BandedGaussian
-from lightning_fedq.mechanisms.interface import Adversary, RoundContext
+from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy import report, secret_row
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.assumptions import KINDS, Assumption, kinds_of
 from lightning_fedq.privacy.document import document
-from lightning_fedq.privacy.planning import Problem
+from lightning_fedq.privacy.planning import Problem, make_plan_context
 from lightning_fedq.privacy.report import privacy_report
 from lightning_fedq.privacy.report_file import from_json, to_json
 from lightning_fedq.privacy.run import ASSUMED
@@ -46,9 +45,8 @@ def test_the_tables_numbers_are_ours():
         if len(cells) != 10 or not re.fullmatch(r"[\d.e]+", cells[0]):
             continue
         clients, gamma, alone, epsilon, dim, rounds = (float(cell) for cell in cells[:6])
-        assert behind(LDPQ(epsilon), int(alone), int(dim), int(rounds)) == pytest.approx(
-            float(cells[7]), rel=2e-3
-        )
+        found = behind(LDPQ(epsilon), int(alone), int(dim), int(rounds))
+        assert found == pytest.approx(float(cells[7]), rel=2e-3)
         if cells[9][0] not in "-∞":
             found = behind(AugCorBin(epsilon, 5, gamma), int(clients), int(dim), int(rounds))
             assert found == pytest.approx(float(cells[9]), rel=2e-3)
@@ -59,14 +57,7 @@ def test_the_tables_numbers_are_ours():
 
 
 def behind(mechanism, clients, dim, rounds):
-    groups, start = [], 0
-    for size in mechanism.group_sizes(clients):
-        groups.append(tuple(range(start, start + size)))
-        start += size
-    one = torch.ones(1).double()
-    setting = Setting(
-        RoundContext(0, tuple(groups), (dim,), 0 * one, one), rounds, 1e-5, secure_aggregation=True
-    )
+    setting = Setting(make_plan_context(mechanism, clients, dim), rounds, 1e-5, secure_aggregation=True)
     return setting.spent(setting.claims(mechanism)[Adversary.SECAGG_SERVER], rounds).epsilon
 
 
@@ -102,10 +93,8 @@ def runs():
 
 
 def of_own_draws():
-    target = PrivacyTarget(8.0, 1e-5, "outsider")
-    return privacy_report(
-        Problem(100, 40, 3, target, law=Poisson(10)).run(BandedGaussian(1.0, 1.0, band=1)), 1e-5
-    )
+    problem = Problem(100, 40, 3, PrivacyTarget(8.0, 1e-5, "outsider"), law=Poisson(10))
+    return privacy_report(problem.run(BandedGaussian(1.0, 1.0, band=1)), 1e-5)
 
 
 def sentences():
@@ -140,9 +129,8 @@ def test_the_conditions_of_secret_cohorts_are_the_librarys():
     _, parts = document(made)
     assert "S11: noise is the adder's alone" in str(parts)
     [rows] = [block.rows for part in parts if part.title == "What has to hold" for block in part.blocks[:1]]
-    assert ("secrecy of the sample: its conditions S1, S2, ...", "library; you: S6, S8 and S9") in {
-        row[:2] for row in rows
-    }
+    held = "secrecy of the sample: its conditions S1, S2, ...", "library; you: S6, S8 and S9"
+    assert held in {row[:2] for row in rows}
 
 
 def test_the_security_page_has_each_kind_and_who_is_responsible():
@@ -154,10 +142,11 @@ def test_the_security_page_has_each_kind_and_who_is_responsible():
 
 def test_a_file_keeps_the_kinds_and_an_unknown_one_is_refused():
     made = privacy_report(Problem(100, 40, 3, PrivacyTarget(8.0, 1e-5, "server")).run(LDPQ(1.0)), 1e-5)
-    read = from_json(to_json(made))
-    assert [[kinds_of(one) for one in row.assumptions] for row in read.rows] == [
-        [kinds_of(one) for one in row.assumptions] for row in made.rows
-    ]
+    read, kept = (
+        [[kinds_of(one) for one in row.assumptions] for row in report.rows]
+        for report in (from_json(to_json(made)), made)
+    )
+    assert read == kept
     forged = to_json(made).replace('"secret keys, fresh randomness"', '"trust me"')
     with pytest.raises(ValueError, match="there is no kind of assumption 'trust me'"):
         from_json(forged)

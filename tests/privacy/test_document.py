@@ -60,12 +60,8 @@ def test_a_target_behind_masks_that_did_not_run_is_first_and_not_met(masks, word
     groups = {line.row.adversary: line.group for line in report_rows(made)}
     assert groups["SERVER"] == groups["EAVESDROPPER"] == groups["OUTSIDER"] == "as it was run"
     found = summarise_privacy(made)
-    assert (found.who, found.printed, found.met, found.label) == (
-        "SECAGG_SERVER",
-        "not run",
-        False,
-        "target NOT met",
-    )
+    assert (found.who, found.printed, found.met) == ("SECAGG_SERVER", "not run", False)
+    assert found.label == "target NOT met"
     assert summarise_privacy(replace(made, asked=None), "SECAGG_SERVER").label == "masks not run"
 
 
@@ -76,11 +72,8 @@ def test_every_adversary_has_one_line_with_the_epsilon_of_its_row():
     for line in report_rows(made):
         value = float("inf") if line.epsilon == "∞" else float(line.epsilon)
         assert value >= line.row.epsilon * (1 - 1e-9)
-        assert summarise_privacy(made, line.row.name)[:3] == (
-            line.row.name,
-            line.row.epsilon,
-            line.row.verdict,
-        )
+        row = line.row
+        assert summarise_privacy(made, row.name)[:3] == (row.name, row.epsilon, row.verdict)
 
 
 @pytest.mark.parametrize(
@@ -126,9 +119,8 @@ def test_all_outputs_hold_the_same_table(secure_keys):
         assert row[0] in page(made) and row[0] in text and row[0].replace("'", "&#39;") in drawn
     found = json.loads(to_json(made))
     rows = found["rows" if secure_keys else "with_secure_keys"]
-    assert {row["name"]: row["group"] for row in rows} == {
-        line.row.name: line.group for line in report_rows(made)
-    }
+    groups = {line.row.name: line.group for line in report_rows(made)}
+    assert {row["name"]: row["group"] for row in rows} == groups
     assert [row["name"] for row in rows if row["asked"]] == ["SECAGG_SERVER"]
     assert found["schema"] == SCHEMA and found["headline"] == headline(made)
     if not secure_keys:
@@ -158,13 +150,8 @@ def test_the_end_of_a_fit_has_25_lines_of_80_columns(masks, secure_keys, capsys,
     assert len(shown_lines) <= 25 and max(map(len, shown_lines[:-1])) <= 80
     text = " ".join(" ".join(shown_lines).split())
     assert shown_lines[0].endswith("val_loss 0.1235, val_acc 0.1235, test_loss 0.1235, test_acc 0.1235")
-    for words in (
-        headline(made),
-        caveat(made),
-        describe_bits(made),
-        f"{tmp_path}/: report.md, privacy.md, model.ckpt",
-    ):
-        assert words in text
+    files = f"{tmp_path}/: report.md, privacy.md, model.ckpt"
+    assert all(words in text for words in (headline(made), caveat(made), describe_bits(made), files))
 
 
 @pytest.mark.parametrize("mechanism", [None, LDPQ(0.1), FedAvg(), SIGM(1.0, 8.0)])
@@ -234,9 +221,8 @@ def test_bits_stand_with_their_direction_their_masks_and_what_they_save_both_way
 def test_what_has_to_hold_stands_in_the_fields_words_with_who_sees_to_it():
     text = markdown(*document(whole(), PAGE))
     assert "| other clients run their coins | nobody can check; you say how many lie | every row |" in text
-    assert (
-        "| bounded collusion: the server does not collude with other clients | nobody can check; you" in text
-    )
+    collusion = "| bounded collusion: the server does not collude with other clients |"
+    assert f"{collusion} nobody can check; you" in text
     assert "the other clients' updates are arbitrary" not in text, "nothing has to hold for that"
     full = page(whole()).partition("## What has to hold, in full")[2]
     for row in whole().rows:

@@ -18,14 +18,8 @@ from lightning_fedq.rounds import RoundEngine, RoundPlanner
 
 
 def engine(num_clients=6, epsilon=1.0, **planner):
-    return RoundEngine(
-        LDPQ(epsilon),
-        RoundPlanner(num_clients, 0, **planner),
-        SeededKeys(0),
-        torch.zeros(8),
-        [8],
-        FixedRange(1.0),
-    )
+    start = torch.zeros(8), [8], FixedRange(1.0)
+    return RoundEngine(LDPQ(epsilon), RoundPlanner(num_clients, 0, **planner), SeededKeys(0), *start)
 
 
 def play(server, rounds):
@@ -166,13 +160,20 @@ def journal(path, clients=6, mechanism="LDPQ(epsilon_per_coordinate=1.0)", posit
     return Journal(path, mechanism, clients, position)
 
 
+def kept(path, repeatable=False, **planner):
+    """An engine whose ledger has a journal."""
+    server = engine(**planner)
+    server.ledger.keep(journal(path), repeatable)
+    return server
+
+
 def lines(path):
     return len(path.read_text().splitlines()) - 1
 
 
 def test_a_charge_is_on_the_disk_before_it_counts(tmp_path):
-    server, path = engine(), tmp_path / "ledger.jsonl"
-    server.ledger.keep(journal(path), repeatable=True)
+    path = tmp_path / "ledger.jsonl"
+    server = kept(path, repeatable=True)
     server.start()
     assert lines(path) == 1
     server.receive(server.plan.survivors, torch.full((6, 8), 0.1))
@@ -182,8 +183,7 @@ def test_a_charge_is_on_the_disk_before_it_counts(tmp_path):
 
 
 def test_nothing_is_charged_where_the_journal_cannot_be_written(tmp_path):
-    server, path = engine(), tmp_path / "ledger.jsonl"
-    server.ledger.keep(journal(path), repeatable=True)
+    server = kept(tmp_path / "ledger.jsonl", repeatable=True)
     server.ledger.journal.append = lambda *_: (_ for _ in ()).throw(OSError("disk full"))
     with pytest.raises(OSError, match="disk full"):
         server.start()
@@ -202,8 +202,7 @@ def resumed(state, path, repeatable, **planner):
 def test_keys_from_a_seed_repeat_a_killed_round_and_pay_for_it_once(tmp_path):
     straight, path = engine(), tmp_path / "ledger.jsonl"
     play(straight, 6)
-    first = engine()
-    first.ledger.keep(journal(path), repeatable=True)
+    first = kept(path, repeatable=True)
     play(first, 2)
     state = first.state_dict()
     play(first, 2)
@@ -218,8 +217,7 @@ def test_keys_from_a_seed_repeat_a_killed_round_and_pay_for_it_once(tmp_path):
 def test_keys_from_a_seed_never_repeat_a_stream_from_another_model(tmp_path):
     """Resumed with another learning rate, say: what follows differs, so it takes new streams."""
     path = tmp_path / "ledger.jsonl"
-    first = engine()
-    first.ledger.keep(journal(path), repeatable=True)
+    first = kept(path, repeatable=True)
     state = first.state_dict()
     play(first, 3)
     second = resumed(state, path, repeatable=True)
@@ -233,8 +231,7 @@ def test_keys_from_a_seed_never_repeat_a_stream_from_another_model(tmp_path):
 
 def test_keys_from_the_system_pay_for_what_was_lost_and_for_its_repetition(tmp_path):
     path = tmp_path / "ledger.jsonl"
-    first = engine(law=FixedSize(3))
-    first.ledger.keep(journal(path), repeatable=False)
+    first = kept(path, law=FixedSize(3))
     play(first, 2)
     state = first.state_dict()
     play(first, 2)
@@ -255,8 +252,7 @@ def test_keys_from_the_system_pay_for_what_was_lost_and_for_its_repetition(tmp_p
 
 def test_the_limit_counts_what_was_lost(tmp_path):
     path = tmp_path / "ledger.jsonl"
-    first = engine()
-    first.ledger.keep(journal(path), repeatable=False)
+    first = kept(path)
     state = first.state_dict()
     play(first, 3)
     second = resumed(state, path, repeatable=False)
@@ -271,8 +267,7 @@ def test_the_limit_counts_what_was_lost(tmp_path):
 def test_the_journal_knows_how_long_a_lost_round_was(tmp_path, joins, repeatable):
     """Parameters unfreeze after the checkpoint and the process is killed: all charges count as long."""
     path = tmp_path / "ledger.jsonl"
-    first = engine()
-    first.ledger.keep(journal(path), repeatable)
+    first = kept(path, repeatable)
     play(first, 2)
     state = first.state_dict()
     parts = [torch.zeros(8), torch.zeros(5)]
@@ -290,8 +285,7 @@ def test_the_journal_knows_how_long_a_lost_round_was(tmp_path, joins, repeatable
 
 
 def test_a_longer_vector_is_on_the_disk_before_anybody_answers_for_it(tmp_path):
-    server, path = engine(), tmp_path / "ledger.jsonl"
-    server.ledger.keep(journal(path), repeatable=False)
+    server = kept(tmp_path / "ledger.jsonl")
     server.start()
     server.rearrange([torch.zeros(8), torch.zeros(5)], [0, None], None)
     sent = []
@@ -305,13 +299,9 @@ def test_a_longer_vector_is_on_the_disk_before_anybody_answers_for_it(tmp_path):
 def test_a_journal_knows_the_terms_of_what_was_lost(tmp_path):
     """A server that has no checkpoint reads its charges from the journal alone."""
     path = tmp_path / "ledger.jsonl"
-    first = engine(law=FixedSize(2))
-    first.ledger.keep(journal(path), repeatable=False)
-    play(first, 2)
-    other, again = engine(), engine(law=FixedSize(2))
-    for server in (other, again):
-        server.ledger.keep(journal(path), repeatable=False)
-        assert server.ledger.rounds == 2
+    play(kept(path, law=FixedSize(2)), 2)
+    other, again = kept(path), kept(path, law=FixedSize(2))
+    assert other.ledger.rounds == again.ledger.rounds == 2
     with pytest.raises(ValueError, match=r"clients_per_round = 2 \(here 6\)"):
         other.start()
     play(again, 1)

@@ -40,6 +40,11 @@ def law(cell, draws, updates):
     return sum(p * cell(sum(u for u, t in zip(updates, there, strict=False) if t)) for p, there in draws)
 
 
+def claimed_epsilon(m, delta, law, clients, rounds):
+    run = {"law": law, "num_clients": clients, "rounds": rounds, "neighbours": Neighbours.SUBSTITUTION}
+    return secret_epsilon(GaussianLoss(0.5 / m), delta, **run)
+
+
 def stick(p, q, epsilons=EPSILONS):
     return np.array([np.maximum(p - math.exp(e) * q, 0.0).sum() for e in epsilons])
 
@@ -77,9 +82,8 @@ def test_directions_in_the_plane(m, q):
         return np.outer(one(m * x), one(m * y))
 
     claimed = PoissonGaussianLoss(0.5 / m, q).curve(EPSILONS)
-    points = [(0.0, 0.0)] + [
-        (r * math.cos(a), r * math.sin(a)) for r in (0.5, 1.0) for a in np.arange(12) * math.pi / 6
-    ]
+    places = itertools.product((0.5, 1.0), np.arange(12) * math.pi / 6)
+    points = [(0.0, 0.0), *((r * math.cos(a), r * math.sin(a)) for r, a in places)]
     laws = [(1 - q) * two(0, 0) + q * two(*p) for p in points]
     for a, b in itertools.permutations(laws, 2):
         assert (stick(a, b) <= claimed + 1e-13).all()
@@ -110,14 +114,7 @@ def test_two_adaptive_rounds(m, size, clients, kind):
             worst = max(worst, np.max(options, axis=0).sum())
         if worst < 1e-9:
             continue
-        claimed = secret_epsilon(
-            GaussianLoss(0.5 / m),
-            worst,
-            law=the_law,
-            num_clients=clients,
-            rounds=2,
-            neighbours=Neighbours.SUBSTITUTION,
-        )
+        claimed = claimed_epsilon(m, worst, the_law, clients, 2)
         assert claimed >= epsilon
         if kind == "poisson":
             assert claimed <= epsilon * 1.03 + 0.01
@@ -135,14 +132,7 @@ def test_three_rounds_of_the_worst_pair(m, q):
 
     for epsilon in (0.3, 1.0, 2.0):
         d = float(stick(three(p), three(r), [epsilon])[0])
-        claimed = secret_epsilon(
-            GaussianLoss(0.5 / m),
-            d,
-            law=fedq.Poisson(size),
-            num_clients=clients,
-            rounds=3,
-            neighbours=Neighbours.SUBSTITUTION,
-        )
+        claimed = claimed_epsilon(m, d, fedq.Poisson(size), clients, 3)
         assert epsilon <= claimed <= epsilon * 1.05 + 0.01
 
 
@@ -151,28 +141,16 @@ def test_memory_of_the_victim_is_covered():
     m, q = 1.0, 0.25
     cell = cells(m, 140)
 
-    def joint(first, second):  # second: {0: x, 1: x} by the first draw
+    def joint(first, second):  # two values of the second, by the first draw
         return sum(
             (q if c else 1 - q) * np.outer(cell(first * c), (1 - q) * cell(0.0) + q * cell(second[c]))
             for c in (0, 1)
         )
 
-    options = [
-        joint(f, {0: s, 1: t}) for f in (-1.0, 0.0, 1.0) for s in (-1.0, 0.0, 1.0) for t in (-1.0, 0.0, 1.0)
-    ]
+    options = [joint(first, second) for first, *second in itertools.product((-1.0, 0.0, 1.0), repeat=3)]
     for epsilon in (0.2, 1.0, 2.0):
         worst = max(stick(a, b, [epsilon])[0] for a, b in itertools.permutations(options, 2))
-        assert (
-            secret_epsilon(
-                GaussianLoss(0.5 / m),
-                worst,
-                law=fedq.Poisson(1),
-                num_clients=4,
-                rounds=2,
-                neighbours=Neighbours.SUBSTITUTION,
-            )
-            >= epsilon
-        )
+        assert claimed_epsilon(m, worst, fedq.Poisson(1), 4, 2) >= epsilon
 
 
 @pytest.mark.parametrize(("size", "clients"), [(1, 3), (2, 3), (1, 4)])

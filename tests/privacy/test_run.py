@@ -12,6 +12,7 @@ from lightning_fedq.privacy.run import ASSUMED, Run, Sampling, SecureSum, Threat
 from lightning_fedq.secagg import SecAgg
 
 RUN = Run.ideal(LDPQ(1.0), make_plan_context(LDPQ(1.0), 4, 10), 3, ASSUMED)
+OF_THREE = replace(RUN.sampling, law=FixedSize(3))
 PARTS = [RUN, RUN.sampling, RUN.threat, ASSUMED]
 FIELDS = [(part, field.name) for part in PARTS for field in fields(part)]
 
@@ -51,11 +52,7 @@ def test_nobody_changes_it(part):
         (RUN.threat, {"num_byzantine": -1}, "num_byzantine must be >= 0, got -1"),
         (RUN, {"rounds": -1}, "rounds must be >= 0, got -1"),
         (RUN.sampling, {"num_clients": 3}, "cohorts must have 1 to num_clients = 3 clients"),
-        (
-            RUN,
-            {"sampling": replace(RUN.sampling, law=FixedSize(3))},
-            "a round of 4 clients does not fit FixedSize",
-        ),
+        (RUN, {"sampling": OF_THREE}, "a round of 4 clients does not fit FixedSize"),
     ],
 )
 def test_what_contradicts_itself_is_refused(part, change, why):
@@ -99,21 +96,11 @@ def test_what_follows_from_a_run():
 )
 def test_what_a_price_hangs_on_is_a_term(part, change, name):
     """Ledgers, checkpoints and journals hold these names and values: other ones would refuse older files."""
-    before = RUN.terms
-    assert before == {
-        "clients_per_round": "4",
-        "dropout_probability": "0.0",
-        "keys": "secure",
-        "mean": "plain",
-        "secure_aggregation": "assumed",
-        "num_byzantine": "0",
-    }
-    value = replace(getattr(RUN, part), **change) if isinstance(change, dict) else change
-    after = replace(RUN, **{part: value}).terms
-    assert Run.ideal(LDPQ(1.0), make_plan_context(LDPQ(1.0), 3, 10), 3, ASSUMED).terms == {
-        **before,
-        "clients_per_round": "3",
-    }
+    before, other = RUN.terms, Run.ideal(LDPQ(1.0), make_plan_context(LDPQ(1.0), 3, 10), 3, ASSUMED)
+    terms = {"dropout_probability": "0.0", "keys": "secure", "mean": "plain", "num_byzantine": "0"}
+    assert before == {"clients_per_round": "4", "secure_aggregation": "assumed", **terms}
+    after = replace(RUN, **{part: replace(getattr(RUN, part), **change)}).terms
+    assert other.terms == {**before, "clients_per_round": "3"}
     assert {key for key in {**before, **after} if before.get(key) != after.get(key)} == {name}
 
 

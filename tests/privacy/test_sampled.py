@@ -34,10 +34,8 @@ VECTORS = [
 
 
 def secret(loss, delta, drawn, population, rounds, **options):
-    options.setdefault("neighbours", Neighbours.SUBSTITUTION)
-    return secret_epsilon(
-        loss, delta, law=FixedSize(drawn, secret=True), num_clients=population, rounds=rounds, **options
-    )
+    run = {"law": FixedSize(drawn, secret=True), "num_clients": population, "rounds": rounds}
+    return secret_epsilon(loss, delta, **{**run, "neighbours": Neighbours.SUBSTITUTION, **options})
 
 
 def response(epsilon):
@@ -194,10 +192,8 @@ def largest_ratio(level, rounds, procedure):
     atom = math.log1p(0.5 * math.expm1(level))
     low = 1.0 / (1.0 + math.exp(level))
     atoms = [(atom, low * math.exp(atom)), (-atom, low), (0.0, 1.0 - low * (1.0 + math.exp(atom)))]
-    total = [
-        (sum(loss for loss, _ in path), math.prod(mass for _, mass in path))
-        for path in product(atoms, repeat=rounds)
-    ]
+    paths = (zip(*path, strict=True) for path in product(atoms, repeat=rounds))
+    total = [(sum(losses), math.prod(masses)) for losses, masses in paths]
     zero, one = worlds(level, rounds, procedure)
     worst = 0.0
     for epsilon in np.linspace(0.0, rounds * atom * 0.99, 400):
@@ -252,7 +248,6 @@ def test_noise_of_published_settings(std, clients, drawn, rounds, delta, epsilon
     """The table of benchmarks/results/secret_cohorts.md: enough, and a thousandth less is not."""
     assert secret(GaussianLoss(std / 2), delta, drawn, clients, rounds) <= epsilon * 1.0005
     assert secret(GaussianLoss(std / 2 * 0.999), delta, drawn, clients, rounds) > epsilon
-    poisson = pld.from_gaussian_mechanism(
-        theirs, sampling_prob=drawn / clients, value_discretization_interval=1e-3
-    )
-    assert poisson.self_compose(rounds).get_epsilon_for_delta(delta) == pytest.approx(epsilon, rel=2e-3)
+    settings = {"sampling_prob": drawn / clients, "value_discretization_interval": 1e-3}
+    poisson = pld.from_gaussian_mechanism(theirs, **settings).self_compose(rounds)
+    assert poisson.get_epsilon_for_delta(delta) == pytest.approx(epsilon, rel=2e-3)

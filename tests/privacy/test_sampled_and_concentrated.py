@@ -7,7 +7,7 @@ import pytest
 from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.privacy_accountant import NeighboringRelation
-from scipy import integrate, stats
+from scipy import stats
 
 from lightning_fedq.functional.divergences import gaussian_delta, gaussian_epsilon
 from lightning_fedq.privacy.accounting import Rounds, composed_grid, spent, spent_together
@@ -19,20 +19,6 @@ from lightning_fedq.privacy.losses import (
     SampledGaussianLoss,
     concentrated_epsilon,
 )
-
-
-def test_the_sampled_curve_by_integration():
-    loss = SampledGaussianLoss(0.8, 0.3)
-    p = lambda x: 0.7 * stats.norm.pdf(x, 0, 0.8) + 0.3 * stats.norm.pdf(x, 1, 0.8)  # noqa: E731
-    q = lambda x: stats.norm.pdf(x, 0, 0.8)  # noqa: E731
-    for epsilon in (-1.0, -0.3, 0.0, 0.3, 1.5):
-        wanted = max(
-            integrate.quad(
-                lambda x, a=a, b=b, e=epsilon: max(a(x) - math.exp(e) * b(x), 0.0), -9, 10, limit=400
-            )[0]
-            for a, b in ((p, q), (q, p))
-        )
-        assert loss.curve(np.array([epsilon]))[0] == pytest.approx(wanted, abs=1e-7)
 
 
 def test_sampling_everybody_is_the_gaussian():

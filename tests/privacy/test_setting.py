@@ -27,14 +27,8 @@ from tests.privacy.test_report import context
 
 
 def behind(mechanism, clients=20, max_colluding_fraction=0.0, dim=10, **settings):
-    setting = Setting(
-        context(mechanism, clients, dim),
-        1,
-        1e-5,
-        secure_aggregation=True,
-        max_colluding_fraction=max_colluding_fraction,
-        **settings,
-    )
+    settings |= {"secure_aggregation": True, "max_colluding_fraction": max_colluding_fraction}
+    setting = Setting(context(mechanism, clients, dim), 1, 1e-5, **settings)
     return setting.claims(mechanism)[Adversary.SECAGG_SERVER]
 
 
@@ -73,30 +67,23 @@ def test_in_pairs_a_colluding_partner_counts(corrupt):
 
 @pytest.mark.parametrize("mechanism", [AugCorBin(1.0, 5, 0.4), CorBin(1.0, 3), LDPQ(1.0)])
 def test_one_colluding_client_makes_the_server_a_curious_client(mechanism):
-    one = context(mechanism, 20)
-    claims = Setting(one, 1, 1e-5, secure_aggregation=True, max_colluding_fraction=0.05 + 1e-9).claims(
-        mechanism
-    )
+    settings = {"secure_aggregation": True, "max_colluding_fraction": 0.05 + 1e-9}
+    claims = Setting(context(mechanism, 20), 1, 1e-5, **settings).claims(mechanism)
     server, client = claims[Adversary.SECAGG_SERVER].loss, claims[Adversary.CLIENT].loss
     assert replace(server, note="") == replace(client, note="")
 
 
 def test_only_the_row_behind_secure_aggregation_changes():
-    before, after = (
-        Setting(
-            context(AugCorBin(1.0), 20), 1, 1e-5, secure_aggregation=True, max_colluding_fraction=c
-        ).claims(AugCorBin(1.0))
-        for c in (0.0, 0.3)
-    )
+    honest = Setting(context(AugCorBin(1.0), 20), 1, 1e-5, secure_aggregation=True)
+    before = honest.claims(AugCorBin(1.0))
+    after = replace(honest, max_colluding_fraction=0.3).claims(AugCorBin(1.0))
     assert {who for who in Adversary if before[who].loss != after[who].loss} == {Adversary.SECAGG_SERVER}
 
 
 def test_collusion_and_dropouts_take_coins_together():
-    settings = {"dropout_probability": 0.2}
-    fewest = [
-        min(v.num_coins for v in behind(AugCorBin(1.0, 5, 0.5), 60, corrupt, **settings).loss.victims)
-        for corrupt in (0.0, 0.1, 0.2)
-    ]
+    pairs, shares = AugCorBin(1.0, 5, 0.5), (0.0, 0.1, 0.2)
+    losses = [behind(pairs, 60, corrupt, dropout_probability=0.2).loss for corrupt in shares]
+    fewest = [min(victim.num_coins for victim in loss.victims) for loss in losses]
     assert fewest[0] > fewest[1] > fewest[2]
 
 
@@ -189,9 +176,8 @@ def test_liars_and_dropouts_come_together():
 
 def test_what_others_do_is_assumed_in_words():
     claims = among_liars(LDPQ(0.5), 0)
-    resting = {
-        who for who, claim in claims.items() if "every other client runs its coins" in claim.assumptions
-    }
+    words = "every other client runs its coins"
+    resting = {who for who, claim in claims.items() if words in claim.assumptions}
     assert resting == {Adversary.CLIENT, Adversary.SECAGG_SERVER, Adversary.OUTSIDER}
 
 
