@@ -93,6 +93,7 @@ def test_what_somebody_has_to_look_into_keeps_its_trace(run):
 
 
 # ---- suggestions ---------------------------------------------------------------------------------------
+PATH = "... class_path 'lightning_fedq"
 KEYS = ["trainer.max_epochs", "trainer.max_steps", "model", "data", "seed_everything"]
 
 
@@ -101,15 +102,9 @@ KEYS = ["trainer.max_epochs", "trainer.max_steps", "model", "data", "seed_everyt
     [
         ("Subcommand 'fit' does not accept option 'trainer.max_epoch'", "'trainer.max_epochs'"),
         ("Subcommand 'fit' does not accept option 'dta.class_path'", "'data'"),
-        (
-            "... class_path 'lightning_fedq.data.models.MLP':\n Option 'infeatures' is not accepted",
-            "'in_features'",
-        ),
+        (f"{PATH}.data.models.MLP':\n Option 'infeatures' is not accepted", "'in_features'"),
         ("module 'lightning_fedq.data.models' has no attribute 'MPL'", "'MLP'"),
-        (
-            "... class_path 'lightning_fedq.mechanisms.LDPQ':\n Option 'zzz' is not accepted",
-            "It accepts: epsilon_per_coordinate.",
-        ),
+        (f"{PATH}.mechanisms.LDPQ':\n Option 'zzz' is not accepted", "It accepts: epsilon_per_coordinate."),
     ],
 )
 def test_the_nearest_right_one_is_named(message, hint):
@@ -127,22 +122,12 @@ def test_a_class_that_is_of_neither_package_gets_no_hint():
 
 
 # ---- settings ------------------------------------------------------------------------------------------
+CORBIN = {"class_path": "CorBin", "init_args": {"epsilon_per_coordinate": 1.0}}
+TWICE = {"class_path": "c.Twice", "init_args": {"x": 1}}
+FEDERATED = {"class_path": "c.Federated", "init_args": {"server_lr": 1.0, "mechanism": CORBIN}}
 CONFIG = {
     "model": {"class_path": "m.Classifier", "init_args": {"lr": 0.1, "backbone": {"class_path": "m.MLP"}}},
-    "trainer": {
-        "max_epochs": 3,
-        "callbacks": [
-            {
-                "class_path": "c.Federated",
-                "init_args": {
-                    "server_lr": 1.0,
-                    "mechanism": {"class_path": "CorBin", "init_args": {"epsilon_per_coordinate": 1.0}},
-                },
-            },
-            {"class_path": "c.Twice", "init_args": {"x": 1}},
-            {"class_path": "c.Twice", "init_args": {"x": 1}},
-        ],
-    },
+    "trainer": {"max_epochs": 3, "callbacks": [FEDERATED, TWICE, {**TWICE, "init_args": {"x": 1}}]},
 }
 
 

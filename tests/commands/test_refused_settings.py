@@ -4,16 +4,14 @@ import pytest
 
 from lightning_fedq.cli import main
 
+LEVEL = "error: epsilon_per_coordinate of CorBin"
+
 
 @pytest.mark.parametrize(
     ("run", "change", "words"),
     [
         ("digits_corbin", "CorBin.epsilon_per_coordinate=-1", "error: epsilon must be > 0, got -1"),
-        (
-            "digits_corbin",
-            "CorBin.epsilon_per_coordinate=abc",
-            "error: epsilon_per_coordinate of CorBin must be a number, got 'abc'",
-        ),
+        ("digits_corbin", "CorBin.epsilon_per_coordinate=abc", f"{LEVEL} must be a number, got 'abc'"),
         ("digits_corbin", "Federated.num_clients=0", "error: num_clients must be >= 1, got 0"),
         ("digits_private", "Federated.privacy.adversary=nobody", "error: adversary must be one of"),
     ],

@@ -56,19 +56,19 @@ class Page(HTMLParser):
         return " ".join(" ".join(self.words).split())
 
 
+def asked_for(target, folder, *budget, mechanism=fedq.GaussianNoise(1.0, 1.0), rounds=3, **settings):  # noqa: B008
+    """A run of four clients with a target."""
+    federated = fedq.Federated(mechanism, 4, clients_per_step=1, privacy=target, **settings)
+    trainer = make_trainer(federated, folder, *budget, max_epochs=rounds)
+    trainer.fit(small_model(), datamodule=small_data())
+
+
 @pytest.fixture(scope="module")
 def private(tmp_path_factory):
     """A run that was asked for epsilon 400 behind masks that run."""
     root = tmp_path_factory.mktemp("private")
-    federated = fedq.Federated(
-        fedq.GaussianNoise(1.0, 1.0),
-        4,
-        clients_per_step=1,
-        privacy=fedq.PrivacyTarget(400.0, 1e-5, "secagg_server"),
-        secure_aggregation=fedq.SecAgg(),
-    )
-    trainer = make_trainer(federated, fedq.RunFolder("asked", str(root), show=False), max_epochs=3)
-    trainer.fit(small_model(), datamodule=small_data())
+    target = fedq.PrivacyTarget(400.0, 1e-5, "secagg_server")
+    asked_for(target, fedq.RunFolder("asked", str(root), show=False), secure_aggregation=fedq.SecAgg())
     return root / "asked"
 
 
@@ -164,11 +164,8 @@ def test_a_run_with_a_seed_is_never_called_private(seeded, tmp_path):
 
 def test_a_target_a_round_is_no_epsilon_of_the_run(tmp_path):
     """What is met in every round is said as such, and beside it what all rounds together come to."""
-    federated = fedq.Federated(
-        fedq.LDPQ(1.0), 4, clients_per_step=1, privacy=fedq.PrivacyTarget(4.0, 1e-5, "server", "round")
-    )
-    trainer = make_trainer(federated, fedq.RunFolder("each", str(tmp_path), show=False), max_epochs=3)
-    trainer.fit(small_model(), datamodule=small_data())
+    target = fedq.PrivacyTarget(4.0, 1e-5, "server", "round")
+    asked_for(target, fedq.RunFolder("each", str(tmp_path), show=False), mechanism=fedq.LDPQ(1.0))
     privacy = privacy_of(tmp_path / "each")
     [row] = [row for row in privacy["rows"] if row["asked"]]
     assert privacy["asked"]["met"] and privacy["asked"]["spent"] <= 4.0 < row["epsilon"]
@@ -185,11 +182,7 @@ def test_a_target_a_round_is_no_epsilon_of_the_run(tmp_path):
 def test_masks_that_did_not_run_meet_no_target(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     masks, target = fedq.SecAgg(simulation="counted"), fedq.PrivacyTarget(400.0, 1e-5, "secagg_server")
-    federated = fedq.Federated(
-        fedq.GaussianNoise(1.0, 1.0), 4, clients_per_step=1, privacy=target, secure_aggregation=masks
-    )
-    trainer = make_trainer(federated, fedq.RunFolder("counted", show=False), max_epochs=2)
-    trainer.fit(small_model(), datamodule=small_data())
+    asked_for(target, fedq.RunFolder("counted", show=False), rounds=2, secure_aggregation=masks)
     assert main(["runs/counted"]) == 0
     page = Page(Path("runs/counted/report.html").read_text())
     assert "NOT met: masks were only counted, so whoever ran this saw every message" in page.text
@@ -202,10 +195,8 @@ def test_a_run_has_one_delta(tmp_path):
     """Its target's; a budget at a larger one, at which epsilon is smaller, is refused at the start."""
 
     def fit(asked, *budget):
-        target = fedq.PrivacyTarget(4.0, asked, "server")
-        federated = fedq.Federated(fedq.GaussianNoise(1.0, 1.0), 4, clients_per_step=1, privacy=target)
         folder = fedq.RunFolder("small", str(tmp_path), show=False)
-        make_trainer(federated, folder, *budget, max_epochs=1).fit(small_model(), datamodule=small_data())
+        asked_for(fedq.PrivacyTarget(4.0, asked, "server"), folder, *budget, rounds=1)
 
     with pytest.raises(ValueError, match=r"need the same delta, got \[1e-09, 0.01\]"):
         fit(1e-9, fedq.PrivacyBudget(9.0, 1e-2, "server"))
@@ -265,10 +256,7 @@ def test_nothing_that_a_run_wrote_becomes_an_element(private, evil, tmp_path):
     keys = {"adversary", "neighbours", "cohorts"}
     summary = {**spoiled(summary), "name": evil, "metrics": {f"test{evil}": 1.0, evil: 2.0}}
     privacy = privacy_of(private)
-    rows = [
-        {key: value if key in keys else spoiled(value) for key, value in row.items()}
-        for row in privacy["rows"]
-    ]
+    rows = [{**spoiled(row), **{key: row[key] for key in keys}} for row in privacy["rows"]]
     kinds = {spoiled(sentence): terms for sentence, terms in privacy["kinds"].items()}
     privacy = {**privacy, "rows": rows, "mechanism": evil, "kinds": kinds}
     (folder / "summary.json").write_text(json.dumps(summary))

@@ -9,15 +9,15 @@ from lightning_fedq.mechanisms import RotatedCoins
 PLAN = ["plan", "--epsilon", "8", "--clients", "479", "--params", "500", "--rounds", "2", "--mechanisms"]
 
 
+MORE = ["RotatedCoins, paired", "RotatedCoins, share 1/2", "RotatedCoins, share 1/8"]
+
+
 @pytest.mark.parametrize(
     ("name", "rows"),
     [
         ("RotatedCoins, share 1/8", ["RotatedCoins, share 1/8"]),
         ("RotatedCoins", ["RotatedCoins"]),
-        (
-            "lightning_fedq.mechanisms.RotatedCoins",
-            ["RotatedCoins", "RotatedCoins, paired", "RotatedCoins, share 1/2", "RotatedCoins, share 1/8"],
-        ),
+        ("lightning_fedq.mechanisms.RotatedCoins", ["RotatedCoins", *MORE]),
         ("tests.commands.test_resolver.LDPQ", ["LDPQ"]),
     ],
 )
@@ -63,8 +63,7 @@ def test_a_name_without_a_row_has_a_sentence(name, words):
 @pytest.mark.parametrize("command", [PLAN, ["mechanisms"], ["audit", "--draws", "1e4"]])
 def test_every_command_says_the_same_and_its_status_tells(command, capsys):
     """1 where a name was left out, 2 where none was left, 0 where each has a row."""
-    start = command if command is PLAN else command[:1]
-    rest = [] if command is PLAN else command[1:]
+    start, rest = (command, []) if command is PLAN else (command[:1], command[1:])
     assert main([*start, "GaussianNoise", "Nonsense", *rest]) == 1
     assert "Nonsense" in (said := " ".join(capsys.readouterr().out.split()))
     assert "there is no mechanism Nonsense" in said and "GaussianNoise" in said

@@ -72,11 +72,8 @@ def test_kinds_that_no_grid_holds_together_add_up_in_epsilon_and_delta():
 
 def of_sums(**settings):
     """A run of RotatedCoins behind masks, and its account at delta 1e-5."""
-    settings = {
-        "secure_aggregation": SecAgg(max_colluding_fraction=0.02, max_dropped_fraction=0.02),
-        **settings,
-    }
-    federated = Federated(RotatedCoins(clip_norm=1.0, epsilon_per_bit=1.0), 100, **settings)
+    masks = SecAgg(max_colluding_fraction=0.02, max_dropped_fraction=0.02)
+    federated = Federated(RotatedCoins(1.0, epsilon_per_bit=1.0), 100, secure_aggregation=masks, **settings)
     trainer, module = make_trainer(federated, max_epochs=3, logger=False), Classifier()
     account = Account(planned_run(federated, federated.mechanism, 650, 3, 0), 1e-5)
     return plan_cost(federated, trainer, module, 1e-5), account
