@@ -15,15 +15,18 @@ def counted(calls, name):
     return compute
 
 
+def table_of(rows):
+    with (rows.folder / "table.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def test_the_table_is_on_disk_after_every_row(tmp_path):
     rows = Rows(str(tmp_path / "run"), {"seed": 0}, resume=False)
     rows.add({"method": "a", "lr": 0.1}, counted([], "a"))
-    with (rows.folder / "table.csv").open(newline="") as file:
-        assert [row["method"] for row in csv.DictReader(file)] == ["a"]
+    assert [row["method"] for row in table_of(rows)] == ["a"]
     rows.add({"method": "b", "lr": 0.1}, counted([], "b"))
     summary = rows.finish(["fine"], "title")
-    with (rows.folder / "table.csv").open(newline="") as file:
-        assert [row["method"] for row in csv.DictReader(file)] == ["a", "b"]
+    assert [row["method"] for row in table_of(rows)] == ["a", "b"]
     assert json.loads((rows.folder / "summary.json").read_text())["verdicts"] == ["fine"]
     assert summary["table"] == rows.rows and summary["settings"] == {"seed": 0}
 
@@ -40,9 +43,8 @@ def test_a_resumed_experiment_computes_only_what_is_missing(tmp_path):
     assert calls == ["a", "later", "new"]
     assert row["acc"] == old["acc"] and math.isnan(row["published"]) and row["method"] == "a"
     assert curve_values(row["val_acc_by_round"]) == [1.5, 2.25]
-    with (again.folder / "table.csv").open(newline="") as file:  # what was not asked for stays
-        found = [(line["method"], line["lr"]) for line in csv.DictReader(file)]
-    assert found == [("a", "1.0"), ("a", "0.1"), ("later", "1.0")]
+    found = [(line["method"], line["lr"]) for line in table_of(again)]
+    assert found == [("a", "1.0"), ("a", "0.1"), ("later", "1.0")]  # what was not asked for stays
     assert [r["lr"] for r in again.rows] == [1.0, 0.1]
 
 

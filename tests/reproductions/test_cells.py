@@ -64,11 +64,8 @@ def of_table_v(rows):
 def of_table_iv(rows):
     for row in rows:
         early = "" if row["model"] == "linear" else f"{row['acc_round_30']:.1f}/"
-        labels = (
-            {"linear": "linear, 30 rounds", "mlp": "MLP, after 30/100 rounds"}[row["model"]],
-            row["method"],
-        )
-        yield (*labels, row["variant"]), f"rate {row['lr']:g}", f"{early}{row['acc']:.1f}"
+        model = {"linear": "linear, 30 rounds", "mlp": "MLP, after 30/100 rounds"}[row["model"]]
+        yield (model, row["method"], row["variant"]), f"rate {row['lr']:g}", f"{early}{row['acc']:.1f}"
 
 
 def of_table_ii(rows):

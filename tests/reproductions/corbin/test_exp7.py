@@ -63,27 +63,18 @@ def test_the_number_of_images_is_checked():
 
 
 def test_methods_are_checked():
-    with pytest.raises(
-        ValueError, match=r"some of vanilla, LDP-FL, CorBin-FL, AugCorBin-FL, got \['CorBin'\]"
-    ):
+    words = r"some of vanilla, LDP-FL, CorBin-FL, AugCorBin-FL, got \['CorBin'\]"
+    with pytest.raises(ValueError, match=words):
         corbin_exp7(methods=["CorBin"])
 
 
 def test_one_method_stands_beside_the_authors_log(tmp_path, monkeypatch):
-    module = import_module("reproductions.corbin.exp7")
-    monkeypatch.setattr(module, "MNIST", LargeDigits)
-    monkeypatch.setitem(
-        PRESETS, "authors", PRESETS["authors"]._replace(network=PRESETS["small"].network, side=14)
-    )
+    monkeypatch.setattr(import_module("reproductions.corbin.exp7"), "MNIST", LargeDigits)
+    small = PRESETS["authors"]._replace(network=PRESETS["small"].network, side=14)
+    monkeypatch.setitem(PRESETS, "authors", small)
     few = {"images": 90, "num_clients": 4, "rounds": 1, "batch_size": 64, "seeds": [0]}
-    summary = corbin_exp7(
-        str(tmp_path / "exp7"),
-        preset="authors",
-        methods=["LDP-FL"],
-        smoothing=[0.1, 0.25],
-        targets=["weights"],
-        **few,
-    )
+    few |= {"methods": ["LDP-FL"], "smoothing": [0.1, 0.25], "targets": ["weights"]}
+    summary = corbin_exp7(str(tmp_path / "exp7"), preset="authors", **few)
     beside = [line for line in summary["verdicts"] if "in the authors' log" in line]
     assert len(beside) == 1  # lambda = 0.25 is not in it
     assert beside[0].startswith("LDP-FL, epsilon 0.5, lambda 0.1, seed 0: ")

@@ -13,11 +13,8 @@ needs_mnist = pytest.mark.skipif(not FEDQ_DATA, reason="FEDQ_DATA is not set: no
 @pytest.mark.parametrize(
     ("kind", "images", "parameters"),
     [
-        ("linear", "mnist", 7_850),
-        ("mlp", "mnist", 25_818),
-        ("cnn2", "mnist", 6_422),
-        ("cnn2", "cifar10", 9_422),
-        ("cnn3", "cifar10", 169_578),
+        *(("linear", "mnist", 7_850), ("mlp", "mnist", 25_818), ("cnn2", "mnist", 6_422)),
+        *(("cnn2", "cifar10", 9_422), ("cnn3", "cifar10", 169_578)),
     ],
 )
 def test_networks_have_the_authors_sizes(kind, images, parameters):

@@ -53,9 +53,8 @@ def test_a_row_of_zeros_stays_zero():
 
 
 def test_missing_variance_completes_the_noise_and_is_never_negative():
-    assert missing_variance(0.1, torch.tensor([0.0, 5.0, 20.0, 30.0])).tolist() == pytest.approx(
-        [0.2, 0.15, 0.0, 0.0], abs=1e-7
-    )
+    found = missing_variance(0.1, torch.tensor([0.0, 5.0, 20.0, 30.0]))
+    assert found.tolist() == pytest.approx([0.2, 0.15, 0.0, 0.0], abs=1e-7)
 
 
 def test_bad_input_is_refused():

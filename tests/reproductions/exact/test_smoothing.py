@@ -72,9 +72,8 @@ def test_points_follow_from_what_both_ends_hold():
 def test_descent_reaches_a_smooth_minimum():
     # |x - 1| in five coordinates, smoothed gradient erf: no noise, so no tolerance but the method's own
     wanted = torch.full((5,), 1.0, dtype=torch.float64)
-    found = accelerated_smoothing(
-        lambda y, s: torch.erf((y - wanted) / (s * math.sqrt(2.0))), 0.0 * wanted, 3.0, math.sqrt(5.0), 1, 400
-    )
+    slope = lambda y, s: torch.erf((y - wanted) / (s * math.sqrt(2.0)))  # noqa: E731
+    found = accelerated_smoothing(slope, 0.0 * wanted, 3.0, math.sqrt(5.0), 1, 400)
     assert (found - wanted).abs().max() < 0.02
 
 

@@ -17,11 +17,8 @@ def test_the_grid_has_a_row_for_each_name():
     truth, _ = candidates(3)
     figure = picture_grid(truth, {"vanilla": truth, "noise": -truth}, -1.0, 1.0)
     assert len(figure.axes) == 9
-    assert [axes.get_ylabel() for axes in figure.axes if axes.get_ylabel()] == [
-        "original",
-        "vanilla",
-        "noise",
-    ]
+    labels = [axes.get_ylabel() for axes in figure.axes if axes.get_ylabel()]
+    assert labels == ["original", "vanilla", "noise"]
 
 
 def test_no_picture_form():

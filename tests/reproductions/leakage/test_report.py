@@ -62,15 +62,9 @@ def test_a_bound_outside_its_condition_is_not_refuted():
 def test_the_page_marks_what_is_unsound():
     result = trade_off("one", SETTING, NearOptimalUtility(NORM, 0.8, 0.1 * NORM, 0.8), VIEW, generator(), 60)
     page = to_markdown([result])
-    for words in (
-        "## one",
-        "not differential privacy",
-        "| **no** | **no** |",
-        "Theorem 6.14",
-        "true value is 1",
-    ):
+    for words in ("## one", "not differential privacy", "| **no** | **no** |", "Theorem 6.14"):
         assert words in page
-    assert "vacuous" in page
+    assert "true value is 1" in page and "vacuous" in page
 
 
 def test_the_picture_has_a_point_a_run():

@@ -33,7 +33,6 @@ def test_a_training_without_a_federation_is_refused(tmp_path, capsys):
     config = yaml.safe_load((CONFIGS / "digits_fedavg.yaml").read_text())
     config["trainer"]["callbacks"] = []
     (tmp_path / "plain.yaml").write_text(yaml.safe_dump(config))
-    assert (
-        main("leakage-tradeoff", "--configurations", f"[{tmp_path / 'plain.yaml'}]", "--candidates", "8") == 2
-    )
+    options = "--configurations", f"[{tmp_path / 'plain.yaml'}]", "--candidates", "8"
+    assert main("leakage-tradeoff", *options) == 2
     assert "plain.yaml has no Federated callback; add one" in capsys.readouterr().err

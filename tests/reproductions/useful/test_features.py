@@ -51,11 +51,13 @@ def test_the_best_of_the_grid_is_what_is_told(tmp_path, monkeypatch, capsys):
 
 def test_where_clients_hold_all_images_none_is_held_out(monkeypatch):
     monkeypatch.setattr(features, "_kept", kept)
-    data = features.OnFeatures("", False, "linear", 10_000, 5, 100, "cifar").data(0)
+    data, fewer = (
+        features.OnFeatures("", False, "linear", clients, 5, 100, "cifar").data(0)
+        for clients in (10_000, 8_000)
+    )
     data.setup("fit")
-    assert [len(data.train_set), len(data.test_set)] == [50_000, 10_000]
-    fewer = features.OnFeatures("", False, "linear", 8_000, 5, 100, "cifar").data(0)
     fewer.setup("fit")
+    assert [len(data.train_set), len(data.test_set)] == [50_000, 10_000]
     assert [len(fewer.train_set), len(fewer.val_set)] == [40_000, 10_000]
 
 

@@ -51,22 +51,14 @@ def test_the_table_tunes_calibrates_and_says_what_was_spent(tmp_path, monkeypatc
     assert results[privacy.PLAIN]["epsilon"] == "inf" and float(results[privacy.PLAIN]["acc"]) > 40.0
     # what the row says was spent is what the report says
     coins = parse_mechanism(results["RotatedCoins"]["mechanism"])
-    report = privacy_report(
-        coins,
-        make_context(coins, tuple(range(60)), (7850,)),
-        rounds=3,
-        delta=1e-3,
-        secure_aggregation=True,
-        max_colluding_fraction=0.02,
-    )
+    context, run = make_context(coins, tuple(range(60)), (7850,)), {"rounds": 3, "delta": 1e-3}
+    report = privacy_report(coins, context, **run, secure_aggregation=True, max_colluding_fraction=0.02)
     spent = float(results["RotatedCoins"]["epsilon"])
     assert spent == pytest.approx(report.row(Adversary.SECAGG_SERVER).epsilon_run, rel=1e-3)
     assert 7.9 < spent <= 8.0
     assert float(results["RotatedAxes"]["update_bits"]) == pytest.approx(14 / 7850)
-    masked = SecAgg(simulation="counted").layout(coins, make_context(coins, tuple(range(60)), (7850,)), None)
-    assert float(results["RotatedCoins"]["update_bits"]) == pytest.approx(
-        8 * masked.num_bytes / 7850, rel=0.01
-    )
+    bits = 8 * SecAgg(simulation="counted").layout(coins, context, None).num_bytes / 7850
+    assert float(results["RotatedCoins"]["update_bits"]) == pytest.approx(bits, rel=0.01)
     assert any(line.startswith("linear, 60, once, RotatedAxes: epsilon 8: ") for line in summary["verdicts"])
     # nothing is computed twice
     monkeypatch.setattr(privacy, "train", lambda *arguments: pytest.fail("a row was computed anew"))
@@ -86,9 +78,8 @@ def test_every_view_tunes_what_it_runs():
 
 def test_laplace_noise_clips_in_l1_what_others_clip_in_l2():
     """The l1 norm of an evenly spread vector of l2 norm 1 and 100 coordinates: sqrt(2 / pi) 10."""
-    assert privacy._METHODS["LaplaceNoise"].make(1.0, 100).clip_norm == pytest.approx(
-        10 * math.sqrt(2 / math.pi)
-    )
+    noise = privacy._METHODS["LaplaceNoise"].make(1.0, 100)
+    assert noise.clip_norm == pytest.approx(10 * math.sqrt(2 / math.pi))
 
 
 def test_an_unknown_mechanism_is_refused(tmp_path):
