@@ -22,7 +22,6 @@ class Setting:
     context: RoundContext
     rounds: int
     delta: float | None
-    participation: float = 1.0
     dropout_probability: float = 0.0
     secure_aggregation: bool = False
     equal_weights: bool = True
@@ -99,14 +98,8 @@ class Setting:
     def spent(self, *args):
         return self._any.spent(*args)
 
-    def epsilon_replace_one(self, *args):
-        return self._any.epsilon_replace_one(*args)
 
-    def secret(self, *args):
-        return self._any.secret(*args)
-
-
-def privacy_report(mechanism, context, *, most_rounds=None, secret_cohorts=None, turns=None, **given):
+def privacy_report(mechanism, context, *, most_rounds=None, secret_cohorts=None, **given):
     settings = {"rounds": 1, "delta": None, **given, "broken": secret_cohorts or ""}
     if most_rounds is not None:
         settings["participates"] = "once" if most_rounds <= 1 else "cyclic"
@@ -114,8 +107,8 @@ def privacy_report(mechanism, context, *, most_rounds=None, secret_cohorts=None,
     return report.privacy_report(setting.run(mechanism), setting.delta)
 
 
-def calibrate(wanted, mechanism, setting, charges, near=None):
-    return target.calibrate(wanted, setting.run(mechanism), near)
+def calibrate(wanted, mechanism, setting, charges):
+    return target.calibrate(wanted, setting.run(mechanism))
 
 
 def epsilon_of(setting, mechanism, adversary, charges):

@@ -80,14 +80,8 @@ def parts_of(sizes):
 
 
 def make_trainer(*callbacks, **settings):
-    quiet = {
-        "max_epochs": 2,
-        "accelerator": "cpu",
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
+    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    quiet = {"max_epochs": 2, "accelerator": "cpu", **dict.fromkeys(off, False)}
     return pl.Trainer(callbacks=list(callbacks), **{**quiet, **settings})
 
 

@@ -38,12 +38,8 @@ backend_registration._setup_privateuseone_for_python_backend(NAME, _Module())
 DEVICE = torch.device(NAME, 0)
 _aten = torch.ops.aten
 _CROSSING = {_aten.copy_.default, _aten._to_copy.default, _aten._copy_from.default}
-_INDEXED = {
-    _aten.index.Tensor,
-    _aten.index_put_.default,
-    _aten.index_put.default,
-    _aten._index_put_impl_.default,
-}
+_PUT = (_aten.index_put_, _aten.index_put, _aten._index_put_impl_)
+_INDEXED = {_aten.index.Tensor, *(operation.default for operation in _PUT)}
 
 
 _memory = WeakIdKeyDictionary()
@@ -57,14 +53,8 @@ class Elsewhere(torch.Tensor):
 
     @staticmethod
     def __new__(cls, raw: torch.Tensor) -> Elsewhere:
-        made = torch.Tensor._make_wrapper_subclass(
-            cls,
-            raw.size(),
-            strides=raw.stride(),
-            storage_offset=raw.storage_offset(),
-            dtype=raw.dtype,
-            device=DEVICE,
-        )
+        layout = {"strides": raw.stride(), "storage_offset": raw.storage_offset(), "dtype": raw.dtype}
+        made = torch.Tensor._make_wrapper_subclass(cls, raw.size(), device=DEVICE, **layout)
         _memory[made] = raw
         return made
 

@@ -48,6 +48,13 @@ def configuration(folder, **federated):
     return path
 
 
+def of_another_class(folder, name):
+    """The same run of another module."""
+    path = configuration(folder)
+    path.write_text(changed(path.read_text(), ("lightning_fedq.data.models.Classifier", name)))
+    return path
+
+
 @pytest.fixture(autouse=True)
 def in_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -83,11 +90,8 @@ def test_an_unknown_command_names_the_nearest(capsys):
 def test_a_wrong_option_is_one_line(capsys):
     """Nothing has run of which there would be a trace."""
     assert main(["plan", "--epsilon", "8", "--hlp"]) == 2
-    told = capsys.readouterr().err.strip()
-    assert (
-        told
-        == "error: unrecognized arguments: --hlp. Did you mean '--help'? fedq plan --help lists the options"
-    )
+    words = "unrecognized arguments: --hlp. Did you mean '--help'? fedq plan --help lists the options"
+    assert capsys.readouterr().err.strip() == f"error: {words}"
 
 
 @pytest.mark.parametrize(
@@ -134,19 +138,9 @@ def test_a_wrong_setting_of_a_class_names_the_nearest(tmp_path, capsys):
 
 
 def test_flags_that_there_are_go_to_the_parser(monkeypatch):
-    flags = {
-        "--with": "corbin",
-        "--set": "Federated.num_clients=7",
-        "--trainer.max_epochs": "3",
-        "--model.lr": "1",
-    }
-    more = [
-        "--trainer.logger=csv",
-        "--trainer.callbacks+=X",
-        "--trainer.callbacks.mechanism=Y",
-        "--print_config",
-    ]
-    refuse_unknown(["digits_private", *(word for pair in flags.items() for word in pair), *more])
+    words = "digits_private --with corbin --set Federated.num_clients=7 --trainer.max_epochs 3 --model.lr 1"
+    more = "--trainer.logger=csv --trainer.callbacks+=X --trainer.callbacks.mechanism=Y --print_config"
+    refuse_unknown([*words.split(), *more.split()])
     monkeypatch.setattr("lightning_fedq.commands.shown.writers", lambda: "other packages")
     refuse_unknown(["--of_another_lightning"])  # only its parser knows
 
@@ -168,12 +162,8 @@ def test_abbreviations_are_refused_with_the_nearest_option(capsys):
 def test_a_wrong_delta_is_refused_at_once(delta, capsys, monkeypatch):
     """`fedq privacy RUN RUN --delta 0` took 1e-5 in its place, and the cure of one source was 1.5 itself."""
     monkeypatch.setattr("lightning_fedq.commands.plan.read_sizes", lambda *_: pytest.fail("it was read"))
-    for words in (
-        ["privacy", "one", "two"],
-        ["privacy", "digits_private"],
-        ["plan", "x.yaml", "--epsilon", "8"],
-    ):
-        assert main([*words, "--delta", delta]) == 2
+    for words in ("privacy one two", "privacy digits_private", "plan x.yaml --epsilon 8"):
+        assert main([*words.split(), "--delta", delta]) == 2
         assert f"error: delta must be > 0 and below 1, got {float(delta)}" in capsys.readouterr().err
 
 
@@ -191,10 +181,9 @@ def test_settings_of_another_package_are_checked_by_its_class(tmp_path):
 
 
 def test_the_package_is_the_command():
-    done = subprocess.run(
-        [sys.executable, "-m", "lightning_fedq", "--version"], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == f"fedq {lightning_fedq.__version__}\n"
+    command = [sys.executable, "-m", "lightning_fedq", "--version"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert shown == f"fedq {lightning_fedq.__version__}\n"
 
 
 @pytest.mark.parametrize(("key", "option"), [("model", "hidden"), ("data", "batch_size")])
@@ -229,10 +218,7 @@ def test_fit_ends_with_a_summary(tmp_path, capsys):
 def test_a_module_of_the_current_folder_is_found(tmp_path, capsys):
     """As with `python train.py fit`."""
     Path("my_own_training.py").write_text("from lightning_fedq.data.models import Classifier as Mine\n")
-    path = configuration(tmp_path)
-    path.write_text(
-        changed(path.read_text(), ("lightning_fedq.data.models.Classifier", "my_own_training.Mine"))
-    )
+    path = of_another_class(tmp_path, "my_own_training.Mine")
     assert main(["privacy", str(path)]) == 0
     assert "epsilon_per_coordinate=1.0" in capsys.readouterr().out
 
@@ -240,13 +226,9 @@ def test_a_module_of_the_current_folder_is_found(tmp_path, capsys):
 def test_settings_by_short_names(tmp_path, capsys):
     """As in `fedq privacy`; after the flags."""
     fit = ["fit", str(configuration(tmp_path)), "--trainer.callbacks+=lightning_fedq.callbacks.RunFolder"]
-    changes = [
-        "Federated.num_clients=6",
-        "CorBin.epsilon_per_coordinate=2.0",
-        "RunFolder.name=mine",
-        "model.lr=0.01",
-    ]
-    assert main([*fit, "--set", *changes, "--trainer.max_epochs=3", "--set=trainer.max_epochs=1"]) == 0
+    changes = "Federated.num_clients=6 CorBin.epsilon_per_coordinate=2.0 RunFolder.name=mine model.lr=0.01"
+    more = ["--trainer.max_epochs=3", "--set=trainer.max_epochs=1"]
+    assert main([*fit, "--set", *changes.split(), *more]) == 0
     assert "runs/mine/: report.md, privacy.md, model.ckpt" in capsys.readouterr().out
     resolved = yaml.safe_load(Path("runs/mine/config.yaml").read_text())
     federated = resolved["trainer"]["callbacks"][0]["init_args"]
@@ -306,10 +288,7 @@ class Failing(Classifier):
 
 def test_errors_in_code_of_ones_own_keep_their_trace(tmp_path, capsys):
     Path("my_failing.py").write_text(OWN_MODEL)
-    path = configuration(tmp_path)
-    path.write_text(
-        changed(path.read_text(), ("lightning_fedq.data.models.Classifier", "my_failing.Failing"))
-    )
+    path = of_another_class(tmp_path, "my_failing.Failing")
     with pytest.raises(ValueError, match="of my own"):
         main(["fit", str(path)])
 
@@ -412,12 +391,9 @@ def test_compare_warns_of_runs_of_different_length(tmp_path, capsys, monkeypatch
     assert main(["compare", *map(str, runs), "--out", "both"]) == 0
     shown = capsys.readouterr()
     assert "because the numbers of rounds differ (3, 2)" in shown.err
-    lines = shown.out.splitlines()
-    assert all(
-        row["epsilon"] == row["R"] == "-" for row in json.loads(Path("both/table.json").read_text())["runs"]
-    )
-    assert sum(long_name in line for line in lines) == 1  # not cut, not folded
+    assert sum(long_name in line for line in shown.out.splitlines()) == 1  # not cut, not folded
     table = json.loads(Path("both/table.json").read_text())
+    assert all(row["epsilon"] == row["R"] == "-" for row in table["runs"])
     assert table["monitor"] == "val_loss"  # the only one that there is, and nobody tells its direction
     assert [(row["rounds"], row["best"]) for row in table["runs"]] == [(3, "-"), (2, "-")]
     assert main(["compare", *map(str, runs), "--mode", "min", "--out", "told"]) == 0
@@ -435,9 +411,8 @@ def test_compare_warns_of_epsilons_at_different_deltas(tmp_path, capsys):
     shown = capsys.readouterr()
     assert "not comparable because their deltas differ (1e-05, 0.001)" in shown.err
     assert "run0: outsider, at delta 1e-05" in shown.out and "run2: outsider, at delta 0.001" in shown.out
-    assert [row["delta"] for row in json.loads(Path("all/table.json").read_text())["runs"]] == [
-        *(1e-5, 1e-3, 1e-3)
-    ]
+    table = json.loads(Path("all/table.json").read_text())
+    assert [row["delta"] for row in table["runs"]] == [1e-5, 1e-3, 1e-3]
     assert main(["compare", *folders[1:], "--out", "two"]) == 0
     shown = capsys.readouterr()
     assert "deltas" not in shown.err and "over the run, against outsider, at delta 0.001\n" in shown.out
@@ -528,24 +503,17 @@ def test_privacy_of_a_configuration_and_of_a_checkpoint(tmp_path, capsys):
     assert main(["privacy", str(checkpoint), "--out", "spent"]) == 0
     spent = json.loads(Path("spent/privacy.json").read_text())
     assert [r["epsilon_run"] for r in spent["rows"]] == [r["epsilon_run"] for r in planned["rows"]]
-    assert (planned["state"], spent["state"]) == ("planned", "running") and spent["mechanism"] == planned[
-        "mechanism"
-    ]
+    assert (planned["state"], spent["state"]) == ("planned", "running")
+    assert spent["mechanism"] == planned["mechanism"]
     assert main(["privacy", "nowhere.ckpt"]) == 2
     assert "There is no file nowhere.ckpt" in capsys.readouterr().err
 
 
 def test_a_mechanism_is_read_without_evaluating_code():
-    assert parse_mechanism("CorBin(epsilon_per_coordinate=1.0, shared_bits=None)") == mechanisms.CorBin(
-        1.0, None
-    )
-    for text in (
-        "print('x')",
-        "CorBin(epsilon_per_coordinate=f())",
-        "CorBin",
-        "CorBin(",
-        "__import__('os').system(command='x')",
-    ):
+    read = parse_mechanism("CorBin(epsilon_per_coordinate=1.0, shared_bits=None)")
+    assert read == mechanisms.CorBin(1.0, None)
+    code = "print('x')", "CorBin(epsilon_per_coordinate=f())", "__import__('os').system(command='x')"
+    for text in (*code, "CorBin", "CorBin("):
         with pytest.raises(ValueError, match=r"[Gg]ive the configuration of its run\."):
             parse_mechanism(text)
 
@@ -555,11 +523,9 @@ def test_a_reader_that_stops_early_is_no_error(arguments):
     """As in `fedq configs | head`."""
     command = [sys.executable, "-m", "lightning_fedq.cli", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
         complaint = process.stderr.read()
-    assert complaint == ""
-    assert process.returncode == 1
+    assert complaint == "" and process.returncode == 1
 
 
 def test_help_of_training_says_what_lightning_does_not_know(capsys):
@@ -676,11 +642,9 @@ def test_compare_shows_what_tells_any_two_updates_apart(tmp_path):
     for name, mechanism in (("sigm", SIGM(0.1, 200.0, 1.0)), ("gaussian", GaussianNoise(1.0, 4.0))):
         small_run(RunFolder(name, tmp_path), mechanism=mechanism, rounds=1, seed=None)
     folders = [str(tmp_path / name) for name in ("sigm", "gaussian")]
+    out = ["--monitor", "val_acc", "--out", str(tmp_path / "both")]
     for adversary in ([], ["--adversary", "outsider"]):
-        assert (
-            main(["compare", *folders, "--monitor", "val_acc", *adversary, "--out", str(tmp_path / "both")])
-            == 0
-        )
+        assert main(["compare", *folders, *adversary, *out]) == 0
         table = {row["run"]: row for row in json.loads((tmp_path / "both/table.json").read_text())["runs"]}
         zero, any_two = (spent(GaussianLoss(z), 1e-5, compositions=650).epsilon for z in (200.0, 100.0))
         assert table["sigm"]["epsilon"] == pytest.approx(any_two, rel=0.02) and any_two > 1.9 * zero

@@ -34,12 +34,8 @@ def fit(tmp_path, config, *more):
 
 
 def mechanisms_in(paths):
-    return {
-        word.rpartition(".")[2]
-        for path in paths
-        for word in path.read_text().split()
-        if ".mechanisms." in word
-    }
+    words = [word for path in paths for word in path.read_text().split()]
+    return {word.rpartition(".")[2] for word in words if ".mechanisms." in word}
 
 
 RUN = {
@@ -63,9 +59,8 @@ def test_everything_that_is_named_can_be_built(path):
     parser = ArgumentParser()
     parser.add_argument("--callbacks", type=list[pl.Callback])
     built = parser.instantiate_classes(parser.parse_object({"callbacks": callbacks})).callbacks
-    assert [type(one).__name__ for one in built] == [
-        one["class_path"].rpartition(".")[2] for one in callbacks
-    ]
+    names = [one["class_path"].rpartition(".")[2] for one in callbacks]
+    assert [type(one).__name__ for one in built] == names
 
 
 @pytest.mark.parametrize("path", trained(CONFIGS), ids=lambda path: path.stem)
@@ -112,9 +107,8 @@ def test_fragment_joins_an_existing_run(path, tmp_path, monkeypatch):
     is_federation = ".mechanisms." in path.read_text()
     before = [] if is_federation else [ROOT / "callbacks" / "fedavg.yaml"]
     trainer = {**PLAIN["trainer"], "enable_progress_bar": path.stem == "progress"}
-    trainer["callbacks"] = [
-        {"class_path": "pytorch_lightning.callbacks.EarlyStopping", "init_args": {"monitor": "val_acc"}}
-    ]
+    stop = "pytorch_lightning.callbacks.EarlyStopping"
+    trainer["callbacks"] = [{"class_path": stop, "init_args": {"monitor": "val_acc"}}]
     cli = fit(tmp_path, {**PLAIN, "trainer": trainer}, *before, path)
     names = [type(callback).__name__ for callback in cli.trainer.callbacks]
     added = yaml.safe_load(path.read_text())["trainer"]["callbacks+"]
@@ -145,9 +139,8 @@ def target_of(path):
             target = dict(settings.get("privacy") or {})
             if target.get("adversary") == "secagg_server":
                 masks = settings["secure_aggregation"]
-                assert (
-                    masks.get("init_args", masks).get("simulation", "masked") == "masked"
-                )  # else nobody meets it
+                masks = masks.get("init_args", masks)
+                assert masks.get("simulation", "masked") == "masked"  # else nobody meets it
             return target
     return None
 

@@ -30,14 +30,8 @@ READ_IN_THE_REPOSITORY = [
 
 def run(*command):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "NO_MKDOCS_2_WARNING": "1"}
-    return subprocess.run(
-        [sys.executable, *map(str, command)],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    pipes = {"capture_output": True, "text": True, "check": False}
+    return subprocess.run([sys.executable, *map(str, command)], cwd=ROOT, env=environment, **pipes)
 
 
 @pytest.fixture(scope="module")
@@ -57,16 +51,13 @@ def test_every_page_is_built(site):
 
 def cells(folder, script):
     """Kind and source of every cell of a notebook, whether it printed, and how many pictures it drew."""
-    found = json.loads((folder / f"{script.stem}.ipynb").read_text())["cells"]
-    return [
-        (
-            cell["cell_type"],
-            cell["source"],
-            any(out["output_type"] == "stream" for out in cell.get("outputs", ())),
-            sum("image/png" in out.get("data", ()) for out in cell.get("outputs", ())),
-        )
-        for cell in found
-    ]
+    found = []
+    for cell in json.loads((folder / f"{script.stem}.ipynb").read_text())["cells"]:
+        outputs = cell.get("outputs", ())
+        printed = any(out["output_type"] == "stream" for out in outputs)
+        pictures = sum("image/png" in out.get("data", ()) for out in outputs)
+        found.append((cell["cell_type"], cell["source"], printed, pictures))
+    return found
 
 
 @pytest.mark.parametrize("script", TUTORIALS, ids=lambda script: script.stem)
@@ -154,19 +145,14 @@ def test_pictures_are_of_the_tables_of_today(capsys):
 def test_the_comparison_on_its_page_is_of_its_runs():
     """Scores and bits at epsilon 8 are the means over the seeds in docs/compare.csv."""
     runs = loaded("docs/picture.py").read_compare()
-    rows = re.findall(
-        r"^\| `([^`]+)`[^|]* \| ([.\d]+) ± ([.\d]+) \| ([.\d]+) \| ([.\d]+) \|$",
-        (DOCS / "guides/compare.md").read_text(),
-        re.M,
-    )
+    row = r"^\| `([^`]+)`[^|]* \| ([.\d]+) ± ([.\d]+) \| ([.\d]+) \| ([.\d]+) \|$"
+    rows = re.findall(row, (DOCS / "guides/compare.md").read_text(), re.M)
     assert len(rows) == 3
     for name, *shown in rows:
         cells = [run for run in runs if run["mechanism"] == name and run["epsilon"] in (8.0, math.inf)]
         scores = [run["score"] for run in cells]
-        up, both = (
-            mean(sum(run[part] for part in parts) for run in cells)
-            for parts in (("bits_up", "bits_keys"), ("bits_up", "bits_keys", "bits_down"))
-        )
+        up = mean(run["bits_up"] + run["bits_keys"] for run in cells)
+        both = up + mean(run["bits_down"] for run in cells)
         digits = (f"{mean(scores):.3f}", f"{stdev(scores):.1g}", f"{up:.1f}", f"{both:.1f}")
         assert [float(text) for text in shown] == [float(text) for text in digits], name
 
@@ -223,9 +209,8 @@ def test_the_index_links_every_page():
 
 
 def test_the_round_leads_along_lines_that_are_there():
-    steps = re.findall(
-        r"\[`([^`]+)`\]\(\.\./(lightning_fedq/[^)]+)\)", (ROOT / "docs" / "layout.md").read_text()
-    )
+    page = (DOCS / "layout.md").read_text()
+    steps = re.findall(r"\[`([^`]+)`\]\(\.\./(lightning_fedq/[^)]+)\)", page)
     assert len(steps) >= 12
     for line, path in steps:
         assert (ROOT / path).read_text().count(line) == 1, (line, path)

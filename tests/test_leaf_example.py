@@ -46,11 +46,8 @@ def test_femnist(tmp_path):
     clients = leaf_clients(folder, "femnist")
     assert [(user, len(data)) for user, data in clients.items()] == [("f0", 5), ("f1", 2), ("f2", 3)]
     image, label = clients["f0"][1]
-    assert (
-        image.shape == (1, 28, 28)
-        and image.dtype == torch.float32
-        and float(image.mean()) == pytest.approx(0.02)
-    )
+    assert (image.shape, image.dtype) == ((1, 28, 28), torch.float32)
+    assert float(image.mean()) == pytest.approx(0.02)
     assert label.dtype == torch.int64 and int(label) == 2
     assert list(leaf_clients(folder, "femnist", max_users=2)) == ["f0", "f1"]
 
@@ -65,14 +62,11 @@ def test_shakespeare(tmp_path):
     assert len(LETTERS) == 80 == len(set(LETTERS))
     line, following = data[0]
     assert line.shape == (80,) and line.dtype == torch.int64
-    assert (
-        "".join(LETTERS[int(letter)] for letter in line) == text[:80] and LETTERS[int(following)] == text[80]
-    )
+    assert "".join(LETTERS[int(letter)] for letter in [*line, following]) == text
     assert int(data[1][1]) == 79
     assert letters(["\n "]).tolist() == [[0, 1]]
-    with pytest.raises(
-        ValueError, match=r"user ROMEO are not those of 'shakespeare': .*\['é'\] are none of LEAF's 80"
-    ):
+    words = r"user ROMEO are not those of 'shakespeare': .*\['é'\] are none of LEAF's 80"
+    with pytest.raises(ValueError, match=words):
         leaf_clients(write(tmp_path, "a.json", {"ROMEO": (["é"], ["a"])}), "shakespeare")
 
 
@@ -83,14 +77,12 @@ def test_files_that_are_no_leaf(tmp_path):
     with pytest.raises(ValueError, match=r"a\.json is not in LEAF's format \(KeyError: 'users'\)"):
         read_leaf(tmp_path)
     write(tmp_path, "a.json", {"u": ([1.0], [1])}, num_samples=[2])
-    with pytest.raises(
-        ValueError, match=r"user u has 1 inputs, 1 labels and num_samples = 2; the file is damaged"
-    ):
+    words = r"user u has 1 inputs, 1 labels and num_samples = 2; the file is damaged"
+    with pytest.raises(ValueError, match=words):
         read_leaf(tmp_path)
     write(tmp_path, "a.json", {"u": ([[1.0]], [1])})
-    with pytest.raises(
-        ValueError, match="user u are not those of 'femnist': images of FEMNIST have 784 numbers"
-    ):
+    words = "user u are not those of 'femnist': images of FEMNIST have 784 numbers"
+    with pytest.raises(ValueError, match=words):
         leaf_clients(tmp_path, "femnist")
     write(tmp_path, "a.json", {"u": ([], [])})
     with pytest.raises(ValueError, match=r"user u of .* has no samples; leave it out of the file"):
@@ -120,14 +112,10 @@ class Module(pl.LightningModule):
 
 def test_a_federation_of_writers(tmp_path):
     sizes = {"f2": 6, "f0": 8, "f1": 4}
-    data = LEAFDataModule(
-        str(femnist(tmp_path / "train", sizes)),
-        str(femnist(tmp_path / "test", dict.fromkeys(sizes, 2))),
-        batch_size=2,
-    )
+    folders = femnist(tmp_path / "train", sizes), femnist(tmp_path / "test", dict.fromkeys(sizes, 2))
+    data = LEAFDataModule(*map(str, folders), batch_size=2)
     assert data.users == ["f0", "f1", "f2"]
-    own = data.test_sets
-    fed = Federated(FedAvg(), 3, seed=0, evaluate_clients=ClientEvaluation(own))
+    fed = Federated(FedAvg(), 3, seed=0, evaluate_clients=ClientEvaluation(data.test_sets))
     trainer = make_trainer(fed, max_epochs=2)
     trainer.fit(Module(), datamodule=data)
     assert [len(part) for part in fed.client_indices] == [8, 4, 6]

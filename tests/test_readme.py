@@ -82,10 +82,8 @@ def test_readme_report_load_and_review_are_one_chain(folder, monkeypatch, capsys
     guide = (ROOT / "docs" / "guides" / "load_the_result.md").read_text()
     block = re.findall(r"^```py\n(.*?)^```", guide, re.M | re.S)[0]
     loaded: dict[str, Any] = {}
-    exec(
-        compile(changed(block, ("pl.Trainer(", "[loaded] = pl.Trainer(")), "load_the_result.md", "exec"),
-        loaded,
-    )
+    block = changed(block, ("pl.Trainer(", "[loaded] = pl.Trainer("))
+    exec(compile(block, "load_the_result.md", "exec"), loaded)
     assert loaded["loaded"]["test_acc"] == pytest.approx(trained["test_acc"], abs=1e-9)
     assert loaded["loaded"]["test_acc"] > 0.3
     capsys.readouterr()
@@ -93,12 +91,8 @@ def test_readme_report_load_and_review_are_one_chain(folder, monkeypatch, capsys
         assert main([command, "runs/first"]) == 0
     screen, page = capsys.readouterr().out, Path("runs/first/report.html").read_text()
     model = sha256(Path("runs/first/model.ckpt").read_bytes()).hexdigest()
-    for text in (
-        screen,
-        page,
-        Path("runs/first/privacy.md").read_text(),
-        Path("runs/first/report.md").read_text(),
-    ):
+    written = [Path("runs/first", name).read_text() for name in ("privacy.md", "report.md")]
+    for text in (screen, page, *written):
         assert model in text and "as it was run" in text and "if an assumption fails" in text
         assert "What has to hold" in text and "responsible party" in text
     review = (ROOT / "docs" / "guides" / "report_a_guarantee.md").read_text()
@@ -187,9 +181,8 @@ def test_bash_block(block, folder):
     """The first line in a shell; what follows, in this process, which has imported everything."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     first, *others = block.replace("max_epochs 3", "max_epochs 1").strip().splitlines()
-    run = subprocess.run(
-        first, shell=True, capture_output=True, text=True, timeout=300, env={**os.environ, "PATH": path}
-    )
+    pipes = {"capture_output": True, "text": True, "timeout": 300}
+    run = subprocess.run(first, shell=True, env={**os.environ, "PATH": path}, **pipes)
     assert run.returncode == 0, f"{first}\n{run.stdout[-1000:]}\n{run.stderr[-3000:]}"
     for line in others:
         program, *words = shlex.split(line, comments=True)

@@ -50,15 +50,9 @@ def say(tmp_path_factory):
     here = {"PYTHONPATH": f"{site}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1", "COLUMNS": "150"}
 
     def run(*command, lines=()):
-        done = subprocess.run(
-            [sys.executable, *command],
-            cwd=folder,
-            env={**os.environ, **here},
-            input="\n".join(lines),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        given = {"cwd": folder, "env": {**os.environ, **here}, "input": "\n".join(lines)}
+        command = [sys.executable, *command]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, **given)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
         return done.stdout
 
@@ -66,9 +60,8 @@ def say(tmp_path_factory):
     run("-m", "pip", "install", *offline, "--target", str(site), str(PACKAGE))
 
     def say(lines):
-        its_tests, *parts = run("-c", COMMANDS, lines=(str(PACKAGE / "tests"), *lines.values())).split(
-            "$ fedq "
-        )
+        said = run("-c", COMMANDS, lines=(str(PACKAGE / "tests"), *lines.values()))
+        its_tests, *parts = said.split("$ fedq ")
         return {"tests": its_tests, **dict(zip(lines, parts, strict=True))}
 
     return say

@@ -44,14 +44,9 @@ def build(source, *arguments):
 def shell(folder, *command):
     """Run a command in `folder` and return what it prints."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    done = subprocess.run(
-        [str(part) for part in command],
-        cwd=folder,
-        env={**environment, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    pipes = {"capture_output": True, "text": True, "check": False}
+    environment |= {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([str(part) for part in command], cwd=folder, env=environment, **pipes)
     assert done.returncode == 0, f"{command}\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}"
     return done.stdout
 
@@ -85,11 +80,8 @@ def test_the_wheel_holds_every_file(distributions):
     with zipfile.ZipFile(wheel_of(distributions)) as wheel:
         packed = set(wheel.namelist())
         metadata = wheel.read(next(name for name in packed if name.endswith("/METADATA"))).decode()
-    files = [
-        path
-        for path in (ROOT / "lightning_fedq").rglob("*")
-        if path.suffix in (".py", ".typed", ".json", ".csv", ".yaml", ".html", ".css")
-    ]
+    kinds = (".py", ".typed", ".json", ".csv", ".yaml", ".html", ".css")
+    files = [path for path in (ROOT / "lightning_fedq").rglob("*") if path.suffix in kinds]
     expected = {str(path.relative_to(ROOT)) for path in files}
     expected |= {f"lightning_fedq/configs/{path.name}" for path in (ROOT / "configs").glob("*.yaml")}
     expected |= {f"lightning_fedq/fragments/{path.name}" for path in (ROOT / "callbacks").glob("*.yaml")}

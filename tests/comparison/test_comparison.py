@@ -87,9 +87,8 @@ def test_ranges_are_searched_with_another_seed_and_only_where_coordinates_are_cl
     runs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(module.TASKS, "digits", Task((0.3,)))
-    asked = Comparison.from_names(
-        "digits", ["LDPQ", "GaussianNoise"], epsilons=[5.0], seeds=2, baselines=False
-    )
+    settings = {"epsilons": [5.0], "seeds": 2, "baselines": False}
+    asked = Comparison.from_names("digits", ["LDPQ", "GaussianNoise"], **settings)
     asked.run(tmp_path / "out")
     rows = ("FedAvg", "LDPQ", "GaussianNoise")
     by_row = {row: [name for name in runs if name.startswith(f"{row}/")] for row in rows}
@@ -108,9 +107,8 @@ def test_what_is_known_is_not_searched(runs: list[str], tmp_path: Path) -> None:
     """Unless it is asked for."""
     for tune, searches in ((False, 0), (True, 4)):
         runs.clear()
-        asked = Comparison.from_names(
-            "digits", ["RotatedCoins"], epsilons=[8.0], seeds=1, baselines=False, tune=tune
-        )
+        settings = {"epsilons": [8.0], "seeds": 1, "baselines": False, "tune": tune}
+        asked = Comparison.from_names("digits", ["RotatedCoins"], **settings)
         asked.run(tmp_path / str(tune))
         assert sum(name.startswith("RotatedCoins/") for name in runs) == searches + 1
 
@@ -287,9 +285,8 @@ def test_the_command_says_what_it_compared(
     assert names == {"FedAvg", "GaussianNoise", *OPACUS}
     assert {row["epsilon_spent"] for row in rows if row["mechanism"] == "FedAvg"} == {"inf"}
     gaussian = [row for row in rows if row["mechanism"] == "GaussianNoise"]
-    assert [(row["epsilon"], row["seed"]) for row in gaussian] == [
-        (epsilon, seed) for epsilon in ("4.0", "8.0") for seed in "01"
-    ]
+    found = [(row["epsilon"], row["seed"]) for row in gaussian]
+    assert found == [(epsilon, seed) for epsilon in ("4.0", "8.0") for seed in "01"]
     for row in gaussian:
         ways = sum(float(row[name]) for name in ("bits_up", "bits_keys", "bits_down"))
         assert float(row["bits_both_ways"]) == pytest.approx(ways)
@@ -309,9 +306,8 @@ def test_a_setting_without_a_finite_epsilon_is_no_winner(runs: list[str], tmp_pa
     assert line.get_linestyle() == "--" and line.get_color() == "0.5"
     for axes in (by_up, by_both):
         assert "FedAvg, no finite ε" in {text.get_text() for text in axes.texts}
-    assert not any(
-        line.get_label() == "FedAvg" for axes in (by_epsilon, by_up, by_both) for line in axes.lines
-    )
+    lines = [line for axes in (by_epsilon, by_up, by_both) for line in axes.lines]
+    assert not any(line.get_label() == "FedAvg" for line in lines)
 
 
 IDLE = (
@@ -379,12 +375,9 @@ def test_a_logger_has_a_run_for_every_cell(tmp_path: Path, monkeypatch: pytest.M
         records = finished_records_of(folder_of(folder, tmp_path))
         config = [item for record in records if record.HasField("config") for item in record.config.update]
         [cell] = [json.loads(item.value_json) for item in config if item.key == "compare"]
-        summary = {
-            "/".join((item.key, *item.nested_key)): json.loads(item.value_json)
-            for record in records
-            if record.HasField("summary")
-            for item in record.summary.update
-        }
+        updates = [record.summary.update for record in records if record.HasField("summary")]
+        items = [item for update in updates for item in update]
+        summary = {"/".join((one.key, *one.nested_key)): json.loads(one.value_json) for one in items}
         rounds = [record for record in records if record.HasField("history")]
         keys = {item.key or "/".join(item.nested_key) for record in rounds for item in record.history.item}
         assert {"fed/bits_per_parameter", "fed/val_acc"} & keys and len(rounds) >= 2

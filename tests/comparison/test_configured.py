@@ -44,11 +44,8 @@ def test_cells_are_the_runs_that_fedq_fit_makes_of_their_configurations(
     """Scores, bits and epsilon to the last digit; the person's module, data and clip."""
     assert main(["compare", *ASKED, *ON, "--seeds", "2"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert (
-        "8 runs" in said
-        and "7 more runs, 1 at a time: about " in said
-        and "small: test_acc, against the server behind" in said
-    )
+    for words in ("8 runs", "7 more runs, 1 at a time: about ", "small: test_acc, against the server behind"):
+        assert words in said
     assert "Keys come from a seed, so the runs are not private" in said
     assert not Path("runs/compare/all_runs.md").exists()
     with Path("runs/compare/table.csv").open() as file:
@@ -58,9 +55,8 @@ def test_cells_are_the_runs_that_fedq_fit_makes_of_their_configurations(
         if row["mechanism"] == "LaplaceNoise, by Opacus":
             continue
         name = row["mechanism"].replace(", ", "_").replace(" ", "_")
-        folder = (
-            Path("runs/compare/runs") / name / f"epsilon_{float(row['epsilon']):g}" / f"seed_{row['seed']}"
-        )
+        cell = f"{name}/epsilon_{float(row['epsilon']):g}/seed_{row['seed']}"
+        folder = Path("runs/compare/runs") / cell
         again = yaml.safe_load((folder / "config.yaml").read_text())
         assert again["seed_everything"] == int(row["seed"])
         again["trainer"]["callbacks"][-1]["init_args"].update(root="again", name=row["seed"])

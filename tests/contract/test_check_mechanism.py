@@ -304,10 +304,9 @@ def test_an_error_of_the_mechanism_is_told_with_the_rule():
         def claims(self, context):
             raise RuntimeError("not written yet")
 
-    with pytest.raises(
-        BrokenContractError, match="single_claim_per_adversary: raised RuntimeError: not written"
-    ):
-        check_mechanism(Fails(1.0), rules=["single_claim_per_adversary"])
+    rule = "single_claim_per_adversary"
+    with pytest.raises(BrokenContractError, match=f"{rule}: raised RuntimeError: not written"):
+        check_mechanism(Fails(1.0), rules=[rule])
 
 
 def test_a_class_without_dataclass_is_told():

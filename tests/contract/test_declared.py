@@ -62,6 +62,5 @@ def test_advice_is_the_mechanism_s_own():
     assert "shared_bits" not in advice(LDPQ(1.0), Adversary.SERVER)
     assert "secure aggregation" in advice(PerCoordinateLaplace(1.0), Adversary.SERVER)
     assert "secure aggregation" not in advice(PerCoordinateLaplace(1.0), Adversary.SECAGG_SERVER)
-    assert "secure aggregation" not in advice(
-        CPA(1.0, epsilon_scope="bit"), Adversary.SERVER
-    )  # nothing can be summed
+    unsummed = CPA(1.0, epsilon_scope="bit")
+    assert "secure aggregation" not in advice(unsummed, Adversary.SERVER)

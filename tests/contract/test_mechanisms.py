@@ -105,9 +105,8 @@ def without_rounding(row, found, clients):
 
 
 def without_noise(row, found, clients):
-    return found - discrete_gaussian_variance(row.steps) * (row.granularity * row.clip_norm) ** 2 / len(
-        clients
-    )
+    variance = discrete_gaussian_variance(row.steps) * (row.granularity * row.clip_norm) ** 2
+    return found - variance / len(clients)
 
 
 def without_selection(row, found, clients):

@@ -43,9 +43,8 @@ def test_a_target_sets_the_free_parameter_and_nothing_else(mechanism):
         return
     found = calibrate(target, mechanism, setting, 3)
     assert 3.9 < epsilon_of(setting, found.mechanism, who, 3) <= 4.0
-    changed = {
-        f.name for f in fields(mechanism) if getattr(mechanism, f.name) != getattr(found.mechanism, f.name)
-    }
+    names = [field.name for field in fields(mechanism)]
+    changed = {name for name in names if getattr(mechanism, name) != getattr(found.mechanism, name)}
     free = {
         *("epsilon", "epsilon_per_bit", "epsilon_per_coordinate", "epsilon_per_message", "delta", "rounds"),
         *("mechanism", "noise_multiplier", "local_sigma", "max_dropped_clients", "granularity"),

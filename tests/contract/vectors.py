@@ -73,12 +73,8 @@ def _claim(claim):
     if isinstance(claim.loss, NonPrivate):
         return {"epsilon": None, "why": claim.loss.reason}
     epsilon = spent(claim.loss, DELTA, compositions=claim.compositions, rounds=1).epsilon
-    return {
-        "loss": type(claim.loss).__name__,
-        "unit": claim.unit.name.lower(),
-        "compositions": claim.compositions,
-        "epsilon": float(f"{epsilon:.6g}"),
-    }
+    found = {"loss": type(claim.loss).__name__, "unit": claim.unit.name.lower()}
+    return {**found, "compositions": claim.compositions, "epsilon": float(f"{epsilon:.6g}")}
 
 
 def vector_of(mechanism):

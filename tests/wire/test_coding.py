@@ -96,9 +96,8 @@ def bad_streams(code, rng):
     good = good[:-4] if crc else good
     for number in range(400):
         junk, place = rng.bytes(int(rng.integers(0, 2 * len(good) + 8))), int(rng.integers(0, len(good) + 1))
-        stream = [junk, good[:place] + junk, good[:place] + b"\xff" * len(junk), junk + good[place:]][
-            number % 4
-        ]
+        bad = [junk, good[:place] + junk, good[:place] + b"\xff" * len(junk), junk + good[place:]]
+        stream = bad[number % 4]
         if crc and number % 3 == 0:
             stream = bytes([number % 2]) + stream[1:]
         yield stream + zlib.crc32(stream).to_bytes(4, "little") if crc else stream

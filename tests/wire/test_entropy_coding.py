@@ -63,9 +63,8 @@ def test_a_client_that_selects_nothing_sends_nothing():
     nothing = torch.zeros(5, dtype=torch.int64)
     assert code.pack(nothing) == b"" and code.num_bits(nothing) == 0
     assert torch.equal(code.unpack(b"", 5), nothing)
-    with pytest.raises(
-        ValueError, match="No coordinate is selected, so a message must be empty, got 1 bytes"
-    ):
+    words = "No coordinate is selected, so a message must be empty, got 1 bytes"
+    with pytest.raises(ValueError, match=words):
         code.unpack(b"\x80", 5)
 
 
