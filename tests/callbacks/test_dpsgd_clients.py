@@ -134,14 +134,10 @@ def test_the_budget_stops_before_a_round_that_any_client_can_not_pay():
 
 
 def test_a_budget_beside_two_guarantees_asks_which_one_it_is_about():
-    with pytest.raises(ValueError, match=r"unit='client' or unit='sample'"):
-        fit(federation(LDPQ(1e-5), seed=None), dpsgd(seed=None), PrivacyBudget(50.0, 1e-3, "server"))
     for unit, key in (("sample", "dp/epsilon"), ("client", "fed/epsilon")):
         budget = PrivacyBudget(50.0, 1e-3, "server", unit=unit)
         _, run = fit(federation(LDPQ(1e-5), seed=None), dpsgd(seed=None), budget, max_epochs=1)
         assert budget.epsilon_spent == pytest.approx(float(run.callback_metrics[key]), rel=1e-6)
-    with pytest.raises(ValueError, match="No callback protects a sample"):
-        fit(federation(LDPQ(1e-5), seed=None), PrivacyBudget(50.0, 1e-3, "server", unit="sample"))
     with pytest.warns(UserWarning, match="DPSGD draws from a seed, so nothing is private"):
         fit(federation(), dpsgd(seed=3), PrivacyBudget(50.0, 1e-3, "server"), max_epochs=1)
     with pytest.raises(ValueError, match="unit must be 'client', 'sample' or None, got 'step'"):
@@ -258,16 +254,3 @@ def test_a_checkpoint_without_dpsgd_is_of_another_federation(tmp_path):
 
 
 # ---- refusals ----------------------------------------------------------------------------------------
-
-
-def test_a_handed_loader_asks_for_federated_first():
-    """Then it is the clients' already; the other way round the cure is named."""
-    data = Digits(80)
-    fed = Federated(FedAvg(), 4, seed=0)
-    dpsgd = DPSGD(noise_multiplier=1.0, max_grad_norm=1.0, delta=1e-3, seed=0)
-    with pytest.raises(ValueError, match="Or put DPSGD behind Federated in the callbacks"):
-        make_trainer(dpsgd, fed, max_epochs=1).fit(
-            Classifier(), data.train_dataloader(), data.val_dataloader()
-        )
-    make_trainer(fed, dpsgd, max_epochs=1).fit(Classifier(), data.train_dataloader(), data.val_dataloader())
-    assert len(fed.records) == 1

@@ -7,7 +7,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-from lightning_fedq.callbacks import ByzantineClients, Federated, RunFolder
+from lightning_fedq.callbacks import ByzantineClients, RunFolder
 from lightning_fedq.commands.privacy import report_of_checkpoint
 from lightning_fedq.mechanisms import LDPQ, FedAvg
 from lightning_fedq.mechanisms.interface import Adversary
@@ -75,14 +75,6 @@ def test_a_second_training_adds_up_and_says_so(caplog):
     assert "charged these clients for up to 2 rounds. They also count for this training" in caplog.text
 
 
-def test_a_ledger_can_be_handed_on_to_another_federation_of_the_same_clients():
-    fed = federated()
-    trainer(fed, epochs=2).fit(Linear())
-    again = federated(ledger=fed.ledger, server_lr=0.5)
-    trainer(again, epochs=1).fit(Linear())
-    assert fed.ledger is again.ledger and again.ledger.charges.tolist() == [3] * 6
-
-
 def test_a_ledger_that_is_handed_on_before_anybody_has_trained_is_the_one_that_both_charge():
     first = federated()
     second = federated(ledger=first.ledger)
@@ -90,18 +82,6 @@ def test_a_ledger_that_is_handed_on_before_anybody_has_trained_is_the_one_that_b
     for fed, charges in ((first, 3), (second, 4)):
         trainer(fed, limit, epochs=3).fit(Linear())
         assert first.ledger is second.ledger and fed.ledger.charges.tolist() == [charges] * 6
-
-
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda ledger: federated(LDPQ(0.2), ledger=ledger),
-        lambda ledger: Federated(LDPQ(0.1), 5, ledger=ledger),
-    ],
-)
-def test_another_mechanism_or_number_of_clients_needs_a_new_ledger(build):
-    with pytest.raises(ValueError, match=r"of 6 clients of LDPQ\(epsilon_per_coordinate=0.1\).*a new Ledger"):
-        build(Ledger(6, "LDPQ(epsilon_per_coordinate=0.1)"))
 
 
 def test_a_mechanism_that_was_changed_on_the_way_needs_a_new_ledger():

@@ -63,20 +63,11 @@ def test_samples_have_the_posterior_s_mean_and_the_chain_s_variance(mechanism):
 
 
 @pytest.mark.parametrize(
-    ("mechanism", "settings", "message"),
-    [
-        (IrwinHall(40.0, 0.01), {}, "error of IrwinHall is not exactly Gaussian"),
-        (AggregateGaussian(40.0, 0.01, error_law="laplace"), {}, "error of AggregateGaussian is not exactly"),
-        (
-            layered(0.5),
-            {"diagnostics": False},
-            r"must detect clipped updates. Use Federated\(diagnostics=True\)",
-        ),
-    ],
+    "mechanism", [IrwinHall(40.0, 0.01), AggregateGaussian(40.0, 0.01, error_law="laplace")], ids=repr
 )
-def test_what_samples_another_law_is_refused(mechanism, settings, message):
-    with pytest.raises(ValueError, match=message):
-        sample(mechanism, 1, **settings)
+def test_what_samples_another_law_is_refused(mechanism):
+    with pytest.raises(ValueError, match=f"error of {type(mechanism).__name__} is not exactly"):
+        sample(mechanism, 1)
 
 
 def test_learning_rate_and_order_are_checked():

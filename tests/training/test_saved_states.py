@@ -137,10 +137,8 @@ def test_states_of_callbacks_and_data_modules_are_in_no_checkpoint(
         assert not any(state.get("losses") for state in saved.get("callbacks", {}).values()), file
 
 
-@pytest.mark.parametrize("private", [lambda: Federated(LDPQ(0.001), 3, clients_per_step=1), None])
-def test_spike_detection_decides_by_exact_losses(private):
-    callback = private() if private else DPSGD(20.0, 1.0, delta=1e-3)
-    trainer = make_trainer(callback, pl.callbacks.SpikeDetection())
+def test_spike_detection_decides_by_exact_losses():
+    trainer = make_trainer(DPSGD(20.0, 1.0, delta=1e-3), pl.callbacks.SpikeDetection())
     with pytest.raises(ValueError, match="SpikeDetection uses exact losses of training steps"):
         trainer.fit(Classifier(), datamodule=Digits(60))
 
