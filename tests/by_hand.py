@@ -38,7 +38,9 @@ def sgd_step(model, *batches, rate=0.5):
         p.data.sub_(rate * gradient)
 
 
-def averaging_with_own(model, fed, rounds, stays, batch_size, begin=lambda model: None, mu=0.0):
+def averaging_with_own(
+    model, fed, rounds, stays, batch_size, begin=lambda model: None, mu=0.0, step=sgd_step
+):
     """The papers' loop where clients keep what `stays(name)`: the state at the end, and theirs by client.
 
     Others are averaged, of integers the largest is taken; `mu` pulls what is averaged to the round's start.
@@ -54,7 +56,7 @@ def averaging_with_own(model, fed, rounds, stays, batch_size, begin=lambda model
             held = fed.client_indices[client]
             for part in held[torch.randperm(len(held), generator=data_order(plan, client))].split(batch_size):
                 pulls = {n: mu * (p.detach() - start[n]) for n, p in model.named_parameters() if not stays(n)}
-                sgd_step(model, part)
+                step(model, part)
                 for name, p in model.named_parameters():
                     p.data.sub_(0.5 * pulls.get(name, 0.0))
             ends.append({name: value.clone() for name, value in model.state_dict().items()})

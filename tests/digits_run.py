@@ -85,5 +85,12 @@ def make_trainer(*callbacks, **settings):
     return pl.Trainer(callbacks=list(callbacks), **{**quiet, **settings})
 
 
+def fitted(module, *callbacks, data=None, ckpt_path=None, **settings):
+    """The Trainer with these callbacks and settings, after its fit."""
+    trainer = make_trainer(*callbacks, **settings)
+    trainer.fit(module, datamodule=data, ckpt_path=ckpt_path)
+    return trainer
+
+
 def weights_of(module):
     return torch.cat([parameter.detach().reshape(-1) for parameter in module.parameters()])

@@ -11,9 +11,10 @@ from lightning_fedq.callbacks import DPSGD, Federated, PrivacyBudget
 from lightning_fedq.data import FederatedDataModule
 from lightning_fedq.mechanisms import FedAvg
 from lightning_fedq.mechanisms.interface import Adversary
+from tests.callbacks.steps import Saves
 from tests.callbacks.test_dpsgd import Classifier, dpsgd, samples
 from tests.callbacks.test_privacy import trainer
-from tests.digits_run import Classifier as DigitsClassifier, Digits, make_trainer
+from tests.digits_run import Classifier as DigitsClassifier, Digits, fitted, make_trainer
 
 
 class With(Classifier):
@@ -155,30 +156,22 @@ def test_buffers_that_change_in_training_are_refused(how):
 def test_a_checkpoint_never_holds_a_buffer_that_changed(tmp_path):
     """A write that leaves no trace on the tensor is found before anything is saved."""
 
-    class Saves(pl.Callback):
-        def on_train_batch_end(self, trainer, *args):
-            trainer.save_checkpoint(tmp_path / "leak.ckpt")
-
+    saves = Saves(tmp_path, "on_train_batch_end")
     with pytest.raises(ValueError, match=r"changed the buffers net\.1\.seen"):
-        trainer(dpsgd(), Saves(), epochs=1).fit(With(Remembers("numpy")))
-    assert not (tmp_path / "leak.ckpt").exists()
+        trainer(dpsgd(), saves, epochs=1).fit(With(Remembers("numpy")))
+    assert saves.count and not list(tmp_path.iterdir())
 
 
 def test_nor_does_one_that_is_written_because_the_training_failed(tmp_path):
-    class Saves(pl.Callback):
-        def on_exception(self, trainer, *args):
-            trainer.save_checkpoint(tmp_path / "leak.ckpt")
-
+    saves = Saves(tmp_path, "on_exception")
     with pytest.raises(ValueError, match=r"changed the buffers net\.1\.seen"):
-        trainer(dpsgd(), Saves(), epochs=1).fit(With(Remembers("numpy")))
+        trainer(dpsgd(), saves, epochs=1).fit(With(Remembers("numpy")))
     with pytest.raises(ValueError, match="changed the parameters"):
-        trainer(dpsgd(), Saves(), epochs=1).fit(Writes("data"))
-    assert not (tmp_path / "leak.ckpt").exists()
+        trainer(dpsgd(), saves, epochs=1).fit(Writes("data"))
+    assert saves.count == 2 and not list(tmp_path.iterdir())
     with pytest.raises(RuntimeError, match="The privacy budget allows"):
-        trainer(dpsgd(), PrivacyBudget(2.0, 1e-3, Adversary.OUTSIDER), Saves(), min_epochs=50).fit(
-            Classifier()
-        )
-    assert (tmp_path / "leak.ckpt").exists()
+        trainer(dpsgd(), PrivacyBudget(2.0, 1e-3, Adversary.OUTSIDER), saves, min_epochs=50).fit(Classifier())
+    assert (tmp_path / "3.ckpt").exists()
 
 
 class Writes(Classifier):
@@ -502,8 +495,7 @@ def test_a_batch_that_is_sorted_before_all_layers_is_welcome():
             order = batch[0][:, 0].argsort()
             return super().training_step([part[order] for part in batch], batch_idx)
 
-    run = trainer(dpsgd(), epochs=1)
-    run.fit(Sorted())
+    run = fitted(Sorted(), dpsgd(), max_epochs=1)
     assert run.current_epoch == 1
 
 

@@ -22,7 +22,7 @@ from lightning_fedq.callbacks import Federated
 from lightning_fedq.data import FederatedDataModule
 from lightning_fedq.mechanisms import FedAvg
 from tests.by_hand import federated_averaging, sgd_step
-from tests.digits_run import Classifier, digits, make_trainer, weights_of
+from tests.digits_run import Classifier, digits, fitted, make_trainer, weights_of
 
 SIZES = (10, 25, 12)
 STARTS = (0, 10, 35)
@@ -176,8 +176,7 @@ def test_resumes_with_loaders_of_their_own(tmp_path):
 
     keep = pl.callbacks.ModelCheckpoint(tmp_path, save_top_k=-1, filename="{epoch}")
     whole, again = Classifier(), Classifier()
-    trainer = make_trainer(federated(local_steps=3), keep, enable_checkpointing=True)
-    trainer.fit(whole, datamodule=data())
+    fitted(whole, federated(local_steps=3), keep, data=data(), enable_checkpointing=True)
     make_trainer(federated(local_steps=3)).fit(again, datamodule=data(), ckpt_path=tmp_path / "epoch=0.ckpt")
     assert torch.equal(weights_of(again), weights_of(whole))
 
@@ -206,27 +205,16 @@ def test_several_loaders_are_dealt_out_each(mode):
     assert all((len(x), len(y)) == (30, 10) for x, y in held)
     assert sorted(torch.cat(fed.client_indices).tolist()) == list(range(120))
     model = Classifier().backbone
-    parameters = list(model.parameters())
-    for _ in range(2):
-        start = [p.detach().clone() for p in parameters]
-        total = [torch.zeros_like(p) for p in start]
-        for first, second in held:
-            for p, q in zip(parameters, start, strict=True):
-                p.data.copy_(q)
-            ours = list(first.split(10))
-            others = list(second.split(5))
-            others += {"dict": others[:1], "max_size": [None], "min_size": []}[mode]
-            for x, y in zip(ours, others, strict=mode != "min_size"):
-                loss = nn.functional.cross_entropy(model(inputs[x]), labels[x])
-                if y is not None:
-                    loss = loss + nn.functional.cross_entropy(model(inputs[y]), labels[y])
-                for p, g in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
-                    p.data.sub_(0.5 * g)
-            for t, p, q in zip(total, parameters, start, strict=True):
-                t += p.detach() - q
-        for p, q, t in zip(parameters, start, total, strict=True):
-            p.data.copy_(q + t / 3)
-    same(weights_of(module), weights_of(model))
+
+    def train(client, plan):
+        ours, others = (list(own.split(size)) for own, size in zip(held[client], (10, 5), strict=True))
+        others += {"dict": others[:1], "max_size": [None], "min_size": []}[mode]
+        for pair in zip(ours, others, strict=mode != "min_size"):
+            batches = [batch for batch in pair if batch is not None]
+            sgd_step(model, *batches, rate=0.5 * len(batches))  # the loss is a sum
+
+    plans = [SimpleNamespace(survivors=range(3))] * 2
+    same(weights_of(module), federated_averaging(model, plans, train))
 
 
 # ---- what is refused

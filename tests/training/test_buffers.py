@@ -62,21 +62,6 @@ def test_cumulative_statistics_and_counters():
     assert int(module.backbone[1].num_batches_tracked) == 3 * 4
 
 
-def test_variances_are_not_below_zero_whatever_is_decoded():
-    module = fit(federated(mechanism=LDPQ(epsilon_per_coordinate=0.1)))
-    assert bool((module.backbone[1].running_var >= 0).all())
-    assert not torch.equal(module.backbone[1].running_mean, torch.zeros(8))
-
-
-@pytest.mark.parametrize("clients_per_step", [1, 4])
-@pytest.mark.parametrize("mode", ["share", "local", "frozen"])
-def test_statistics_go_through_the_mechanism(mode, clients_per_step):
-    module = fit(federated(mode, Silent(), clients_per_step=clients_per_step))
-    for name, value in normed().state_dict().items():
-        found = module.state_dict()[name]
-        assert torch.equal(found, value) or name.endswith("num_batches_tracked"), name
-
-
 class Queue(Classifier):
     """Contrasts a batch with earlier ones, which wait in a ring with a pointer, as MoCo's keys do."""
 
@@ -108,28 +93,17 @@ def test_a_queue_with_an_integer_pointer_is_each_client_s_own(clients_per_step):
             fit(fed, module)
     else:
         fit(fed, module)
-    model, own = Queue(), {}
     inputs, labels = digits()
-    buffers = {name: value.clone() for name, value in model.named_buffers()}
-    for round in range(3):
-        plan = fed.planner.plan(round, fed.mechanism)
-        start = {name: value.clone() for name, value in model.state_dict().items()}
-        ends = []
-        for client in plan.survivors:
-            model.load_state_dict({**start, **own.get(client, buffers)})
-            held = fed.client_indices[client]
-            order = torch.Generator().manual_seed(plan.stream_seed("data order", client))
-            for part in held[torch.randperm(len(held), generator=order)].split(BATCH):
-                parameters = list(model.parameters())
-                loss = model.loss(inputs[part], labels[part])
-                for p, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
-                    p.data.sub_(0.5 * gradient)
-            ends.append({name: value.clone() for name, value in model.named_parameters()})
-            own[client] = {name: value.clone() for name, value in model.named_buffers()}
-        mean = {name: torch.stack([end[name] for end in ends]).mean(0) for name in ends[0]}
-        model.load_state_dict({**buffers, **mean})
+
+    def step(model, part):
+        gradients = torch.autograd.grad(model.loss(inputs[part], labels[part]), list(model.parameters()))
+        for p, gradient in zip(model.parameters(), gradients, strict=True):
+            p.data.sub_(0.5 * gradient)
+
+    buffers = {name for name, _ in Queue().named_buffers()}
+    state, own = averaging_with_own(Queue(), fed, 3, buffers.__contains__, BATCH, step=step)
     assert int(own[0]["large"]) == 2**40 + 1 + 3 * 4, "four batches a round"
-    for name, value in model.state_dict().items():
+    for name, value in state.items():
         torch.testing.assert_close(module.state_dict()[name], value, atol=2e-6, rtol=1e-5, msg=name)
     assert fed.engine is not None and fed.engine.weights.numel() == 650, "neither travels"
     assert torch.equal(module.pointer, torch.zeros(1, dtype=torch.int64)), "between rounds those of the start"

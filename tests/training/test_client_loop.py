@@ -17,7 +17,7 @@ from lightning_fedq.clients.hooks import BATCH_HOOKS
 from lightning_fedq.mechanisms import QSGD, CorBin, FedAvg, GaussianNoise
 from lightning_fedq.rounds import RoundEngine
 from lightning_fedq.training import round as one_round
-from tests.digits_run import Classifier, Digits, make_trainer, weights_of
+from tests.digits_run import Classifier, Digits, ManualSteps, make_trainer, weights_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 CALLS = []
@@ -84,18 +84,6 @@ def without_number(self, batch):
     return nn.functional.cross_entropy(self.backbone(batch[0]), batch[1])
 
 
-def by_hand(self, batch, batch_idx):
-    optimizer = self.optimizers()
-    optimizer.zero_grad()
-    self.manual_backward(nn.functional.cross_entropy(self.backbone(batch[0]), batch[1]))
-    optimizer.step()
-
-
-def automatic_off(self):
-    Classifier.__init__(self, nn.Sequential(nn.Linear(64, 10)))
-    self.automatic_optimization = False
-
-
 def twice(self):
     return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=3)
 
@@ -116,11 +104,7 @@ ROWS = {
     "a schedule of epochs": (module_with(configure_optimizers=scheduled("epoch")), {}, True),
     "several closures": (module_with(configure_optimizers=twice), {}, True),
     "listens later": (module_with(training_step=begins_to_listen), {}, None),
-    "by hand": (
-        lambda: type("Own", (Classifier,), {"training_step": by_hand, "__init__": automatic_off})(),
-        {},
-        False,
-    ),
+    "by hand": (lambda: type("Own", (ManualSteps, Classifier), {})(), {}, False),
     "accumulates": (module_with(), {"accumulate_grad_batches": 2}, False),
     "clips norms": (module_with(), {"gradient_clip_val": 0.05}, False),
     "clips values": (module_with(), {"gradient_clip_val": 0.05, "gradient_clip_algorithm": "value"}, False),

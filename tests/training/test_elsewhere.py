@@ -9,7 +9,7 @@ from lightning_fedq.callbacks import DPSGD, Federated
 from lightning_fedq.mechanisms import LDPQ, CorBin, FedAvg, GaussianNoise, RotatedCoins
 from lightning_fedq.secagg.simulation import SecAgg
 from tests import elsewhere
-from tests.digits_run import Classifier, Digits, make_trainer, weights_of
+from tests.digits_run import Classifier, Digits, fitted, weights_of
 
 
 def test_it_refuses_to_mix_with_the_cpu():
@@ -33,9 +33,7 @@ def momentum(params):
 
 def fit(there, module, federated, *callbacks, ckpt=None, **settings):
     place = {"strategy": elsewhere.strategy(), "accelerator": "auto"} if there else {}
-    trainer = make_trainer(federated, *callbacks, **{**place, **settings})
-    trainer.fit(module, datamodule=Digits(120), ckpt_path=ckpt)
-    return trainer
+    return fitted(module, federated, *callbacks, data=Digits(120), ckpt_path=ckpt, **{**place, **settings})
 
 
 RUNS = {
@@ -50,6 +48,8 @@ RUNS = {
     "trimmed mean": lambda: (
         Federated(FedAvg(), 6, seed=0, aggregator=RobustAggregation("trimmed_mean", num_byzantine=1)),
     ),
+    "DPSGD": lambda: (Federated(FedAvg(), 6, seed=0), DPSGD(1.0, 1.0, delta=1e-3, seed=0)),
+    "bfloat16": lambda: (Federated(CorBin(5.0), 6, seed=0),),
     "server optimizer": lambda: (
         Federated(FedAvg(), 6, seed=0, server_optimizer=lambda params: torch.optim.Adam(params, lr=0.01)),
     ),
@@ -61,10 +61,12 @@ def test_a_fit_ends_with_the_weights_of_the_cpu(run):
     weights = []
     for there in (False, True):
         module = Classifier(backbone(), momentum)
-        trainer = fit(there, module, *RUNS[run]())
+        precision = "bf16-true" if run == "bfloat16" else "32-true"
+        trainer = fit(there, module, *RUNS[run](), precision=precision)
         assert trainer.strategy.root_device.type == ("elsewhere" if there else "cpu")
         weights.append(weights_of(module).cpu())
     assert torch.equal(*weights)
+    assert weights[0].dtype == (torch.bfloat16 if run == "bfloat16" else torch.float32)
     assert not torch.equal(weights[0], weights_of(Classifier(backbone())))
 
 
@@ -87,22 +89,3 @@ def test_a_fit_that_goes_on_there_ends_where_it_would_have(tmp_path):
     second = Classifier(backbone(), momentum)
     fit(True, second, Federated(CorBin(5.0), 6, seed=0), max_epochs=4, ckpt=path)
     assert torch.equal(weights_of(second).cpu(), weights_of(whole))
-
-
-def test_dpsgd_runs_there():
-    weights = []
-    for there in (False, True):
-        module = Classifier(backbone())
-        fit(there, module, Federated(FedAvg(), 6, seed=0), DPSGD(1.0, 1.0, delta=1e-3, seed=0))
-        weights.append(weights_of(module).cpu())
-    assert torch.equal(*weights)
-
-
-def test_a_model_of_bfloat16_ends_with_the_weights_of_the_cpu():
-    weights = []
-    for there in (False, True):
-        module = Classifier(backbone(), momentum)
-        fit(there, module, Federated(CorBin(5.0), 6, seed=0), precision="bf16-true")
-        weights.append(weights_of(module).cpu())
-    assert weights[0].dtype == torch.bfloat16
-    assert torch.equal(*weights)

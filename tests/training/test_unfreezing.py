@@ -11,6 +11,7 @@ from lightning_fedq.callbacks import Federated, PrivacyBudget, ReloadBest
 from lightning_fedq.mechanisms import LDPQ, FedAvg, RotatedAxes
 from tests.by_hand import data_order, federated_averaging, plans_of
 from tests.callbacks.silent import Silent
+from tests.callbacks.steps import Saves
 from tests.digits_run import Classifier, Digits, digits, make_trainer, weights_of
 
 BATCH, CLIENTS = 10, 4
@@ -127,10 +128,8 @@ def test_what_freezes_leaves_and_stays_where_it_is(clients_per_step, caplog):
         def on_train_epoch_end(self, trainer, pl_module):
             seen.append(pl_module.first.clone())
 
-    fed, module = (
-        federated(LDPQ(epsilon_per_coordinate=0.5), clients_per_step=clients_per_step),
-        TwoLayers(frozen=False),
-    )
+    fed = federated(LDPQ(epsilon_per_coordinate=0.5), clients_per_step=clients_per_step)
+    module = TwoLayers(frozen=False)
     start = module.first.clone()
     make_trainer(fed, Watch(), max_epochs=4).fit(module, datamodule=Digits(80))
     assert not torch.equal(start, seen[0])
@@ -165,20 +164,10 @@ def test_resumed_after_an_unfreezing(tmp_path, way):
         trainer.fit(module, datamodule=Digits(80), ckpt_path=resume)
         return module
 
-    class Saves(pl.Callback):
-        """In the middle of the last client of every round, and after the round."""
-
-        is_shared_by_clients = True
-
-        def on_train_batch_end(self, trainer, *args):
-            trainer.save_checkpoint(tmp_path / f"middle-{trainer.current_epoch}.ckpt")
-
-        def on_train_epoch_end(self, trainer, *args):
-            trainer.save_checkpoint(tmp_path / f"end-{trainer.current_epoch}.ckpt")
-
-    whole = fit(Saves())
-    for name in ("middle-0", "end-0", "middle-1", "end-1", "middle-2"):
-        assert torch.equal(weights_of(fit(resume=tmp_path / f"{name}.ckpt")), weights_of(whole)), name
+    whole = fit(Saves(tmp_path, "on_train_batch_end", "on_train_epoch_end"))
+    # 13 files a round: of two batches and an end for each of four clients, and of the round's own end
+    for number in (11, 13, 24, 26, 37):
+        assert torch.equal(weights_of(fit(resume=tmp_path / f"{number}.ckpt")), weights_of(whole)), number
 
 
 def test_the_best_model_of_a_shorter_vector_is_given_up():

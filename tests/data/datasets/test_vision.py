@@ -60,12 +60,8 @@ def test_cifar_from_an_image_folder(tmp_path):
     for choice in (True, None):
         other = CIFAR10DataModule(str(tmp_path / "packed"), image_folder=choice)
         other.setup("fit")
-        assert all(
-            torch.equal(a, b) for a, b in zip(other.train_set.tensors, data.train_set.tensors, strict=True)
-        )
-        assert all(
-            torch.equal(a, b) for a, b in zip(other.test_set.tensors, data.test_set.tensors, strict=True)
-        )
+        for part in ("train_set", "test_set"):
+            assert all(map(torch.equal, getattr(other, part).tensors, getattr(data, part).tensors))
     assert [path.name for path in packed.iterdir()] == ["images.tar.gz"]  # nothing is written
 
 
