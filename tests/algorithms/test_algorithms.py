@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_fedq._lightning import pl
 from lightning_fedq.algorithms import SCAFFOLD, ErrorFeedback, FedDyn, FedProx
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.data import FederatedDataModule, LabelShards
+from lightning_fedq.data import FederatedDataModule
 from lightning_fedq.mechanisms import LDPQ, FedAvg, TopK
-from tests.digits_run import Classifier, Digits, ManualSteps, make_trainer, weights_of
+from tests.digits_run import Classifier, Digits, ManualSteps, fitted, make_trainer, weights_of
 
 CLIENTS, EACH, ROUNDS, RATE = 4, 12, 4, 0.2
 
@@ -54,13 +54,16 @@ def data(indices=INDICES):
     return FederatedDataModule.from_loader(loader(), loader(), clients=indices)
 
 
-def train(algorithm, rounds=ROUNDS, **settings):
-    settings = {"seed": 0, "clients_per_step": 1, **settings}
+def train(algorithm, rounds=ROUNDS, ckpt_path=None, save=None, **settings):
+    settings = {"mechanism": FedAvg(), "seed": 0, "clients_per_step": 1, **settings}
     trainer_settings = settings.pop("trainer", {})
     module = settings.pop("module", None) or Module()
-    federated = Federated(FedAvg(), CLIENTS, algorithm=algorithm, **settings)
-    trainer = make_trainer(federated, max_epochs=rounds, **trainer_settings)
-    trainer.fit(module, datamodule=data())
+    federated = Federated(num_clients=CLIENTS, algorithm=algorithm, **settings)
+    trainer = fitted(
+        module, federated, data=data(), ckpt_path=ckpt_path, max_epochs=rounds, **trainer_settings
+    )
+    if save:
+        trainer.save_checkpoint(save)
     return weights_of(module), federated
 
 
@@ -194,40 +197,24 @@ def test_without_a_pull_it_is_federated_averaging():
 def test_resumed_as_if_never_stopped(kind, tmp_path):
     algorithm, _ = ALL[kind]
     whole, _ = train(algorithm)
-    module = Module()
-    trainer = make_trainer(
-        Federated(FedAvg(), CLIENTS, algorithm=algorithm, seed=0, clients_per_step=1), max_epochs=2
-    )
-    trainer.fit(module, datamodule=data())
-    trainer.save_checkpoint(tmp_path / "two.ckpt")
-    module = Module()
-    federated = Federated(FedAvg(), CLIENTS, algorithm=algorithm, seed=0, clients_per_step=1)
-    make_trainer(federated, max_epochs=ROUNDS).fit(module, datamodule=data(), ckpt_path=tmp_path / "two.ckpt")
-    assert torch.equal(weights_of(module), whole)
+    train(algorithm, rounds=2, save=tmp_path / "two.ckpt")
+    assert torch.equal(train(algorithm, ckpt_path=tmp_path / "two.ckpt")[0], whole)
 
 
 def test_no_checkpoint_of_a_private_run_holds_what_clients_keep(tmp_path):
-    settings = {"algorithm": SCAFFOLD(), "client_metrics": "none"}
-    trainer = make_trainer(Federated(LDPQ(1.0), CLIENTS, **settings), max_epochs=2)
-    trainer.fit(Module(), datamodule=data())
-    trainer.save_checkpoint(tmp_path / "two.ckpt")
-    saved = torch.load(tmp_path / "two.ckpt", weights_only=False)
+    path, settings = tmp_path / "two.ckpt", {"mechanism": LDPQ(1.0), "seed": None, "client_metrics": "none"}
+    train(SCAFFOLD(), rounds=2, save=path, **settings)
+    saved = torch.load(path, weights_only=False)
     [state] = [s for s in saved["callbacks"].values() if "federation" in s]
     assert "algorithm" not in state
     with pytest.warns(UserWarning, match="has no client states of SCAFFOLD"):
-        make_trainer(Federated(LDPQ(1.0), CLIENTS, **settings), max_epochs=3).fit(
-            Module(), datamodule=data(), ckpt_path=tmp_path / "two.ckpt"
-        )
+        train(SCAFFOLD(), rounds=3, ckpt_path=path, **settings)
 
 
 def test_a_checkpoint_of_another_algorithm_is_refused(tmp_path):
-    trainer = make_trainer(Federated(FedAvg(), CLIENTS, algorithm=FedProx(0.5), seed=0), max_epochs=1)
-    trainer.fit(Module(), datamodule=data())
-    trainer.save_checkpoint(tmp_path / "one.ckpt")
+    train(FedProx(0.5), rounds=1, save=tmp_path / "one.ckpt")
     with pytest.raises(ValueError, match=r"algorithm = FedProx\(mu=0.5\) \(here None\)"):
-        make_trainer(Federated(FedAvg(), CLIENTS, seed=0), max_epochs=2).fit(
-            Module(), datamodule=data(), ckpt_path=tmp_path / "one.ckpt"
-        )
+        train(None, rounds=2, ckpt_path=tmp_path / "one.ckpt")
 
 
 @pytest.mark.parametrize(
@@ -284,16 +271,3 @@ def test_by_hand_and_with_accumulation():
     torch.testing.assert_close(*both, atol=2e-6, rtol=1e-5)
     averaged = train(None, trainer={"accumulate_grad_batches": 2})[0]
     assert not torch.allclose(both[0], averaged, atol=1e-4)  # two steps a round: the second one is pulled
-
-
-def test_scaffold_helps_where_clients_differ():
-    """Two classes a client, many local steps: the loss of the global model, against federated averaging."""
-    losses = []
-    for algorithm in (None, SCAFFOLD()):
-        federated = Federated(
-            FedAvg(), CLIENTS, algorithm=algorithm, seed=0, local_steps=30, partition=LabelShards(1)
-        )
-        trainer = make_trainer(federated, max_epochs=8)
-        trainer.fit(Module(), loader(), loader())
-        losses.append(float(trainer.callback_metrics["val_loss"]))
-    assert losses[1] < losses[0]

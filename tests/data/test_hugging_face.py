@@ -4,12 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.data import Dirichlet, FeatureShards, FederatedDataModule, Natural
 from lightning_fedq.data.labels import has_stored_labels, read_labels
 from lightning_fedq.mechanisms import FedAvg
-from tests.digits_run import digits, make_trainer, weights_of
+from tests.digits_run import Classifier, digits, make_trainer, weights_of
 
 hf = pytest.importorskip("datasets", reason="Hugging Face's datasets is not installed")
 SAMPLES = 80
@@ -23,22 +22,14 @@ def table(label="label", users=True):
     return hf.Dataset.from_dict(columns)
 
 
-class Module(pl.LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.net = nn.Linear(64, 10)
-
+class Module(Classifier):
     def training_step(self, batch, batch_idx):
         assert batch["pixels"].dim() == 2 and batch["pixels"].shape[1] == 64
-        return nn.functional.cross_entropy(self.net(batch["pixels"]), batch["label"])
+        return nn.functional.cross_entropy(self.backbone(batch["pixels"]), batch["label"])
 
     def validation_step(self, batch, batch_idx):
-        right = self.net(batch["pixels"]).argmax(1) == batch["label"]
+        right = self.backbone(batch["pixels"]).argmax(1) == batch["label"]
         self.log("val_acc", right.float().mean(), batch_size=len(right))
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.5)
 
 
 def fit(data, clients=4, **settings):
@@ -69,16 +60,9 @@ def test_it_is_dealt_out_and_trained_on(rule, formatted):
 def test_it_trains_as_tensors_do():
     from torch.utils.data import TensorDataset
 
-    class OfTensors(Module):
-        def training_step(self, batch, batch_idx):
-            return super().training_step({"pixels": batch[0], "label": batch[1]}, batch_idx)
-
-        def validation_step(self, batch, batch_idx):
-            super().validation_step({"pixels": batch[0], "label": batch[1]}, batch_idx)
-
     inputs, labels = digits()
     tensors = TensorDataset(inputs[:SAMPLES], labels[:SAMPLES])
-    module, fed = OfTensors(), Federated(FedAvg(), 4, seed=0)
+    module, fed = Classifier(), Federated(FedAvg(), 4, seed=0)
     data = FederatedDataModule(tensors, batch_size=5, val=tensors, partition=Dirichlet(1.0))
     make_trainer(fed, max_epochs=1).fit(module, datamodule=data)
     plain = table(users=False)

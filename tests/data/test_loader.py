@@ -119,15 +119,8 @@ def test_deal_out_refusals():
 
 
 # ---- batches -------------------------------------------------------------------------------------------
-def test_pass_sizes():
-    assert pass_sizes(10, 4, False) == (4, 4, 2)
-    assert pass_sizes(10, 4, True) == (4, 4)
-    assert pass_sizes(3, 4, False) == (3,)
-    assert pass_sizes(10, 4, False, 2) == (4, 4)
-    assert pass_sizes(10, 4, False, 9) == (4, 4, 2)
-    assert pass_sizes(10, 4, False, 0.99) == (4, 4)
+def test_a_limit_can_leave_nothing():
     assert pass_sizes(10, 4, False, 0.3) == pass_sizes(10, 4, False, 0) == ()
-    assert pass_sizes(4, 4, False, 1) == (4,)
 
 
 def test_batch_sizes():
@@ -171,9 +164,7 @@ def test_local_work_under_a_limit():
     assert work.passes == [(4,), (4, 4), (4, 4)]
     assert work.sizes == [(4, 4), (4,) * 4, (4,) * 4]
     assert [work.shuffles(c) for c in range(3)] == [False, True, True]
-    assert (
-        LocalWork.from_loader(loader, held, 2, None, 1.0).sizes
-        == LocalWork.from_loader(loader, held, 2, None).sizes
-    )
+    whole, default = (LocalWork.from_loader(loader, held, 2, None, *limit) for limit in ((1.0,), ()))
+    assert whole.sizes == default.sizes
     # steps go on over as many limited passes as they need
     assert LocalWork.from_loader(loader, held, 1, 3, 2).sizes == [(4,) * 3] * 3

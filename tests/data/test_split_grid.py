@@ -70,12 +70,8 @@ def test_counts_of_a_class_have_the_mean_and_variance_of_the_law(each, clients, 
     """
     labels, generator = labels_of(4, each), torch.Generator().manual_seed(1)
     rule = Dirichlet(alpha)
-    counts = torch.stack(
-        [
-            label_counts(labels, rule.split(labels, len(labels), clients, generator)).double()
-            for _ in range(300)
-        ]
-    )
+    draws = [rule.split(labels, len(labels), clients, generator) for _ in range(300)]
+    counts = torch.stack([label_counts(labels, parts).double() for parts in draws])
     mean = each / clients
     dirichlet = each**2 * (1 / clients) * (1 - 1 / clients) / (clients * alpha + 1)
     whole = mean * (1 - 1 / clients) * (each + clients * alpha) / (1 + clients * alpha)
@@ -91,14 +87,9 @@ def test_empty_clients_where_they_are_asked_for_are_those_of_the_law():
     """`min_partition_size=0`: shares of 0.01 leave most of 100 clients with nothing, as the law would."""
     labels = labels_of(10, 144)
     for alpha in (0.01, 0.1, 1.0):
-        generator = torch.Generator().manual_seed(2)
-        empty = [
-            sum(
-                not len(part)
-                for part in Dirichlet(alpha, min_partition_size=0).split(labels, 1440, 100, generator)
-            )
-            for _ in range(50)
-        ]
+        generator, rule = torch.Generator().manual_seed(2), Dirichlet(alpha, min_partition_size=0)
+        draws = [rule.split(labels, 1440, 100, generator) for _ in range(50)]
+        empty = [sum(not len(part) for part in parts) for parts in draws]
         # a client holds nothing of a class with chance E (1 - p)^n, p of Beta(alpha, 99 alpha)
         chance = math.exp(
             math.lgamma(99 * alpha + 144)

@@ -6,13 +6,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
-from lightning_fedq._lightning import pl
-from lightning_fedq.callbacks import Federated
-from lightning_fedq.data import Dirichlet, FeatureShards, FederatedDataModule, Natural, QuantitySkew, Sizes
+from lightning_fedq.data import Dirichlet, FeatureShards, Natural, QuantitySkew, Sizes
 from lightning_fedq.data.columns import read_column
 from lightning_fedq.data.loader import partition_dataset
-from lightning_fedq.mechanisms import FedAvg
-from tests.digits_run import Classifier, make_trainer
 
 USERS = torch.tensor([7, 3, 7, 5, 3, 3, 9, 5, 7, 9, 9, 9])
 INPUTS = torch.arange(12.0)[:, None].flip(0) * torch.ones(2)
@@ -72,15 +68,12 @@ def test_whole_users_are_dealt_out():
     users = torch.repeat_interleave(torch.arange(40), torch.tensor(sizes))
     users = users[torch.randperm(len(users), generator=torch.Generator().manual_seed(1))]
     data = TensorDataset(torch.zeros(len(users), 1), users)
-    parts = deal(data, Natural(1, merge_users=True), 6)
+    rule = Natural(1, merge_users=True)
+    parts = deal(data, rule, 6)
     homes = [{int(users[index]) for index in part} for part in parts]
     assert sum(map(len, homes)) == 40, "a user is in one place"
     assert max(map(len, parts)) - min(map(len, parts)) <= 2
-    assert (
-        deal(data, Natural(1, merge_users=True), 6)
-        == parts
-        != deal(data, Natural(1, merge_users=True), 6, seed=1)
-    )
+    assert deal(data, rule, 6) == parts != deal(data, rule, 6, seed=1)
 
 
 def test_another_number_of_users():
@@ -109,13 +102,6 @@ def test_values_that_are_not_there():
     for wrong in (2.5, None, True):
         with pytest.raises(TypeError, match="by must be an index or key"):
             Natural(wrong)
-
-
-class Module(Classifier):
-    validation_step = pl.LightningModule.validation_step
-
-    def training_step(self, batch, batch_idx):
-        return super().training_step((batch[0].repeat(1, 32), batch[1]), batch_idx)
 
 
 # ---- how much ---------------------------------------------------------------------------------------------
@@ -175,17 +161,6 @@ def test_words_are_the_same_in_another_process():
     assert repr(FeatureShards(USERS)) == "FeatureShards(by=<12 values>, shards_per_client=1)"
     assert repr(FeatureShards()) == "FeatureShards(by=None, shards_per_client=1)"
     assert repr(Natural("user")) == "Natural(by='user', merge_users=False)"
-
-
-@pytest.mark.parametrize("rule", [Natural(2), QuantitySkew(0.5), FeatureShards()], ids=repr)
-def test_a_federation_trains_on_it(rule):
-    loader = DataLoader(TABLE, batch_size=2)
-    data = FederatedDataModule.from_loader(loader)
-    fed = Federated(FedAvg(), 4, seed=0, partition=rule)
-    make_trainer(fed, max_epochs=2).fit(Module(), datamodule=data)
-    assert sorted(torch.cat(fed.client_indices).tolist()) == list(range(12))
-    if isinstance(rule, Natural):
-        assert [part.tolist() for part in fed.client_indices] == BY_USER
 
 
 @pytest.mark.parametrize(

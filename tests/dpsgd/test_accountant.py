@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
-from opacus.accountants import RDPAccountant, create_accountant
+from opacus.accountants import create_accountant
 from scipy import integrate, stats
 
 from lightning_fedq.dpsgd.accountant import Account, SampledGaussianAccountant, sampled_gaussian_grid
@@ -40,12 +40,6 @@ def test_the_grid_dominates_the_mechanism(removal):
     for epsilon in (0.0, 0.05, 0.15, 0.5, 1.5):
         exact, error = integrate.quad(difference, -9, 10, args=(epsilon,), limit=400, epsabs=1e-12)
         assert exact - error - 1e-12 <= grid.delta(epsilon) <= exact + 1e-4
-
-
-def test_is_tighter_than_renyi():
-    renyi = RDPAccountant()
-    renyi.history = [(1.0, 0.02, 500)]
-    assert accountant(1.0, 0.02, 500).get_epsilon(1e-5) < renyi.get_epsilon(1e-5)
 
 
 def test_opacus_makes_it_by_name_and_steps_it():

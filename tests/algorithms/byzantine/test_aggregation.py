@@ -177,16 +177,8 @@ def test_the_variance_of_a_mean_weighted_by_noise(weighted):
     dim, epsilons = 40_000, (0.5,) * 10 + (2.0,) * 10
     mechanism = CPA(epsilons, epsilon_scope="bit")
     weights = inverse_variance_weights(mechanism, (dim,), 20) if weighted else None
-    planner, value = RoundPlanner(20, 0), 0.3
-    engine = RoundEngine(
-        mechanism,
-        planner,
-        SeededKeys(0),
-        torch.zeros(dim),
-        (dim,),
-        FixedRange(1.0),
-        client_weights=None if weights is None else weights.float(),
-    )
+    value, floats = 0.3, None if weights is None else weights.float()
+    engine = engine_of(mechanism, 20, dim, client_weights=floats)
     plan = engine.start()
     engine.receive(plan.survivors, torch.full((20, dim), value))
     engine.finish()

@@ -133,14 +133,6 @@ def test_bucketing_spoils_one_bucket():
             torch.testing.assert_close(buckets[bucket], rows[part].mean(0))
 
 
-def test_single_signs_have_no_outliers_but_buckets_do():
-    """Median and majority of one-bit rows are the same sign; the median of buckets follows the mean."""
-    rows = torch.tensor([[1.0]] * 60 + [[-1.0]] * 40)
-    assert median(rows).item() == 1.0
-    order = torch.randperm(100, generator=torch.Generator().manual_seed(0))
-    assert median(bucketing(rows, order, 10)).item() == pytest.approx(0.2, abs=0.21)
-
-
 def test_breakdown_points_and_their_warning():
     assert [breakdown_point(rule, 11, 3) for rule in ("mean", "median", "trimmed_mean")] == [0, 5, 3]
     assert [breakdown_point(rule, 11, 9) for rule in ("krum", "multi_krum")] == [4, 4]

@@ -68,10 +68,8 @@ def test_no_stateful_buffers(model):
 
 def test_an_activation_is_named():
     """Hidden layers get it, and another name is refused with the names that there are."""
-    assert [type(layer).__name__ for layer in MLP(64, hidden=(3, 2), activation="tanh")][2::2] == [
-        "Tanh",
-        "Tanh",
-    ]
+    layers = [type(layer).__name__ for layer in MLP(64, hidden=(3, 2), activation="tanh")]
+    assert layers[2::2] == ["Tanh", "Tanh"]
     with pytest.raises(ValueError, match="activation must be one of \\['relu', 'tanh'\\], got 'gelu'"):
         MLP(64, activation="gelu")
 
