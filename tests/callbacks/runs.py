@@ -13,8 +13,7 @@ def small_run(*callbacks, rounds=3, fit=True, **settings):
     seed = settings.pop("seed", 0)
     mechanism = settings.pop("mechanism", CorBin(5.0))
     federated = Federated(mechanism, 4, seed=seed, clients_per_step=1, privacy=settings.pop("privacy", None))
-    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False} | settings
-    trainer = make_trainer(federated, *callbacks, max_epochs=rounds, **options)
+    trainer = make_trainer(federated, *callbacks, max_epochs=rounds, **settings)
     if fit:
         trainer.fit(small_model(), datamodule=small_data())
     return trainer

@@ -6,7 +6,7 @@ from torch import nn
 from lightning_fedq.callbacks import DPSGD, Federated
 from lightning_fedq.dpsgd import loss_reduction
 from lightning_fedq.mechanisms import FedAvg
-from tests.digits_run import Classifier, Digits, make_trainer
+from tests.digits_run import Classifier, Digits, fitted, make_trainer
 
 
 class Loses(Classifier):
@@ -34,8 +34,7 @@ FEDERATIONS = [lambda: (), lambda: (Federated(FedAvg(), 2, seed=0),)]
 def test_where_a_later_look_can_not_tell_the_first_answer_stays(around, first):
     private = DPSGD(1.0, 1.0, delta=1e-4)
     model, others = Loses((first, 1.0), ("mean", 0.0), (first, 1.0)), around()
-    trainer = make_trainer(*others, private, max_epochs=3)
-    trainer.fit(model, datamodule=Digits(60))
+    trainer = fitted(model, *others, private, data=Digits(60), max_epochs=3)
     assert trainer.current_epoch == 3 and private._optimizer.loss_reduction == first
     assert {account.steps for account in private.accounts.values()} == ({9} if others else {18})
 
@@ -62,10 +61,8 @@ def test_without_a_first_answer_nobody_is_charged(around):
 
 @pytest.mark.parametrize("around", FEDERATIONS)
 def test_a_resumed_run_goes_on_with_the_first_answer(around, tmp_path):
-    settings, first = (
-        {"default_root_dir": tmp_path},
-        make_trainer(*around(), dpsgd(), default_root_dir=tmp_path),
-    )
+    settings = {"default_root_dir": tmp_path}
+    first = make_trainer(*around(), dpsgd(), **settings)
     first.fit(Loses(("sum", 1.0)), datamodule=Digits(60))
     first.save_checkpoint(tmp_path / "two.ckpt")
     private = dpsgd()

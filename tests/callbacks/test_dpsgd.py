@@ -12,6 +12,7 @@ from lightning_fedq.callbacks import DPSGD, PrivacyBudget
 from lightning_fedq.data.loader import ClientBatches
 from lightning_fedq.mechanisms.interface import Adversary
 from tests.callbacks.test_privacy import trainer
+from tests.digits_run import fitted, weights_of
 from tests.dpsgd.test_poisson import batches_of
 
 
@@ -54,8 +55,7 @@ def dpsgd(noise=1.0, seed=None, **settings):
 
 def test_it_learns_and_says_what_it_spent():
     module, private = Classifier(), dpsgd(seed=1)
-    run = trainer(private, epochs=8)
-    run.fit(module)
+    run = fitted(module, private, max_epochs=8)
     assert module.accuracy() > 0.8
     assert len(private.accountant) == 80
     assert len(set(module.seen)) > 3  # other rounds draw other batches
@@ -67,8 +67,7 @@ def test_it_learns_and_says_what_it_spent():
 def test_it_stops_itself_when_the_budget_is_spent():
     module, private = Classifier(), dpsgd()
     budget = PrivacyBudget(2.0, 1e-3, Adversary.OUTSIDER)
-    run = trainer(budget, private, epochs=100)
-    run.fit(module)
+    run = fitted(module, budget, private, max_epochs=100)
     assert run.current_epoch < 100
     spent = private.accountant.get_epsilon(1e-3)
     assert spent <= 2.0
@@ -79,9 +78,7 @@ def test_it_stops_itself_when_the_budget_is_spent():
 
 
 def test_a_resumed_run_remembers_what_it_spent(tmp_path):
-    first = trainer(dpsgd(), epochs=2)
-    first.fit(Classifier())
-    first.save_checkpoint(tmp_path / "two.ckpt")
+    fitted(Classifier(), dpsgd(), max_epochs=2).save_checkpoint(tmp_path / "two.ckpt")
     again = dpsgd()
     trainer(again, epochs=3).fit(Classifier(), ckpt_path=tmp_path / "two.ckpt")
     assert len(again.accountant) == 30
@@ -93,9 +90,7 @@ def test_a_resumed_run_remembers_what_it_spent(tmp_path):
 
 def test_what_this_process_has_spent_since_the_checkpoint_stays_spent(tmp_path):
     private = dpsgd()
-    run = trainer(private, epochs=2)
-    run.fit(Classifier())
-    run.save_checkpoint(tmp_path / "two.ckpt")
+    fitted(Classifier(), private, max_epochs=2).save_checkpoint(tmp_path / "two.ckpt")
     trainer(private, epochs=4).fit(Classifier(), ckpt_path=tmp_path / "two.ckpt")
     root = private._root
     trainer(private, epochs=3).fit(Classifier(), ckpt_path=tmp_path / "two.ckpt")
@@ -105,9 +100,7 @@ def test_what_this_process_has_spent_since_the_checkpoint_stays_spent(tmp_path):
 
 @pytest.mark.parametrize("seed", [None, 1])
 def test_a_checkpoint_of_others_is_refused_by_a_callback_that_has_spent(tmp_path, seed):
-    loud = trainer(dpsgd(0.5, seed), epochs=1)
-    loud.fit(Classifier())
-    loud.save_checkpoint(tmp_path / "loud.ckpt")
+    fitted(Classifier(), dpsgd(0.5, seed), max_epochs=1).save_checkpoint(tmp_path / "loud.ckpt")
     private = dpsgd(20.0, seed)
     trainer(private, epochs=2).fit(Classifier())
     with pytest.raises(
@@ -127,7 +120,7 @@ def test_a_copy_of_the_callback_draws_noise_of_its_own():
     for callback in (private, copy.deepcopy(private), private):
         module = Classifier(batch_size=200)
         trainer(callback, epochs=1).fit(module)
-        ends.append(torch.cat([p.detach().flatten() for p in module.parameters()]))
+        ends.append(weights_of(module))
     std = 0.3 * 20.0 / 200
     for i, j in ((0, 1), (0, 2), (1, 2)):
         assert (ends[i] - ends[j]).std().item() > 0.5 * 2**0.5 * std
@@ -136,9 +129,7 @@ def test_a_copy_of_the_callback_draws_noise_of_its_own():
 def test_resuming_with_a_seed_ends_bit_identically(tmp_path):
     whole = Classifier()
     trainer(dpsgd(seed=5), epochs=4).fit(whole)
-    first = trainer(dpsgd(seed=5), epochs=2)
-    first.fit(Classifier())
-    first.save_checkpoint(tmp_path / "half.ckpt")
+    fitted(Classifier(), dpsgd(seed=5), max_epochs=2).save_checkpoint(tmp_path / "half.ckpt")
     rest = Classifier()
     trainer(dpsgd(seed=5), epochs=4).fit(rest, ckpt_path=tmp_path / "half.ckpt")
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), rest.parameters(), strict=True))
@@ -147,8 +138,7 @@ def test_resuming_with_a_seed_ends_bit_identically(tmp_path):
 def test_nothing_is_left_on_the_module():
     module = Classifier()
     untouched = {name: set(vars(layer)) for name, layer in module.named_modules()}
-    run = trainer(dpsgd(), epochs=1)
-    run.fit(module)
+    run = fitted(module, dpsgd(), max_epochs=1)
     assert all(not vars(p) for p in module.parameters())
     for name, layer in module.net.named_modules():
         assert set(vars(layer)) == untouched["net" + (f".{name}" if name else "")]
@@ -165,15 +155,14 @@ def test_the_first_step_is_clipping_averaging_and_noise():
     x, y = samples()[
         batches_of(200, 20, lambda client, s: private._stream("batch", client, s)).draw_samples(0, 0)
     ]
-    total = [torch.zeros_like(p) for p in reference.parameters()]
+    total = torch.zeros_like(weights_of(reference))
     for i in range(len(x)):
         loss = torch.nn.functional.cross_entropy(reference.net(x[i : i + 1]), y[i : i + 1])
         grads = torch.autograd.grad(loss, list(reference.parameters()))
-        norm = math.sqrt(sum(g.double().square().sum().item() for g in grads))
-        for t, g in zip(total, grads, strict=True):
-            t += min(1.0, 0.5 / norm) * g
-    for p, q, t in zip(module.parameters(), reference.parameters(), total, strict=True):
-        torch.testing.assert_close(p, q - 0.3 * t / 20, atol=2e-6, rtol=1e-4)
+        flat = torch.cat([g.reshape(-1) for g in grads])
+        total += min(1.0, 0.5 / flat.norm().item()) * flat
+    expected = weights_of(reference) - 0.3 * total / 20
+    torch.testing.assert_close(weights_of(module), expected, atol=2e-6, rtol=1e-4)
 
 
 def test_noise_has_the_stated_std():
@@ -191,9 +180,9 @@ def test_noise_has_the_stated_std():
             return torch.optim.SGD(self.parameters(), lr=20.0)  # undoes the division by the batch size
 
     module = Constant()
-    before = torch.cat([p.detach().flatten() for p in module.parameters()])
+    before = weights_of(module)
     trainer(DPSGD(0.7, 2.0, delta=1e-3), epochs=1, max_steps=1).fit(module)
-    noise = torch.cat([p.detach().flatten() for p in module.parameters()]) - before
+    noise = weights_of(module) - before
     assert abs(noise.std().item() / 1.4 - 1) < 6 / math.sqrt(2 * noise.numel())
     assert abs(noise.mean().item()) < 6 * 1.4 / math.sqrt(noise.numel())
 

@@ -10,7 +10,7 @@ from lightning_fedq.data import FederatedDataModule
 from lightning_fedq.mechanisms import FedAvg
 from tests.callbacks.test_dpsgd import Classifier, dpsgd, samples
 from tests.callbacks.test_dpsgd_clients import parts
-from tests.digits_run import Classifier as ClientClassifier, Digits, make_trainer
+from tests.digits_run import Classifier as ClientClassifier, Digits, fitted, make_trainer
 
 
 class Remembers(Classifier):
@@ -60,9 +60,7 @@ WAYS = ["loss", "mean of the batch", "size of the batch", "gradients", "epoch"]
 
 
 def fit(module, *callbacks, epochs=2):
-    run = make_trainer(*callbacks, max_epochs=epochs)
-    run.fit(module)
-    return run
+    return fitted(module, *callbacks, max_epochs=epochs)
 
 
 @pytest.mark.parametrize(("how", "callbacks"), [*((how, ()) for how in WAYS), ("not at all", (Listens(),))])
@@ -120,8 +118,7 @@ class Stacks(Validates):
 @pytest.mark.parametrize("sanity", [0, 2])
 def test_ordinary_validation_trains(sanity):
     private, module = dpsgd(), Stacks()
-    run = make_trainer(private, num_sanity_val_steps=sanity)
-    run.fit(module)
+    run = fitted(module, private, num_sanity_val_steps=sanity)
     assert private.accounts[0].steps == 20
     assert "mean_score" in run.callback_metrics
 

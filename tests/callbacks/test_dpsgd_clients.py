@@ -11,9 +11,10 @@ from lightning_fedq.callbacks import DPSGD, Federated, PrivacyBudget
 from lightning_fedq.data import FederatedDataModule
 from lightning_fedq.mechanisms import LDPQ, FedAvg
 from lightning_fedq.mechanisms.interface import Adversary
+from tests.by_hand import federated_averaging, plans_of
 from tests.callbacks.steps import Saves
 from tests.callbacks.test_federated_resume import Interrupted
-from tests.digits_run import Classifier, Digits, digits, make_trainer, parts_of, weights_of
+from tests.digits_run import Classifier, Digits, digits, fitted, make_trainer, parts_of, weights_of
 
 SIZES = (20, 40, 60)
 STEPS = (2, 4, 6)
@@ -34,25 +35,23 @@ def dpsgd(noise=1.0, seed=1, delta=0.001):
 def fit(*callbacks, model=None, clients=None, ckpt=None, **settings):
     model = model or Classifier()
     data = FederatedDataModule(Digits(120), clients=clients or parts())
-    trainer = make_trainer(*callbacks, **settings)
-    trainer.fit(model, datamodule=data, ckpt_path=ckpt)
+    trainer = fitted(model, *callbacks, data=data, ckpt_path=ckpt, **settings)
     return model, trainer
 
 
 def test_a_round_is_noisy_clipped_steps_on_samples_of_each_clients_own_data():
     """With noise of 1e-6 the round is computed here without Opacus, sample by sample."""
     private, fed, model = dpsgd(1e-6), federation(), Classifier()
-    reference, start = Classifier(), weights_of(Classifier()).clone()
+    reference = Classifier()
     private_run = make_trainer(fed, private, max_epochs=1)
     private_run.fit(model, datamodule=FederatedDataModule(Digits(120), clients=parts()))
     x, y = digits()
-    updates = []
-    for client, held in enumerate(parts()):
-        nn.utils.vector_to_parameters(start.clone(), reference.parameters())
-        rate = 10 / SIZES[client]
+
+    def train(client, plan):
+        held, rate = parts()[client], 10 / SIZES[client]
         for step in range(STEPS[client]):
             coins = private._stream("batch", client, step).words(len(held)) < int(rate * 2**32)
-            total = torch.zeros_like(start)
+            total = torch.zeros_like(weights_of(reference))
             for i in [index for index, coin in zip(held, coins, strict=True) if coin]:
                 loss = nn.functional.cross_entropy(reference.backbone(x[i : i + 1]), y[i : i + 1])
                 grads = torch.autograd.grad(loss, list(reference.parameters()))
@@ -60,8 +59,9 @@ def test_a_round_is_noisy_clipped_steps_on_samples_of_each_clients_own_data():
                 total += flat * min(1.0, 1.0 / flat.norm().item())
             weights = weights_of(reference) - 0.5 * total / 10
             nn.utils.vector_to_parameters(weights, reference.parameters())
-        updates.append(weights_of(reference) - start)
-    torch.testing.assert_close(weights_of(model), start + torch.stack(updates).mean(0), atol=5e-6, rtol=1e-4)
+
+    wanted = federated_averaging(reference, plans_of(fed, 1), train)
+    torch.testing.assert_close(weights_of(model), wanted, atol=5e-6, rtol=1e-4)
 
 
 @pytest.mark.parametrize("dpsgd_first", [False, True])
@@ -124,13 +124,8 @@ def test_the_budget_stops_before_a_round_that_any_client_can_not_pay():
     more = {c: a.steps + STEPS[c] > a.steps_within(6.0, 1e-3) for c, a in private.accounts.items()}
     assert any(more.values())
     with pytest.raises(RuntimeError, match="The privacy budget allows"):
-        fit(
-            federation(seed=None),
-            dpsgd(seed=None),
-            PrivacyBudget(6.0, 1e-3, "server"),
-            min_epochs=50,
-            max_epochs=60,
-        )
+        again = PrivacyBudget(6.0, 1e-3, "server")
+        fit(federation(seed=None), dpsgd(seed=None), again, min_epochs=50, max_epochs=60)
 
 
 def test_a_budget_beside_two_guarantees_asks_which_one_it_is_about():

@@ -51,7 +51,6 @@ class Drops(pl.LightningModule):
             torch.manual_seed(0)
             self.net = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(WIDTH, 1))
         self.data, self.workers, self.draws = data, workers, draws
-        self.drawn = []
 
     def _draw(self, where):
         if DRAWN is not None:
@@ -279,22 +278,15 @@ def test_a_key_fills_every_word_of_every_generator():
 
 OWN = np.random.default_rng(0)
 SHARED = torch.Generator().manual_seed(3)
+REMEMBERS = "Gradients depend on state .* or random generator"
 
 
 @pytest.mark.parametrize(
     ("data", "step", "message"),
     [
         (lambda index: OWN.random(3), None, "draws from its own generator, which continues"),
-        (
-            None,
-            lambda x: torch.randn(x.shape, generator=SHARED),
-            "Gradients depend on state .* or random generator",
-        ),
-        (
-            None,
-            lambda x: torch.as_tensor(OWN.normal(size=x.shape)).float(),
-            "Gradients depend on state .* or random generator",
-        ),
+        (None, lambda x: torch.randn(x.shape, generator=SHARED), REMEMBERS),
+        (None, lambda x: torch.as_tensor(OWN.normal(size=x.shape)).float(), REMEMBERS),
         (None, lambda x: (torch.manual_seed(0), torch.randn(x.shape))[1], "training_step seeds torch's"),
         (None, lambda x: (np.random.seed(0), 0.0)[1], "training_step seeds NumPy's"),  # noqa: NPY002
     ],

@@ -10,7 +10,7 @@ from lightning_fedq.data import Dirichlet
 from lightning_fedq.mechanisms import CorBin, FedAvg
 from lightning_fedq.secagg import SecAgg
 from tests.callbacks.steps import Saves
-from tests.digits_run import Classifier, Digits, make_trainer, weights_of
+from tests.digits_run import Classifier, Digits, fitted, make_trainer, weights_of
 
 ROUNDS, CLIENTS = 4, 6
 pytestmark = [  # what Lightning says when a run goes on in another folder, or with another ModelCheckpoint
@@ -164,9 +164,7 @@ def test_without_a_seed_an_interrupted_round_stays_charged_and_is_a_new_attempt(
 def test_a_checkpoint_of_another_federation_is_refused(tmp_path_factory, tmp_path, other, words):
     checkpoint = tmp_path_factory.getbasetemp() / "of-one-round" / "one.ckpt"
     if not checkpoint.exists():
-        trainer = make_trainer(federation(1), max_epochs=1)
-        trainer.fit(module(), datamodule=Digits(120))
-        trainer.save_checkpoint(checkpoint)
+        fitted(module(), federation(1), data=Digits(120), max_epochs=1).save_checkpoint(checkpoint)
     with pytest.raises(ValueError, match=f"checkpoint is of another federation: .*{words}"):
         fit(tmp_path, 1, resume=checkpoint, **other)
 
@@ -188,8 +186,7 @@ def normed():
 def test_a_run_that_goes_on_ends_as_one(tmp_path, settings, make):
     def train(rounds, resume=None):
         fed, model = federation(4, **settings), make()
-        trainer = make_trainer(fed, max_epochs=rounds)
-        trainer.fit(model, datamodule=Digits(120), ckpt_path=resume)
+        trainer = fitted(model, fed, data=Digits(120), ckpt_path=resume, max_epochs=rounds)
         return fed, model, trainer
 
     fed, whole, _ = train(3)

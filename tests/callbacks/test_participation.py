@@ -11,10 +11,10 @@ from lightning_fedq.mechanisms import LDPQ, GaussianNoise, RotatedAxes
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.target import PrivacyTarget
 from tests.callbacks.steps import Fails
+from tests.configurations import linear_on_digits, written
 from tests.described import privacy_report
-from tests.digits_run import make_trainer
+from tests.digits_run import make_trainer, weights_of
 from tests.one_round import make_context
-from tests.test_configs import PLAIN
 from tests.training.test_privacy_target import Line, loader, trained
 
 SERVER = PrivacyTarget(4.0, 1e-3, "server")
@@ -99,10 +99,7 @@ def test_a_seeded_run_resumes_to_the_same_end_and_other_participation_is_refused
     first, again = federation(seed=1), federation(seed=1)
     whole = trained(first, rounds=5, callbacks=[Save()])
     resumed = trained(again, rounds=5, ckpt_path=path)
-    for one, other in zip(
-        whole.lightning_module.parameters(), resumed.lightning_module.parameters(), strict=True
-    ):
-        assert torch.equal(one, other)
+    assert torch.equal(*(weights_of(one.lightning_module) for one in (whole, resumed)))
     assert again.ledger.charges.tolist() == [1] * 20
     with pytest.raises(ValueError, match=r"participation = once \(here random\)"):
         trained(federation(seed=1, cohort=4), rounds=5, ckpt_path=path)
@@ -121,25 +118,6 @@ def test_what_was_sent_and_lost_is_not_sent_again_and_the_training_goes_on(tmp_p
         fit(again, saving(tmp_path), ckpt_path=tmp_path / "epoch=1.ckpt")
     assert again.ledger.max_charges == 1
     assert [record.round for record in again.records] == [0, 1, 3] + ([4] if spare else [])
-
-
-def written_law(name):
-    return {"class_path": f"lightning_fedq.{name}", "init_args": {"size": 4}}
-
-
-def written(folder, rounds, mechanism, args, **settings):
-    """A configuration of 20 clients, four a round; its path."""
-    federated = {
-        "class_path": "lightning_fedq.callbacks.Federated",
-        "init_args": {
-            "mechanism": {"class_path": f"lightning_fedq.mechanisms.{mechanism}", "init_args": args},
-            "num_clients": 20,
-            **settings,
-        },
-    }
-    config = {**PLAIN, "trainer": {**PLAIN["trainer"], "max_epochs": rounds, "callbacks": [federated]}}
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    return str(folder / "config.yaml")
 
 
 def in_turn(**settings):
@@ -221,19 +199,18 @@ def test_turns_go_on_after_a_kill_and_the_lost_one_is_charged(tmp_path):
 def test_fedq_privacy_counts_turns(tmp_path):
     from lightning_fedq.commands.privacy import report_of_checkpoint, report_of_config
 
-    gaussian = {"noise_multiplier": 2.0, "clip_norm": 1.0}
-    config = written(tmp_path, 12, "GaussianNoise", gaussian, cohort=written_law("Cyclic"))
-    of_config = report_of_config(config, None, 1e-3, False)
+    gaussian = written("mechanisms.GaussianNoise", noise_multiplier=2.0, clip_norm=1.0)
+    settings = {"mechanism": gaussian, "num_clients": 20, "cohort": written("Cyclic", size=4)}
+    config = tmp_path / "config.yaml"
+    callbacks = [written("callbacks.Federated", **settings)]
+    config.write_text(yaml.safe_dump(linear_on_digits(400, 12, callbacks=callbacks)))
+    of_config = report_of_config(str(config), None, 1e-3, False)
     federated = in_turn(privacy=None, mechanism=GaussianNoise(1.0, 2.0))
     trainer = trained(federated, rounds=1)
     trainer.save_checkpoint(tmp_path / "one.ckpt")
     of_checkpoint = report_of_checkpoint(tmp_path / "one.ckpt", 12, 1e-3, False, None)
-    three = privacy_report(
-        GaussianNoise(1.0, 2.0),
-        make_context(federated.mechanism, tuple(range(4)), (5,)),
-        rounds=3,
-        delta=1e-3,
-    )
+    context = make_context(federated.mechanism, tuple(range(4)), (5,))
+    three = privacy_report(federated.mechanism, context, rounds=3, delta=1e-3)
     for report in (of_config, of_checkpoint):
         expected = three.row(Adversary.SERVER).epsilon_run
         assert report.row(Adversary.SERVER).epsilon_run == pytest.approx(expected, rel=1e-3)

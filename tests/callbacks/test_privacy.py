@@ -11,6 +11,7 @@ from lightning_fedq.functional.divergences import gaussian_epsilon
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.rounds import RoundPlanner
+from tests.digits_run import fitted, make_trainer
 
 
 class Linear(pl.LightningModule):
@@ -32,15 +33,7 @@ class Linear(pl.LightningModule):
 
 
 def trainer(*callbacks, epochs=30, **settings):
-    return pl.Trainer(
-        max_epochs=epochs,
-        callbacks=list(callbacks),
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        accelerator="cpu",
-        **{"enable_checkpointing": False, **settings},
-    )
+    return make_trainer(*callbacks, max_epochs=epochs, **settings)
 
 
 def federated(mechanism=None, seed=None, **settings):
@@ -58,8 +51,7 @@ def cost(rounds):
 
 def context():
     fed = federated(seed=0)  # another run with secret keys would count in a test that has saved
-    fit = trainer(fed, epochs=1)
-    fit.fit(Linear())
+    fitted(Linear(), fed, max_epochs=1)
     return fed.engine.context(fed.planner.plan(0, fed.mechanism))
 
 
@@ -120,9 +112,7 @@ def test_a_cohort_spends_for_its_members_only():
 
 def test_a_resumed_run_goes_on_with_what_was_spent(tmp_path):
     fed = federated()
-    first = trainer(fed, budget(), epochs=3)
-    first.fit(Linear())
-    first.save_checkpoint(tmp_path / "three.ckpt")
+    fitted(Linear(), fed, budget(), max_epochs=3).save_checkpoint(tmp_path / "three.ckpt")
     again, limit = federated(), budget()
     trainer(again, limit).fit(Linear(), ckpt_path=tmp_path / "three.ckpt")
     assert cost(len(again.records)) <= 2.0 < cost(len(again.records) + 1)
@@ -130,9 +120,7 @@ def test_a_resumed_run_goes_on_with_what_was_spent(tmp_path):
 
 def test_a_budget_spent_before_resuming_is_refused(tmp_path):
     fed = federated()
-    first = trainer(fed, epochs=20)
-    first.fit(Linear())
-    first.save_checkpoint(tmp_path / "twenty.ckpt")
+    fitted(Linear(), fed, max_epochs=20).save_checkpoint(tmp_path / "twenty.ckpt")
     with pytest.raises(RuntimeError, match=r"is spent: .* rounds fit into it, and 20 are done"):
         trainer(federated(), budget()).fit(Linear(), ckpt_path=tmp_path / "twenty.ckpt")
 

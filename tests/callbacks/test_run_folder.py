@@ -37,12 +37,8 @@ def test_everything_is_written(tmp_path):
     trainer = small_run(folder, rounds=3)
     path = tmp_path / "mine"
     names = {"accuracy.png", "config.yaml", "metrics.csv", "model.ckpt", "privacy.json"}
-    assert {file.name for file in path.iterdir()} == names | {
-        "clients",
-        "privacy.md",
-        "report.md",
-        "summary.json",
-    }
+    names |= {"clients", "privacy.md", "report.md", "summary.json"}
+    assert {file.name for file in path.iterdir()} == names
     rows, summary = read_rows(path / "metrics.csv"), json.loads((path / "summary.json").read_text())
     assert [row["round"] for row in rows] == [1, 2, 3]
     assert rows[-1]["val_acc"] == pytest.approx(float(trainer.callback_metrics["val_acc"]))
@@ -167,10 +163,8 @@ def test_samples_have_a_section_of_their_own(tmp_path):
     saved = json.loads((tmp_path / "dp" / "privacy.json").read_text())["samples"]
     assert saved["epsilon"] == pytest.approx(spent) and saved["data_sets"] == 4 and saved["secure"]
     assert saved["steps"] == max(account.steps for account in private.accounts.values()) > 0
-    assert (
-        "against any adversary who sees messages or models: moderate"
-        in (tmp_path / "dp" / "privacy.md").read_text()
-    )
+    page = (tmp_path / "dp" / "privacy.md").read_text()
+    assert "against any adversary who sees messages or models: moderate" in page
     assert "One sample (DP-SGD)" in (tmp_path / "dp" / "report.md").read_text()
 
 
@@ -232,12 +226,11 @@ def test_the_page_says_who_held_the_keys_and_what_the_run_was_held_to(tmp_path):
     """Rounds of an earlier training count, and the report, whose table has fewer, says so."""
     target = PrivacyTarget(epsilon=8.0, delta=1e-3, adversary="server")
     federated = Federated(RotatedCoins(clip_norm=1.0), 4, privacy=target, clients_per_step=1)
-    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     budget, model = PrivacyBudget(9.0, 1e-3, "server"), small_model()
     for name in ("one", "two"):
         folder = RunFolder(name, str(tmp_path), show=False)
         callbacks = [federated, folder, budget]
-        pl.Trainer(max_epochs=2, accelerator="cpu", callbacks=callbacks, **options).fit(model, small_data())
+        make_trainer(*callbacks).fit(model, small_data())
         target_rounds = federated.ledger.rounds
         if name == "one":
             page = (tmp_path / "one" / "report.md").read_text()
@@ -308,6 +301,11 @@ def test_a_full_disk_costs_pictures_first(tmp_path, monkeypatch):
     assert names == pages | {"clients"}
 
 
+def files_in(folder):
+    found = {path.name: path.read_bytes() for path in folder.glob("*") if path.is_file()}
+    return found if folder.exists() else None
+
+
 def test_a_checkpoint_that_names_another_run_does_not_write_there(tmp_path):
     """Below root or not: whoever copies a checkpoint, or writes one, names a folder."""
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
@@ -317,11 +315,7 @@ def test_a_checkpoint_that_names_another_run_does_not_write_there(tmp_path):
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "note").write_text("mine")
     for victim in (theirs / "mine", ours / "second", tmp_path / "letters", tmp_path / "nothing"):
-        kept = (
-            {path.name: path.read_bytes() for path in victim.glob("*") if path.is_file()}
-            if victim.exists()
-            else None
-        )
+        kept = files_in(victim)
         first = small_run(RunFolder("from", str(ours)), rounds=2)
         first.save_checkpoint(tmp_path / "two.ckpt")
         saved = torch.load(tmp_path / "two.ckpt", weights_only=True)
@@ -331,9 +325,7 @@ def test_a_checkpoint_that_names_another_run_does_not_write_there(tmp_path):
         trainer = small_run(folder := RunFolder("on", str(ours)), rounds=3, fit=False)
         with pytest.warns(UserWarning, match="does not have its rounds"):
             trainer.fit(small_model(), datamodule=small_data(), ckpt_path=tmp_path / "two.ckpt")
-        assert (
-            {p.name: p.read_bytes() for p in victim.glob("*") if p.is_file()} if victim.exists() else None
-        ) == kept
+        assert files_in(victim) == kept
         assert folder.path is not None and folder.path.parent == ours and folder.path.name.startswith("on")
         assert [row["round"] for row in read_rows(folder.path / "metrics.csv")] == [1, 2, 3]
 
@@ -415,12 +407,8 @@ def test_without_labels_at_hand(tmp_path):
 def test_the_privacy_page_stands_alone(tmp_path):
     """For a reader who has this page only: unit, adjacency, 1/n, an attack, and what nobody stated."""
     stated = {"client": "a hospital", "tuning": "yes, of the learning rate"}
-    small_run(
-        RunFolder("mine", str(tmp_path), stated=stated),
-        rounds=2,
-        mechanism=GaussianNoise(0.1, 4.0),
-        seed=None,
-    )
+    folder = RunFolder("mine", str(tmp_path), stated=stated)
+    small_run(folder, rounds=2, mechanism=GaussianNoise(0.1, 4.0), seed=None)
     page = (tmp_path / "mine" / "privacy.md").read_text()
     report = from_json((tmp_path / "mine" / "privacy.json").read_text())
     for words in (

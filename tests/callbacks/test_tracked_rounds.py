@@ -70,18 +70,22 @@ def privacy_of(trainer, rounds):
     return next(row.epsilon_run for row in report.rows if row.adversary == "SERVER")
 
 
+def check(tracked, folder, trainer, csv_folder):
+    """A tracker has the numbers of the table, and no other names than the CSV file, which has them too."""
+    columns = table(csv_folder)
+    for name, values in expected(folder, trainer).items():
+        for found in (tracked, columns):
+            assert found[name] == pytest.approx(values, rel=1e-6), name
+    ours, theirs = ({name for name in found if name.startswith("fed/")} for found in (tracked, columns))
+    assert ours == theirs
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard")
 def test_the_same_in_tensorboard_and_csv(tmp_path):
     board = pl.loggers.TensorBoardLogger(tmp_path, "board", version="one")
     plain = pl.loggers.CSVLogger(tmp_path, "csv", version="one")
     folder, trainer = run(tmp_path, board, plain, mechanism=LDPQ(epsilon_per_coordinate=0.01))
-    scalars, columns = tensorboard(Path(board.log_dir)), table(Path(plain.log_dir))
-    for name, values in expected(folder, trainer).items():
-        for found in (scalars, columns):
-            assert found[name] == pytest.approx(values, rel=1e-6), name
-    assert {name for name in scalars if name.startswith("fed/")} == {
-        name for name in columns if name.startswith("fed/")
-    }
+    check(tensorboard(Path(board.log_dir)), folder, trainer, Path(plain.log_dir))
     hyper = yaml.safe_load((Path(plain.log_dir) / "hparams.yaml").read_text())
     assert hyper["federation"]["mechanism"] == "LDPQ(epsilon_per_coordinate=0.01)"
 
@@ -91,12 +95,7 @@ def test_the_same_in_mlflow(tmp_path):
     logger = mlflow_logger(tmp_path)
     plain = pl.loggers.CSVLogger(tmp_path, "csv", version="one")
     folder, trainer = run(tmp_path, logger, plain, mechanism=LDPQ(epsilon_per_coordinate=0.01))
-    values = mlflow_values(logger)
-    for name, wanted in expected(folder, trainer).items():
-        assert values[name] == pytest.approx(wanted, rel=1e-6), name
-    assert {name for name in values if name.startswith("fed/")} == {
-        name for name in table(Path(plain.log_dir)) if name.startswith("fed/")
-    }
+    check(mlflow_values(logger), folder, trainer, Path(plain.log_dir))
     parameters = logger.experiment.get_run(logger.run_id).data.params
     assert parameters["federation/mechanism"] == "LDPQ(epsilon_per_coordinate=0.01)"
     run(

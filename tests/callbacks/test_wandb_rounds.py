@@ -45,6 +45,16 @@ def records_of(folder):
     return found
 
 
+def config_of(records):
+    return {item.key: item.value_json for r in records if r.HasField("config") for item in r.config.update}
+
+
+def finals_of(records):
+    """The last value of each name that was logged or is in the summary."""
+    found = (item for r in records for item in (*r.history.item, *r.summary.update))
+    return {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in found}
+
+
 def charts_of(records):
     """Panels that W&B will draw by itself: what stands on which axis, by name."""
     items = [item for r in records if r.HasField("config") for item in r.config.update]
@@ -66,7 +76,7 @@ def test_an_offline_run_holds_everything(tmp_path, monkeypatch):
         r.metric.name or r.metric.glob_name: r.metric.step_metric for r in records if r.HasField("metric")
     }
     assert axes["fed/*"] == "fed/round"
-    config = {item.key: item.value_json for r in records if r.HasField("config") for item in r.config.update}
+    config = config_of(records)
     assert (
         json.loads(config["federation"])["mechanism"] == "CorBin(epsilon_per_coordinate=5.0, shared_bits=5)"
     )
@@ -83,14 +93,9 @@ def test_an_offline_run_holds_everything(tmp_path, monkeypatch):
     ]
     assert history["fed/clients/nrows"] == ["4"]
     noise = json.loads((tmp_path / "mine" / "summary.json").read_text())["noise_over_signal"]
-    final = {
-        item.key or "/".join(item.nested_key): item.value_json
-        for record in records
-        if record.HasField("summary")
-        for item in record.summary.update
-    }
-    assert json.loads(final["fed/noise_over_signal"]) == pytest.approx(noise["planned"])
-    assert json.loads(final["fed/sim_noise_over_signal"]) == pytest.approx(noise["sim_seen"])
+    final = finals_of(records)
+    assert final["fed/noise_over_signal"] == pytest.approx(noise["planned"])
+    assert final["fed/sim_noise_over_signal"] == pytest.approx(noise["sim_seen"])
     tags = {tag for r in records if r.HasField("run") for tag in r.run.tags}
     assert tags == {"CorBin", "no target"}
     assert set(charts_of(records)) == {"fed/val_acc against megabytes_up"}
@@ -103,30 +108,16 @@ def test_a_run_with_a_target_is_found_by_it_and_drawn_against_its_price(tmp_path
     monkeypatch.setenv("WANDB_SILENT", "true")
     logger = WandbLogger(project="tests", save_dir=str(tmp_path), offline=True)
     target = PrivacyTarget(50.0, 1e-5, "server")
-    small_run(
-        WandbRounds(),
-        rounds=2,
-        logger=logger,
-        mechanism=LDPQ(epsilon_per_coordinate=4.0),
-        privacy=target,
-        seed=None,
-    )
+    settings = {"mechanism": LDPQ(epsilon_per_coordinate=4.0), "privacy": target, "seed": None}
+    small_run(WandbRounds(), rounds=2, logger=logger, **settings)
     logger.experiment.finish()
     records = finished_records_of(tmp_path)
     assert {tag for r in records if r.HasField("run") for tag in r.run.tags} == {
         *("LDPQ", "server", "epsilon 50")
     }
-    config = {item.key: item.value_json for r in records if r.HasField("config") for item in r.config.update}
+    config = config_of(records)
     said = json.loads(config["federation"])
     assert (said["epsilon"], said["delta"], said["adversary"]) == (50.0, 1e-5, "server")
-    axes = charts_of(records)
-    assert {(axis["x"], axis["y"]) for axis in axes.values()} == {
-        ("epsilon", "val_acc"),
-        ("megabytes_up", "val_acc"),
-    }
-    last = {
-        item.key or "/".join(item.nested_key): item.value_json
-        for r in records
-        for item in (*r.history.item, *r.summary.update)
-    }
-    assert 0 < json.loads(last["fed/epsilon"]) <= 50.0
+    axes = {(axis["x"], axis["y"]) for axis in charts_of(records).values()}
+    assert axes == {("epsilon", "val_acc"), ("megabytes_up", "val_acc")}
+    assert 0 < finals_of(records)["fed/epsilon"] <= 50.0
