@@ -48,10 +48,8 @@ class InStep(pl.Callback):
 def main(folder, name, other):
     """Train, and print what was counted."""
     federated = fedq.Federated(fedq.GaussianNoise(1.0, 3.0), CLIENTS)
-    private, budget = (
-        fedq.DPSGD(2.0, 1.0, delta=DELTA),
-        fedq.PrivacyBudget(100.0, DELTA, "server", "stop", "client"),
-    )
+    private = fedq.DPSGD(2.0, 1.0, delta=DELTA)
+    budget = fedq.PrivacyBudget(100.0, DELTA, "server", "stop", "client")
     keep = pl.callbacks.ModelCheckpoint(folder, filename=name)
     step = InStep(folder, name, other, federated)
     trainer = make_trainer(

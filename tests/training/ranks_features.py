@@ -17,7 +17,7 @@ from lightning_fedq.data.models import FixedFeatures
 from lightning_fedq.mechanisms.interface import Adversary
 from tests.canary.test_canary import FEATURES as LIGHTNING, Model
 from tests.contract.test_mechanisms import ROWS
-from tests.digits_run import ManualSteps
+from tests.digits_run import ManualSteps, make_trainer
 from tests.training.test_constraints import Normaliser
 
 CLIENTS, SIZE = 7, 4
@@ -495,6 +495,10 @@ def _files(folder):
     return sorted(name for name in named if "out.tfevents" not in name)
 
 
+RECORD = ("round", "cohort_size", "num_received", "num_dropped", "uplink_bits", "downlink_bits")
+RECORD += ("clip_rate", "radius_max", "aborted")
+
+
 def findings(fed, trainer, module, folder):
     """What every rank must find as one process does."""
     engine = fed.engine
@@ -509,20 +513,7 @@ def findings(fed, trainer, module, folder):
         "module": {name: _digest(value) for name, value in module.state_dict().items()},
         "ranges": [_digest(engine.ranges.center), _digest(engine.ranges.radius)],
         "ledger": [engine.ledger.charges.tolist(), engine.ledger.rounds, engine.ledger.dim],
-        "records": [
-            [
-                r.round,
-                r.cohort_size,
-                r.num_received,
-                r.num_dropped,
-                r.uplink_bits,
-                r.downlink_bits,
-                r.clip_rate,
-                r.radius_max,
-                r.aborted,
-            ]
-            for r in fed.records
-        ],
+        "records": [[getattr(r, name) for name in RECORD] for r in fed.records],
         "validation": exact,
         "steps": [trainer.global_step, trainer.current_epoch, fed.fit.side.clock.steps_before_round],
         "optimizers": _plain([group for o in trainer.optimizers for group in o.state_dict()["param_groups"]]),
@@ -542,21 +533,12 @@ def run(feature, folder, devices, nodes=1, rounds=3, **engine):
         module = feature.module()
         settings = {"seed": 5, "clients_per_step": 1, **feature.federated}
         fed = fedq.Federated(feature.mechanism, CLIENTS, **settings)
-        settings = {
-            "max_epochs": rounds + part,
-            "accelerator": "cpu",
-            "logger": False,
-            "enable_checkpointing": False,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            "num_sanity_val_steps": 0,
-        }
-        trainer = pl.Trainer(
-            callbacks=[*feature.before(folder), fed, *feature.callbacks(folder)],
-            devices=devices,
-            num_nodes=nodes,
-            **{"strategy": "fedq_clients" if devices * nodes > 1 else "auto", **engine},
-            **{**settings, **feature.trainer(folder)},
+        ranks = {"devices": devices, "num_nodes": nodes, "num_sanity_val_steps": 0}
+        if devices * nodes > 1:
+            ranks["strategy"] = "fedq_clients"
+        trainer = make_trainer(
+            *[*feature.before(folder), fed, *feature.callbacks(folder)],
+            **{"max_epochs": rounds + part, **ranks, **engine, **feature.trainer(folder)},
         )
         try:
             trainer.fit(module, datamodule=feature.data(), **resume)

@@ -18,6 +18,7 @@ import lightning_fedq as fedq
 from lightning_fedq._lightning import pl
 from lightning_fedq.data.datasets import DigitsDataModule
 from lightning_fedq.data.models import MLP, Classifier
+from tests.digits_run import make_trainer
 
 RANK = int(os.environ.get("LOCAL_RANK", 0))
 
@@ -75,16 +76,13 @@ def main():
         privacy=fedq.PrivacyTarget(50.0, 1e-5, "outsider") if targeted else None,
     )
     keep = pl.callbacks.ModelCheckpoint(dirpath=folder, save_last=True)
-    callbacks = [fed, keep, Dies()]
-    trainer = pl.Trainer(
+    trainer = make_trainer(
+        *(fed, keep, Dies()),
         max_epochs=rounds,
-        callbacks=callbacks,
         accelerator=accelerator(),
         devices=devices,
         strategy="fedq_clients" if devices > 1 else "auto",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
+        enable_checkpointing=True,
         num_sanity_val_steps=0,
     )
     kind = Failing if "fails" in sys.argv else Classifier

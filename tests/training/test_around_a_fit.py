@@ -150,17 +150,6 @@ def test_the_same_trainer_validates_tests_and_predicts_the_global_model(tmp_path
     assert best == pytest.approx(float(keep.best_model_score))
 
 
-def test_one_trainer_goes_on_after_a_look_between_fits():
-    module, fed = made(), federated()
-    trainer = make_trainer(fed, max_epochs=2)
-    trainer.fit(module, train(), val())
-    trainer.validate(module, val(), verbose=False)
-    trainer.fit_loop.max_epochs = 4
-    trainer.fit(module, train(), val())
-    assert trainer.current_epoch == 4 and len(fed.records) == 4
-    assert fed.ledger.charges.tolist() == [4] * CLIENTS
-
-
 def test_a_compiled_module_trains_as_it_does_uncompiled(tmp_path):
     plain, whole, part = made(dropout=0.0), made(dropout=0.0), made(dropout=0.0)
     make_trainer(federated(clients_per_step=1)).fit(plain, train(), val())

@@ -117,9 +117,7 @@ class Text(pl.LightningModule):
         self.embedding, self.head = nn.Embedding(21, 8), nn.Linear(8, 4)
 
     def training_step(self, batch, batch_idx):
-        held = (
-            batch._asdict() if isinstance(batch, Pair) else batch if isinstance(batch, dict) else vars(batch)
-        )
+        held = fields_of(batch)
         tokens = held["tokens"]
         if isinstance(tokens, list):
             pooled = torch.stack([self.embedding(one).mean(0) for one in tokens])

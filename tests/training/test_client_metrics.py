@@ -54,7 +54,14 @@ class Logs(pl.LightningModule):
     val_dataloader = train_dataloader
 
 
-class WithMetric(Logs):
+class InStacks(Logs):
+    """A hook of its own would make it one client a step."""
+
+    on_train_batch_end = pl.LightningModule.on_train_batch_end
+    on_train_epoch_end = pl.LightningModule.on_train_epoch_end
+
+
+class WithMetric(InStacks):
     """Logs a torchmetrics object, the usual idiom."""
 
     def training_step(self, batch, batch_idx):
@@ -118,16 +125,9 @@ SECRETS = {"train_secret_step", "train_secret_epoch", "train_other", "hook_secre
 def test_a_run_that_claims_privacy_keeps_them_from_everybody(tmp_path, choice, clients_per_step, caplog):
     keep = pl.callbacks.ModelCheckpoint(tmp_path / "kept", save_top_k=-1, every_n_train_steps=1)
     settings = {"client_metrics": choice, "clients_per_step": clients_per_step}
-    if clients_per_step > 1:  # a hook of its own would make it one client a step
-
-        class Module(Logs):
-            on_train_batch_end = pl.LightningModule.on_train_batch_end
-            on_train_epoch_end = pl.LightningModule.on_train_epoch_end
-
-    else:
-        Module = Logs
+    module = InStacks() if clients_per_step > 1 else Logs()
     with caplog.at_level("INFO"):
-        trainer, fed = run(tmp_path, keep, module=Module(), **settings)
+        trainer, fed = run(tmp_path, keep, module=module, **settings)
     assert fed.clients_per_step_chosen == clients_per_step
     assert ("stay with the clients" in caplog.text) == (choice is None)
     shown = trainer.callback_metrics, trainer.logged_metrics, trainer.progress_bar_metrics
@@ -172,11 +172,7 @@ def test_the_base_class_s_log_is_no_way_round(tmp_path):
 
 @pytest.mark.parametrize("clients_per_step", [1, 4])
 def test_a_metric_object_is_kept_and_begins_every_round_anew(tmp_path, clients_per_step):
-    class Module(WithMetric):
-        on_train_batch_end = pl.LightningModule.on_train_batch_end
-        on_train_epoch_end = pl.LightningModule.on_train_epoch_end
-
-    module = Module()
+    module = WithMetric()
     trainer, _ = run(tmp_path, module=module, clients_per_step=clients_per_step)
     assert not any("metric" in name for name in (*trainer.callback_metrics, *columns(tmp_path)))
     assert module.metric._update_count == 0
@@ -210,6 +206,11 @@ def test_an_unknown_choice_is_refused():
 # ---- who watches -----------------------------------------------------------------------------------------
 
 
+WATCHES = "watches 'train_.*Watch a metric of the validation"
+EXACTLY = "'fed/sim_mse', which is computed from"
+SHARED = {"client_metrics": "shared"}
+
+
 def checkpoint(folder, **settings):
     return pl.callbacks.ModelCheckpoint(folder, **settings)
 
@@ -217,21 +218,11 @@ def checkpoint(folder, **settings):
 @pytest.mark.parametrize(
     ("make", "words", "private", "welcome"),
     [
+        (lambda folder: pl.callbacks.EarlyStopping("train_other"), f"EarlyStopping {WATCHES}", {}, SHARED),
+        (lambda f: checkpoint(f, monitor="train_secret_epoch"), f"ModelCheckpoint {WATCHES}", {}, SHARED),
         (
-            lambda folder: pl.callbacks.EarlyStopping("train_other"),
-            "EarlyStopping watches 'train_.*Watch a metric of the validation",
-            {},
-            {"client_metrics": "shared"},
-        ),
-        (
-            lambda folder: checkpoint(folder, monitor="train_secret_epoch"),
-            "ModelCheckpoint watches 'train_.*Watch a metric of the validation",
-            {},
-            {"client_metrics": "shared"},
-        ),
-        (
-            lambda folder: checkpoint(folder, monitor="fed/sim_mse"),
-            "ModelCheckpoint watches 'fed/sim_mse', which is computed from",
+            lambda f: checkpoint(f, monitor="fed/sim_mse"),
+            f"ModelCheckpoint watches {EXACTLY}",
             {},
             {"seed": 0},
         ),
@@ -340,9 +331,7 @@ def test_no_file_of_a_private_run_is_named_by_exact_updates(tmp_path, name, auto
             folder / "best", filename=name, auto_insert_metric_name=auto_insert_metric_name
         )
 
-    with pytest.raises(
-        ValueError, match="ModelCheckpoint names its files by 'fed/sim_mse', which is computed from"
-    ):
+    with pytest.raises(ValueError, match=f"ModelCheckpoint names its files by {EXACTLY}"):
         run(tmp_path, named(tmp_path))
     assert not list((tmp_path / "best").glob("**/*.ckpt"))
     last = pl.callbacks.ModelCheckpoint(tmp_path / "last", save_last=True)

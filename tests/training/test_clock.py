@@ -14,7 +14,7 @@ from lightning_fedq.data import Dirichlet
 from lightning_fedq.mechanisms import FedAvg
 from tests.by_hand import data_order, federated_averaging, plans_of, sgd_step
 from tests.callbacks.steps import Saves
-from tests.digits_run import Classifier, Digits, ManualSteps, make_trainer, weights_of
+from tests.digits_run import Classifier, Digits, ManualSteps, fitted, make_trainer, weights_of
 
 SAMPLES, BATCH = 120, 10
 
@@ -26,8 +26,7 @@ def federated(num_clients=5, **settings):
 
 
 def run(fed, module, *callbacks, **trainer):
-    runner = make_trainer(fed, *callbacks, **trainer)
-    runner.fit(module, datamodule=Digits(SAMPLES, BATCH))
+    runner = fitted(module, fed, *callbacks, data=Digits(SAMPLES, BATCH), **trainer)
     return weights_of(module), runner
 
 
@@ -135,8 +134,7 @@ def test_the_rates_that_a_monitor_logs_are_one_client_s(tmp_path):
         fed, module = federated(), Falling()
         callbacks = [monitor, fed] if order else [fed, monitor]
         logger = pl.loggers.CSVLogger(tmp_path / str(order))
-        trainer = make_trainer(*callbacks, logger=logger, log_every_n_steps=1)
-        trainer.fit(module, datamodule=Digits(SAMPLES, BATCH))
+        fitted(module, *callbacks, data=Digits(SAMPLES, BATCH), logger=logger, log_every_n_steps=1)
         with Path(logger.log_dir, "metrics.csv").open() as file:
             rates = [float(row["lr-SGD"]) for row in csv.DictReader(file) if row["lr-SGD"]]
         assert rates == pytest.approx([falling(0), falling(3)]), "once a round, as it begins"
@@ -229,8 +227,7 @@ def test_a_rate_that_is_set_at_the_start_of_an_epoch_holds_for_all_of_its_client
             (Classifier, [], [Callback()]),
         ):
             fed, trained = federated(clients_per_step=clients_per_step), module()
-            trainer = make_trainer(*before, fed, *behind, max_epochs=3)
-            trainer.fit(trained, datamodule=Digits(SAMPLES, BATCH))
+            fitted(trained, *before, fed, *behind, data=Digits(SAMPLES, BATCH), max_epochs=3)
             same(weights_of(trained), by_hand(fed, 3, lambda step: falling(step // 3)))
 
 
@@ -502,13 +499,8 @@ def test_every_client_starts_with_the_round_s_loss_scale_and_the_smallest_is_lef
 def test_a_checkpoint_in_mid_round_holds_the_round_s_loss_scale(tmp_path):
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1)
     plugin = pl.plugins.MixedPrecision("16-mixed", "cpu", scaler)
-    trainer = make_trainer(
-        federated(),
-        Saves(tmp_path, "on_train_batch_end", "on_train_epoch_end"),
-        plugins=[plugin],
-        max_epochs=1,
-    )
-    trainer.fit(Classifier(), datamodule=Digits(SAMPLES, BATCH))
+    saves = Saves(tmp_path, "on_train_batch_end", "on_train_epoch_end")
+    fitted(Classifier(), federated(), saves, data=Digits(SAMPLES, BATCH), plugins=[plugin], max_epochs=1)
     scales = [
         torch.load(tmp_path / f"{count}.ckpt", weights_only=True)["MixedPrecision"]["scale"]
         for count in (1, 2, 3, 20, 21)  # three batches and an epoch's end for each of five clients

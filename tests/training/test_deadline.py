@@ -8,15 +8,13 @@ from lightning_fedq.flower.federated_server import FederatedServer
 from lightning_fedq.flower.settings import time_limit, with_real_clients
 from lightning_fedq.rounds import RoundPlanner
 from lightning_fedq.training.accounts import make_report
-from tests.digits_run import Classifier, Digits, make_trainer
+from tests.digits_run import Classifier, Digits, fitted
 
 SLOW = fedq.Deadline(30.0, durations=[10.0, 10.0, 90.0, 10.0, 10.0, 10.0])
 
 
 def run(federated, rounds=2):
-    trainer = make_trainer(federated, max_epochs=rounds)
-    trainer.fit(Classifier(), datamodule=Digits(120))
-    return trainer
+    return fitted(Classifier(), federated, data=Digits(120), max_epochs=rounds)
 
 
 def test_who_is_late_is_dropped_counted_and_charged():
@@ -32,8 +30,7 @@ def test_a_round_in_which_all_are_late_leaves_the_model():
     federated = fedq.Federated(fedq.FedAvg(), 6, seed=1, deadline=fedq.Deadline(1.0, 5.0))
     module = Classifier()
     before = [parameter.clone() for parameter in module.parameters()]
-    trainer = make_trainer(federated, max_epochs=1)
-    trainer.fit(module, datamodule=Digits(120))
+    fitted(module, federated, data=Digits(120), max_epochs=1)
     assert federated.records[0].num_received == 0 and federated.records[0].num_dropped == 6
     assert all((a == b).all() for a, b in zip(before, module.parameters(), strict=True))
 

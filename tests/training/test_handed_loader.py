@@ -76,17 +76,6 @@ def test_callbacks_may_look_at_the_loader():
     assert looks.collate is loader.collate_fn
 
 
-@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
-def test_resumes_with_loaders_handed_over(tmp_path):
-    keep = pl.callbacks.ModelCheckpoint(tmp_path, save_top_k=-1, filename="{epoch}")
-    loaders = Digits(80).train_dataloader(), Digits().val_dataloader()
-    module, again = Classifier(), Classifier()
-    make_trainer(federated(), keep, enable_checkpointing=True).fit(module, *loaders)
-    rest = make_trainer(federated(), logger=False)
-    rest.fit(again, *loaders, ckpt_path=tmp_path / "epoch=0.ckpt")
-    assert torch.equal(weights_of(again), weights_of(module))
-
-
 def test_a_trainer_of_the_other_package_is_told_so():
     import lightning.pytorch as other
     from lightning.pytorch.demos.boring_classes import BoringModel

@@ -29,6 +29,7 @@ def test_a_folder_can_be_moved_with_its_journal(tmp_path):
     (tmp_path / "old").rename(tmp_path / "moved")
     _, again = fit(tmp_path / "again", 4, resume=latest(tmp_path / "moved"), seed=None)
     assert again.engine is not None and again.engine.ledger.max_charges == ROUNDS + ROUNDS - 1
+    assert len(again.records) == ROUNDS
     assert journal_lines(tmp_path / "moved") == 2 * ROUNDS - 1
     assert not list((tmp_path / "again").glob("ledger-*.jsonl"))
 

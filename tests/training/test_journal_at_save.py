@@ -16,7 +16,7 @@ from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
 from tests.callbacks.test_federated_resume import Interrupted, federation, module
 from tests.callbacks.test_federated_resume_killed import Point, journal_lines
-from tests.digits_run import Digits, make_trainer
+from tests.digits_run import Digits, fitted, make_trainer
 
 ROUNDS = 6
 pytestmark = pytest.mark.filterwarnings("ignore:another run of this federation:UserWarning")
@@ -37,8 +37,7 @@ def run(folder, *callbacks, resume=None, fed=None, start=None, **settings):
     """A fit with secret keys that writes only what its callbacks save. Returns its Federated."""
     fed = fed or federation(4, seed=None, local_epochs=1)
     values = {"max_epochs": ROUNDS, "enable_checkpointing": False, "default_root_dir": folder, **settings}
-    trainer = make_trainer(fed, *callbacks, **values)
-    trainer.fit(start or module(), datamodule=Digits(60), ckpt_path=resume)
+    fitted(start or module(), fed, *callbacks, data=Digits(60), ckpt_path=resume, **values)
     return fed
 
 
@@ -131,8 +130,7 @@ def test_a_checkpoint_that_names_no_journal_is_refused_with_secret_keys_and_with
 
 def test_a_folder_elsewhere_is_said_when_a_checkpoint_is_made(tmp_path, monkeypatch):
     fed = federation(4, seed=None, local_epochs=1)
-    trainer = make_trainer(fed, max_epochs=1, default_root_dir=tmp_path)
-    trainer.fit(module(), datamodule=Digits(60))
+    trainer = fitted(module(), fed, data=Digits(60), max_epochs=1, default_root_dir=tmp_path)
     monkeypatch.setattr(pl.Trainer, "default_root_dir", "s3://bucket/runs")
     with pytest.warns(UserWarning, match=r"No journal is kept, because default_root_dir=s3://bucket/runs"):
         trainer.save_checkpoint(tmp_path / "hand.ckpt")

@@ -87,13 +87,6 @@ def test_records_that_are_not_the_checkpoint_s_are_named(tmp_path, damage):
     fit(tmp_path / "again", 4, resume=checkpoint, seed=3)
 
 
-def test_a_folder_moves_with_its_records(tmp_path):
-    lost_records(tmp_path / "old")
-    (tmp_path / "old").rename(tmp_path / "moved")
-    _, again = fit(tmp_path / "again", 4, resume=sorted((tmp_path / "moved").glob("*.ckpt"))[0], seed=3)
-    assert len(again.records) == 4
-
-
 def test_whoever_writes_there_too_is_left_alone(tmp_path):
     beside, kept = RecordFile(), [{"round": number} for number in range(4)]
     assert beside.describe(0) is None

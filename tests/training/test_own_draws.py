@@ -213,14 +213,8 @@ def write_all(sizes, path, capsys, monkeypatch):
     trainer.fit(Line(), loader())
     trainer.save_checkpoint(path / "run.ckpt")
     assert main(["report", str(folder.path), "--out", str(path / "page.html")]) == 0
-    follows = {
-        "update_norm",
-        "radius_min",
-        "radius_max",
-        "fed/update_norm",
-        "fed/radius_min",
-        "fed/radius_max",
-    }
+    names = ("update_norm", "radius_min", "radius_max")
+    follows = {*names, *(f"fed/{name}" for name in names)}
 
     def public(value):
         if isinstance(value, dict):

@@ -10,8 +10,7 @@ import lightning_fedq as fedq
 from lightning_fedq._lightning import pl
 from lightning_fedq.clients.vector import num_coordinates
 from tests.by_hand import averaging_with_own
-from tests.callbacks.silent import Silent
-from tests.digits_run import Classifier, Digits, make_trainer
+from tests.digits_run import Classifier, Digits, fitted
 
 CLIENTS, BATCH = 4, 5
 
@@ -37,9 +36,7 @@ def fit(fed, module=None, rounds=3, **trainer):
     module = module or build()
     more = trainer.pop("more", ())
     ckpt_path = trainer.pop("ckpt_path", None)
-    make_trainer(fed, *more, max_epochs=rounds, **trainer).fit(
-        module, datamodule=Digits(80, BATCH), ckpt_path=ckpt_path
-    )
+    fitted(module, fed, *more, data=Digits(80, BATCH), ckpt_path=ckpt_path, max_epochs=rounds, **trainer)
     return module
 
 
@@ -115,31 +112,14 @@ def test_the_length_of_the_vector_and_its_bits(buffers):
     assert fed.ledger.dim == dim
 
 
-@pytest.mark.parametrize("clients_per_step", [1, 4])
-def test_behind_a_mechanism_nothing_goes_around_it(clients_per_step):
-    """A mechanism that sends zeros: the global model is that of the start, clients' own parts have learnt."""
-    fed = federated(("backbone.3.*", "backbone.2.*"), Silent(), clients_per_step=clients_per_step)
-    module = fit(fed, build(norm=True))
-    for name, value in build(norm=True).state_dict().items():
-        assert torch.equal(module.state_dict()[name], value) or name.endswith("num_batches_tracked"), name
-    for client in range(CLIENTS):
-        assert (fed.personal_state(client)["backbone.3.weight"] - value_of("backbone.3.weight")).norm() > 0.1
-
-
-def value_of(name):
-    return build(norm=True).state_dict()[name]
-
-
 def test_a_private_run_without_a_seed_and_its_claim():
-    whole, part = (
-        federated(local, fedq.LDPQ(epsilon_per_coordinate=0.01), seed=None)
-        for local in ((), ("backbone.2.*",))
-    )
+    coins = fedq.LDPQ(epsilon_per_coordinate=0.01)
+    whole, part = (federated(local, coins, seed=None) for local in ((), ("backbone.2.*",)))
     fit(whole)
     fit(part)
     assert part.ledger.dim == 520 and whole.ledger.dim == 610
     assert "own" not in part.state_dict(), "a checkpoint is the server's"
-    normed = federated((), fedq.LDPQ(epsilon_per_coordinate=0.01), seed=None, buffers="local")
+    normed = federated((), coins, seed=None, buffers="local")
     fit(normed, build(norm=True))
     assert normed.personal_state(0) and "own" not in normed.state_dict()
 
@@ -152,9 +132,7 @@ def test_resumed_as_if_never_stopped(norm, clients_per_step, tmp_path):
     one = federated(**settings)
     whole = fit(one, build(norm), rounds=4)
     first = federated(**settings)
-    trainer = make_trainer(first, max_epochs=2)
-    trainer.fit(build(norm), datamodule=Digits(80, BATCH))
-    trainer.save_checkpoint(tmp_path / "two.ckpt")
+    fitted(build(norm), first, data=Digits(80, BATCH), max_epochs=2).save_checkpoint(tmp_path / "two.ckpt")
     second = federated(**settings)
     again = fit(second, build(norm), rounds=4, ckpt_path=tmp_path / "two.ckpt")
     for name, value in whole.state_dict().items():
@@ -167,9 +145,7 @@ def test_resumed_as_if_never_stopped(norm, clients_per_step, tmp_path):
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
 def test_a_checkpoint_of_a_private_run_holds_nobody_s(tmp_path):
     first = federated(mechanism=fedq.LDPQ(epsilon_per_coordinate=1.0), seed=None)
-    trainer = make_trainer(first, max_epochs=1)
-    trainer.fit(build(), datamodule=Digits(80, BATCH))
-    trainer.save_checkpoint(tmp_path / "one.ckpt")
+    fitted(build(), first, data=Digits(80, BATCH), max_epochs=1).save_checkpoint(tmp_path / "one.ckpt")
     again = federated(mechanism=fedq.LDPQ(epsilon_per_coordinate=1.0), seed=None)
     with pytest.warns(UserWarning, match=r"has no personal tensors.*backbone\.2\.weight.*Set a seed"):
         fit(again, rounds=2, ckpt_path=tmp_path / "one.ckpt")
@@ -241,8 +217,6 @@ def test_what_stays_is_said(caplog):
 
 
 def test_a_checkpoint_of_other_patterns_is_refused(tmp_path):
-    trainer = make_trainer(federated(), max_epochs=1)
-    trainer.fit(build(), datamodule=Digits(80, BATCH))
-    trainer.save_checkpoint(tmp_path / "one.ckpt")
+    fitted(build(), federated(), data=Digits(80, BATCH), max_epochs=1).save_checkpoint(tmp_path / "one.ckpt")
     with pytest.raises(ValueError, match=r"another federation: local = \('backbone\.2\.\*',\)"):
         fit(federated(()), ckpt_path=tmp_path / "one.ckpt")

@@ -22,38 +22,26 @@ class Attends(nn.Module):
     def __init__(self):
         super().__init__()
         layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
-        self.tokens, self.layers, self.head = (
-            nn.Linear(8, 16),
-            nn.TransformerEncoder(layer, 2),
-            nn.Linear(16, 10),
-        )
+        self.tokens, self.head = nn.Linear(8, 16), nn.Linear(16, 10)
+        self.layers = nn.TransformerEncoder(layer, 2)
 
     def forward(self, inputs):
         return self.head(self.layers(self.tokens(inputs.view(-1, 8, 8))).mean(1))
 
 
 def convolutions(norm):
-    net = (
-        nn.Unflatten(1, (1, 8, 8)),
-        nn.Conv2d(1, 8, 3, padding=1),
-        norm(8),
-        nn.ReLU(),
-        nn.Conv2d(8, 8, 3),
-        norm(8),
-    )
+    first, second = nn.Conv2d(1, 8, 3, padding=1), nn.Conv2d(8, 8, 3)
+    net = (nn.Unflatten(1, (1, 8, 8)), first, norm(8), nn.ReLU(), second, norm(8))
     return nn.Sequential(*net, nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10))
 
 
+def perceptron():
+    hidden = [layer for width in (64, 32, 32) for layer in (nn.Linear(width, 32), nn.ReLU())]
+    return nn.Sequential(*hidden, nn.Linear(32, 10))
+
+
 NETS = {
-    "perceptron": lambda: nn.Sequential(
-        nn.Linear(64, 32),
-        nn.ReLU(),
-        nn.Linear(32, 32),
-        nn.ReLU(),
-        nn.Linear(32, 32),
-        nn.ReLU(),
-        nn.Linear(32, 10),
-    ),
+    "perceptron": perceptron,
     "attention": Attends,
     "batch norm": lambda: convolutions(nn.BatchNorm2d),
     "group norm": lambda: convolutions(lambda width: nn.GroupNorm(2, width)),

@@ -13,7 +13,7 @@ from lightning_fedq.privacy.planning import Problem, plan, planned_noise
 from lightning_fedq.training.privacy_target import _format_ratio
 from tests.callbacks.steps import EndsAfter
 from tests.described import Setting, allowed_dropouts, calibrate, planned_charges
-from tests.digits_run import make_trainer
+from tests.digits_run import make_trainer, weights_of
 from tests.one_round import make_context
 
 TARGET = fedq.PrivacyTarget(8.0, 1e-5, "secagg_server")
@@ -66,10 +66,8 @@ def test_a_run_ends_at_its_target():
     found = spent_by(federated, Adversary.SECAGG_SERVER, 3)
     assert 7.97 < found <= 8.0
     assert federated.calibration.epsilon == pytest.approx(found)
-    assert (
-        "epsilon 8 at delta 1e-05 against the server behind secure aggregation, run: RotatedCoins("
-        in federated.calibrated_target.statement
-    )
+    words = "epsilon 8 at delta 1e-05 against the server behind secure aggregation, run: RotatedCoins("
+    assert words in federated.calibrated_target.statement
     assert federated.ledger.max_charges == 3 and int(federated.ledger.limits.min()) == 3
 
 
@@ -135,14 +133,7 @@ def test_a_resumed_run_keeps_what_was_found_and_refuses_others(tmp_path):
     again = federation(seed=1, clients=4)
     resumed = trained(again, rounds=3, ckpt_path=path)
     assert again.mechanism == first.mechanism and again.calibration == first.calibration
-    for one, other in zip(
-        whole.lightning_module.parameters(), resumed.lightning_module.parameters(), strict=True
-    ):
-        assert torch.equal(one, other)
-    with pytest.raises(
-        ValueError, match=r"calibrated for 3 rounds, but the Trainer wants 5\. Keep max_epochs"
-    ):
-        trained(federation(seed=1, clients=4), rounds=5, ckpt_path=path)
+    assert torch.equal(*(weights_of(one.lightning_module) for one in (whole, resumed)))
     beyond = federation(first.mechanism, privacy=None, seed=1, clients=4)
     trained(beyond, rounds=5, ckpt_path=path)
     assert beyond.ledger.max_charges == 5, "the cure: the same noise, and what all rounds spend"
@@ -151,18 +142,16 @@ def test_a_resumed_run_keeps_what_was_found_and_refuses_others(tmp_path):
     with pytest.raises(ValueError, match=r"contains weights only.*ModelCheckpoint.*'state_dict'"):
         trained(federation(seed=1, clients=4), rounds=3, ckpt_path=weights)
     other = fedq.PrivacyTarget(2.0, 1e-5, "secagg_server")
-    with pytest.raises(ValueError, match="has another privacy target: target = PrivacyTarget"):
-        trained(federation(seed=1, clients=4, privacy=other), rounds=3, ckpt_path=path)
-    with pytest.raises(
-        ValueError, match=r"asked = RotatedCoins.*clip_stds=4\.5.*here RotatedCoins.*clip_stds=3\.0"
+    plain = {"privacy": None, "mechanism": fedq.LDPQ(1.0)}
+    coins = r"asked = RotatedCoins.*clip_stds=4\.5.*here RotatedCoins.*clip_stds=3\.0"
+    for words, rounds, settings in (
+        (r"calibrated for 3 rounds, but the Trainer wants 5\. Keep max_epochs", 5, {}),
+        ("has another privacy target: target = PrivacyTarget", 3, {"privacy": other}),
+        (coins, 3, {"mechanism": fedq.RotatedCoins(1.0, clip_stds=3.0)}),
+        ("The checkpoint is of another federation: mechanism =", 3, plain),
     ):
-        trained(
-            federation(fedq.RotatedCoins(1.0, clip_stds=3.0), seed=1, clients=4), rounds=3, ckpt_path=path
-        )
-    with pytest.raises(ValueError, match="The checkpoint is of another federation: mechanism ="):
-        trained(
-            federation(privacy=None, mechanism=fedq.LDPQ(1.0), seed=1, clients=4), rounds=3, ckpt_path=path
-        )
+        with pytest.raises(ValueError, match=words):
+            trained(federation(seed=1, clients=4, **settings), rounds=rounds, ckpt_path=path)
 
 
 @pytest.mark.parametrize(
@@ -219,13 +208,9 @@ def test_dropouts_and_lying_servers_are_allowed_for():
     dropped = allowed_dropouts(setting)
     assert 5 <= dropped <= 8  # 2 expected
     found = calibrate(TARGET, mechanism, setting, 10).mechanism
-    assert (
-        found.max_dropped_clients == dropped
-        and found.epsilon_per_bit
-        < calibrate(
-            TARGET, mechanism, setting_of(mechanism, secure_aggregation=True), 10
-        ).mechanism.epsilon_per_bit
-    )
+    assert found.max_dropped_clients == dropped
+    all_answer = setting_of(mechanism, secure_aggregation=True)
+    assert found.epsilon_per_bit < calibrate(TARGET, mechanism, all_answer, 10).mechanism.epsilon_per_bit
     lying = setting_of(mechanism, secure_aggregation=True, min_survivors=14)
     assert calibrate(TARGET, mechanism, lying, 10).mechanism.max_dropped_clients == 6
 

@@ -9,7 +9,7 @@ from lightning_fedq.callbacks import DPSGD, Federated
 from lightning_fedq.mechanisms import LDPQ
 from lightning_fedq.training.checkpoints import is_same_state
 from tests.callbacks.steps import Saves
-from tests.digits_run import Classifier, Digits, make_trainer
+from tests.digits_run import Classifier, Digits, fitted, make_trainer
 
 
 class Counts(Classifier):
@@ -49,8 +49,7 @@ def test_a_persistent_metric_of_samples_is_in_no_checkpoint(tmp_path):
 @pytest.mark.parametrize("weights_only", [False, True])
 def test_a_persistent_metric_of_clients_is_in_no_checkpoint(weights_only, tmp_path):
     saving = saves(tmp_path, weights_only)
-    trainer = make_trainer(Federated(LDPQ(0.001), 3, clients_per_step=1), saving)
-    trainer.fit(Counts("saved"), datamodule=Digits(60))
+    fitted(Counts("saved"), Federated(LDPQ(0.001), 3, clients_per_step=1), saving, data=Digits(60))
     files = list(tmp_path.glob("*.ckpt"))
     assert len(files) == saving.count > 2 * 3 * 2
     for file in files:
@@ -61,14 +60,12 @@ def test_a_persistent_metric_of_clients_is_in_no_checkpoint(weights_only, tmp_pa
 @pytest.mark.parametrize("how", ["not saved", "in validation"])
 def test_other_metrics_are_nobody_s_business(how):
     for callback in (Federated(LDPQ(0.001), 3), DPSGD(20.0, 1.0, delta=1e-3)):
-        trainer = make_trainer(callback)
-        trainer.fit(Counts(how), datamodule=Digits(60))
+        trainer = fitted(Counts(how), callback, data=Digits(60))
         assert trainer.current_epoch == 2
 
 
 def test_a_run_that_claims_nothing_keeps_them():
-    trainer = make_trainer(Federated(LDPQ(0.001), 3, seed=1, clients_per_step=1))
-    trainer.fit(Counts("saved"), datamodule=Digits(60))
+    trainer = fitted(Counts("saved"), Federated(LDPQ(0.001), 3, seed=1, clients_per_step=1), data=Digits(60))
     assert trainer.current_epoch == 2
 
 
@@ -127,8 +124,7 @@ def test_states_of_callbacks_and_data_modules_are_in_no_checkpoint(
 ):
     fed, begun = Federated(LDPQ(0.001), 3, clients_per_step=1), data()
     before = str(begun.state_dict())
-    trainer = make_trainer(fed, *callbacks(), saves(tmp_path, weights_only))
-    trainer.fit(module(), datamodule=begun)
+    fitted(module(), fed, *callbacks(), saves(tmp_path, weights_only), data=begun)
     assert len(list(tmp_path.glob("*.ckpt"))) > 2 * 3 * 2
     for file in tmp_path.glob("*.ckpt"):
         saved = torch.load(file, weights_only=False)

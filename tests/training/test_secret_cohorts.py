@@ -38,8 +38,7 @@ def secret(mechanism=NOISE, clients=20, **settings):
 
 
 def trainer_of(*callbacks, rounds=3, **settings):
-    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False} | settings
-    return make_trainer(*callbacks, max_epochs=rounds, **options)
+    return make_trainer(*callbacks, max_epochs=rounds, **settings)
 
 
 def fitted(federated, *callbacks, rounds=3, module=None, data=None, **settings):
@@ -90,36 +89,20 @@ def test_the_key_can_not_be_copied_and_is_not_printed(how):
 
 def test_the_row_is_the_theorem_about_the_sum():
     federated = secret()
-    trainer = fitted(federated)
-    row = make_report(federated, trainer, 1e-3).secret
+    report = make_report(federated, fitted(federated), 1e-3)
+    row, server = report.secret, report.row(Adversary.SERVER)
     claim = next(c for c in NOISE.claims(federated.engine.context(federated.engine.next_plan()))
                  if c.adversary is Adversary.OUTSIDER)  # fmt: skip
+    run = {"law": fedq.FixedSize(4, secret=True), "num_clients": 20, "rounds": 3}
     options = {"neighbours": claim.neighbours, "slack": claim.slack}
-    assert row.epsilon_run == secret_epsilon(
-        claim.loss, 1e-3, law=fedq.FixedSize(4, secret=True), num_clients=20, rounds=3, **options
-    )
+    assert row.epsilon_run == secret_epsilon(claim.loss, 1e-3, **run, **options)
     # four clients add 2 C each, and one of them can change the sum by 2 C
-    by_hand = secret_epsilon(
-        GaussianLoss(2.0),
-        1e-3,
-        law=fedq.FixedSize(4, secret=True),
-        num_clients=20,
-        rounds=3,
-        neighbours=Neighbours.SUBSTITUTION,
-    )
+    by_hand = secret_epsilon(GaussianLoss(2.0), 1e-3, **run, neighbours=Neighbours.SUBSTITUTION)
     assert by_hand <= row.epsilon_run <= 1.01 * by_hand
     assert row.cohorts == "secret" and len(CONDITIONS) == 10
     assert set(CONDITIONS) <= set(row.assumptions)
-
-
-def test_the_row_is_smaller_than_the_known_one_and_others_stay():
-    federated = secret()
-    trainer = fitted(federated)
-    report = make_report(federated, trainer, 1e-3)
-    assert report.secret.epsilon_run < report.row(Adversary.OUTSIDER).epsilon_run
-    assert len(report.rows) == len(Adversary)
-    server = report.row(Adversary.SERVER)
-    assert server.cohorts == "known" and server.epsilon_run > report.secret.epsilon_run
+    assert row.epsilon_run < report.row(Adversary.OUTSIDER).epsilon_run and len(report.rows) == len(Adversary)
+    assert server.cohorts == "known" and server.epsilon_run > row.epsilon_run
     assert "outsider, cohorts secret" in markdown(report)
 
 

@@ -16,15 +16,10 @@ CLIENTS, DIM = 8, 20
 NOISY = fedq.DistributedDiscreteGaussian(1.0, 0.1, 0.01, max_dropped_clients=3)
 
 
-def run(secagg, *others, mechanism=None, **settings):
+def run(secagg, *others, **settings):
     """A short run on digits: the callback and the weights at the end."""
-    values = {"dropout_probability": 0.2, "seed": 0, "clients_per_step": 4}
-    federated = fedq.Federated(
-        mechanism or fedq.LDPQ(epsilon_per_coordinate=1.0),
-        CLIENTS,
-        secure_aggregation=secagg,
-        **{**values, **settings},
-    )
+    values = {"mechanism": fedq.LDPQ(1.0), "dropout_probability": 0.2, "seed": 0, "clients_per_step": 4}
+    federated = fedq.Federated(num_clients=CLIENTS, secure_aggregation=secagg, **{**values, **settings})
     model = Classifier()
     make_trainer(federated, *others, max_epochs=3).fit(model, datamodule=Digits(160))
     return federated, weights_of(model)
@@ -122,11 +117,8 @@ def test_liars_hide_behind_the_masks():
 
 @pytest.mark.parametrize("mode", ["masked", "counted"])
 def test_too_many_dropouts_abort_the_round_and_the_run_goes_on(mode):
-    engine, start = (
-        engine_of(fedq.LDPQ(1.0), fedq.SecAgg(simulation=mode), 0.45),
-        torch.linspace(-0.5, 0.5, DIM),
-    )
-    seen = set()
+    engine, seen = engine_of(fedq.LDPQ(1.0), fedq.SecAgg(simulation=mode), 0.45), set()
+    start = torch.linspace(-0.5, 0.5, DIM)
     for round in range(6):
         before, plan = engine.weights, engine.start()
         answer(engine, plan.survivors)

@@ -7,23 +7,15 @@ from torchmetrics import MaxMetric, MeanMetric, MetricCollection, SumMetric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC, MulticlassF1Score
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.callbacks import Federated
-from lightning_fedq.mechanisms import FedAvg
-from tests.digits_run import Classifier, Digits, make_trainer, weights_of
-
-
-def fit(module, clients_per_step, num_train=117, **settings):
-    fed = Federated(FedAvg(), 6, seed=0, clients_per_step=clients_per_step)
-    trainer = make_trainer(fed, **settings)
-    trainer.fit(module, datamodule=Digits(num_train))
-    return fed, trainer
+from tests.digits_run import Classifier, Digits, weights_of
+from tests.training.test_client_parallel import fit
 
 
 def assert_same_run(kind, **settings):
     """Metrics and weights of a stack of four, and of one client at a time; the stack's metrics."""
     alone, stacked = kind(), kind()
-    _, expected = fit(alone, 1, **settings)
-    fed, trainer = fit(stacked, 4, **settings)
+    _, expected = fit(alone, 1, Digits(117), **settings)
+    fed, trainer = fit(stacked, 4, Digits(117), **settings)
     assert fed.clients_per_step_chosen == 4
     torch.testing.assert_close(weights_of(stacked), weights_of(alone), atol=2e-6, rtol=1e-5)
     rounded = {"fed/sim_snr_db"}  # of a sum without noise: there only where the last bit was rounded
@@ -91,11 +83,8 @@ class Values(Classifier):
 
     def __init__(self) -> None:
         super().__init__()
-        self.acc, self.auc, self.most = (
-            MulticlassAccuracy(10, average="micro"),
-            MulticlassAUROC(10),
-            MaxMetric(),
-        )
+        self.acc, self.most = MulticlassAccuracy(10, average="micro"), MaxMetric()
+        self.auc = MulticlassAUROC(10)
 
     def training_step(self, batch, batch_idx):
         inputs, labels = batch
@@ -150,7 +139,7 @@ def test_metric_objects_count_every_client(kind):
 
 def test_a_metric_computed_by_hand_is_the_mean_of_the_clients():
     with pytest.warns(UserWarning, match="one client at a time.*ByHand overrides on_train_epoch_end"):
-        fed, trainer = fit(ByHand(), 4)
+        fed, trainer = fit(ByHand(), 4, Digits(117))
     assert fed.clients_per_step_chosen == 1, "its hook expects one client"
     assert trainer.callback_metrics["count"] == 117.0 / 6
 
@@ -175,7 +164,7 @@ def test_a_step_of_a_stack_shows_the_mean_of_its_clients(tmp_path):
 
     module = Steps()
     module.acc = MulticlassAccuracy(10, average="micro")
-    fit(module, 6, 120, logger=Keep(tmp_path), log_every_n_steps=1)
+    fit(module, 6, logger=Keep(tmp_path), log_every_n_steps=1)
     assert len(steps) == 4
     for metric, by_hand in steps:
         assert abs(metric - by_hand) < 1e-6
@@ -200,9 +189,9 @@ class Adds(Idiom):
 )
 def test_metrics_whose_value_is_needed_in_the_step_go_one_client_at_a_time(kind, reason):
     alone, module = kind(), kind()
-    _, expected = fit(alone, 1)
+    _, expected = fit(alone, 1, Digits(117))
     with pytest.warns(UserWarning, match=f"one client at a time.*{reason}"):
-        fed, trainer = fit(module, 4)
+        fed, trainer = fit(module, 4, Digits(117))
     assert fed.clients_per_step_chosen == 1
     assert torch.equal(weights_of(module), weights_of(alone))
     assert torch.equal(trainer.callback_metrics["acc"], expected.callback_metrics["acc"])

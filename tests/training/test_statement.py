@@ -14,6 +14,9 @@ from tests.digits_run import Classifier, Digits, make_trainer
 DDG = fedq.DistributedDiscreteGaussian(0.1, 0.5, 0.01)
 
 
+NOTHING = "Nothing useful is promised at delta 1e-05 over 2 rounds: the smallest epsilon is"
+
+
 def said(caplog, federated, *callbacks):
     """The lines on privacy at the end of a fit."""
     with caplog.at_level("INFO"):
@@ -27,16 +30,8 @@ def said(caplog, federated, *callbacks):
     [
         (fedq.FedAvg(), {}, "no client is protected, because FedAvg has no guarantee against any adversary"),
         (fedq.LDPQ(0.1), {"seed": 1}, "nothing is private, because the keys come from a seed"),
-        (
-            fedq.LDPQ(4.0),
-            {},
-            "Nothing useful is promised at delta 1e-05 over 2 rounds: the smallest epsilon is",
-        ),
-        (
-            fedq.CorBin(5.0, shared_bits=5),
-            {},
-            "Nothing useful is promised at delta 1e-05 over 2 rounds: the smallest epsilon is",
-        ),
+        (fedq.LDPQ(4.0), {}, NOTHING),
+        (fedq.CorBin(5.0, shared_bits=5), {}, NOTHING),
     ],
 )
 def test_a_run_that_protects_nobody_says_so(mechanism, settings, words, caplog):
@@ -57,8 +52,7 @@ def test_a_target_is_met_or_not_and_what_holds_beside_it_is_said(caplog):
 
 
 def test_without_a_target_the_smallest_epsilon_comes_first(caplog):
-    mechanism = fedq.DistributedDiscreteGaussian(0.1, 0.5, 0.01)
-    first, _ = said(caplog, fedq.Federated(mechanism, 20, secure_aggregation=fedq.SecAgg()))
+    first, _ = said(caplog, fedq.Federated(DDG, 20, secure_aggregation=fedq.SecAgg()))
     assert (
         first.startswith("privacy: No target. The smallest epsilon at delta 1e-05 over ")
         and "against" in first
