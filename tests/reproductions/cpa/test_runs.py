@@ -107,7 +107,7 @@ def test_the_parameters_that_the_paper_states():
     for mechanism, _ in (stated_nested_cpa(0.5), unbiased_cpa(0.5, nested=True)):
         assert [len(table.points) for table in mechanism._design.tables] == [2, 8]
         assert mechanism.anonymity_by_stage == ((1, 2), (4, 8)) and mechanism.anonymity_set_size == 4
-    for module, levels in ((table4, [3]), (fig7, [3]), (fig8, [3, 3, 2, 2]), (table5, [5, 5])):
+    for module, levels in ((table4, [3, 3]), (fig7, [3, 3]), (fig8, [3, 3, 2, 2]), (table5, [5, 5])):
         rows = [row for row in module._mechanisms(0.5) if row[0].startswith("JoPEQ")]
         assert [row[-2].levels for row in rows] == levels
     assert table2.CNN2Options().samples_per_client == 5
