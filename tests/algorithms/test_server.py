@@ -65,9 +65,10 @@ def test_numbers_out_of_range(wrong):
 
 @pytest.mark.parametrize(("kind", "lr"), [(FedAvgM, 0.5), (FedAdagrad, 0.1), (FedYogi, 0.1), (FedAdam, 0.1)])
 def test_a_federation_learns_and_resumes(kind, lr, tmp_path):
-    def run(epochs, path=None):
+    def run(epochs, path=None, optimizer=kind):
         module = Classifier()
-        federated = Federated(FedAvg(), 10, seed=0, server_optimizer=partial(kind, lr=lr))
+        server_optimizer = optimizer and partial(optimizer, lr=lr)
+        federated = Federated(FedAvg(), 10, seed=0, server_optimizer=server_optimizer)
         trainer = make_trainer(federated, max_epochs=epochs)
         trainer.fit(module, datamodule=Digits(), ckpt_path=path)
         return trainer, module
@@ -76,6 +77,7 @@ def test_a_federation_learns_and_resumes(kind, lr, tmp_path):
     assert float(trainer.callback_metrics["val_acc"]) > 0.8
     run(3)[0].save_checkpoint(tmp_path / "three.ckpt")
     assert torch.equal(weights_of(run(6, tmp_path / "three.ckpt")[1]), weights_of(module))
+    assert not torch.equal(weights_of(run(1)[1]), weights_of(run(1, optimizer=None)[1]))
 
 
 def test_from_a_configuration(tmp_path):
