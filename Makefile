@@ -25,6 +25,8 @@ $(VENV)/.core: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(if $(TORCH),$(INSTALL) $(TORCH))
 	$(INSTALL) --editable .
+	# Python compiles what a training imports now; with PYTHONDONTWRITEBYTECODE=1 each start would do it again
+	$(BIN)/python -c "import lightning_fedq.callbacks, matplotlib.pyplot, opacus"
 	touch $@
 
 # and all that tests, docs and checks need
