@@ -12,13 +12,16 @@ nothing between batches, and ranks may have different numbers of batches.
 from __future__ import annotations
 
 import atexit
+import hashlib
 import os
 import pickle
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Literal, get_args
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
@@ -56,6 +59,27 @@ def _store(rank: int, size: int, address: tuple[str, int], timeout: timedelta) -
     with socket.create_server(("127.0.0.1", address[1])) as listening:
         descriptor = os.dup(listening.fileno())  # the store closes it
     return tcp_store("127.0.0.1", address[1], size, True, timeout, master_listen_fd=descriptor)
+
+
+def _attempt_name(store: Any, rank: int, size: int, timeout: timedelta) -> str:
+    """Agree with all ranks on a name that no earlier attempt has used.
+
+    torchrun starts ranks again with the store of those that were killed, and counts attempts for each machine
+    alone. Each rank writes a new token, and then the tokens that it reads. If all have read the same tokens,
+    this rank's new one is among them, so no other rank's is old.
+    """
+    tokens, readings = ([f"fedq {kind} {other}" for other in range(size)] for kind in ("token", "reading"))
+    store.set(tokens[rank], uuid4().hex)
+    end = time.monotonic() + timeout.total_seconds()
+    while time.monotonic() < end:
+        store.wait(tokens)
+        reading = b" ".join(map(store.get, tokens))
+        store.set(readings[rank], reading)
+        store.wait(readings)
+        if set(map(store.get, readings)) == {reading}:
+            return hashlib.sha256(reading).hexdigest()
+        time.sleep(0.01)
+    raise dist.DistStoreError(f"The store has no new token of another rank after {timeout}")
 
 
 def _device(gloo_group: Any, address: tuple[str, int]) -> Any:
@@ -106,6 +130,7 @@ class RankGroup:
         gloo = gloo_group._Options()
         gloo._timeout, gloo._devices = timeout, [_device(gloo_group, address)]
         with self._answers():
+            store = PrefixStore(_attempt_name(store, rank, size, timeout), store)
             self._objects: Any = gloo_group(PrefixStore("fedq objects", store), rank, size, gloo)
         self._tensors: Any = self._objects
         if backend == "nccl":

@@ -2,8 +2,10 @@
 
 import pickle
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -123,6 +125,25 @@ def test_a_rank_that_is_gone_is_noticed_at_once(groups):
 def test_one_that_never_comes_is_not_waited_for_without_end(rank):
     with pytest.raises(RankLostError, match=f"Rank {rank} of 2 gets no answer"):
         RankGroup(rank, 2, address(), "gloo", timedelta(seconds=1))
+
+
+def test_ranks_that_are_started_again_do_not_find_what_killed_ones_wrote(monkeypatch):
+    """torchrun's store keeps it, and the first rank that comes reads it before the other has come."""
+    place = address()
+    agent = dist.TCPStore(*place, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setenv("MASTER_ADDR", place[0])
+    monkeypatch.setenv("MASTER_PORT", str(place[1]))
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")  # of each machine alone, so it need not change
+
+    def begin(first, rank):
+        time.sleep(0.2 * (rank != first))
+        return RankGroup(rank, 2, place, "gloo", timedelta(seconds=5))
+
+    for first in (0, 1, 0, 1):  # gloo connects one way only
+        groups = on_both(range(2), partial(begin, first))
+        assert on_both(groups, lambda one: one.gather(one.rank, "here")) == [[0, 1]] * 2
+    assert agent.num_keys() > 8
 
 
 def test_what_is_no_missing_answer_is_said_as_it_is(monkeypatch):
