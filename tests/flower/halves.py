@@ -76,7 +76,8 @@ class Line:
         return {f"to {node}": node for node in contents}
 
     def pull(self, asked):
-        return {node: self._come.pop(node) for node in (asked.pop(number) for number in list(asked))}
+        arrived = [number for number, node in asked.items() if node in self._come]
+        return {node: self._come.pop(node) for node in map(asked.pop, arrived)}
 
     def __call__(self, kind, contents, group):
         for node, fields in contents.items():

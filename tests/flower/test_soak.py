@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 
+from lightning_fedq.flower import roster
 from lightning_fedq.flower.cohort import Cohort
 from lightning_fedq.flower.roster import Roster
 from lightning_fedq.flower.secure import remote_sums
@@ -33,6 +34,7 @@ from lightning_fedq.rounds.messages import FRAME_BYTES, pack_frame
 from lightning_fedq.secagg import Client, SecAgg
 from tests.flower.halves import DIM, Halves, Line
 from tests.flower.loop import federated
+from tests.flower.test_registration import Clock
 
 CLIENTS, LIARS = 50, {7: "words", 23: "shares", 41: "seals"}
 SILENT, LOST, KILLED, FULL, SERVER = 0.02, 0.01, 0.03, 0.01, 0.0005
@@ -131,13 +133,14 @@ class Soak:
             LDPQ(epsilon_per_coordinate=1.0), seed=None, num_clients=CLIENTS, secure_aggregation=secagg
         )
         self.halves = Halves(self.settings, folder)
-        self.line = FaultyLine(self, self.halves.line)
+        self.line, self.clock = FaultyLine(self, self.halves.line), Clock()
+        monkeypatch.setattr(roster, "time", self.clock)
         self.start_server()
         self._patch(monkeypatch)
 
     def _patch(self, monkeypatch):
         journal, store, soak = Journal._write, Store._replace, self
-        masked, unmask, key = Client.masked_input, Client.unmask, Client._share_key
+        masked, unmask, share = Client.masked_input, Client.unmask, Client._make_shares
 
         def write(self, data, path=None):
             with soak.disk.write(path or self.path, data, "ab"):
@@ -153,19 +156,23 @@ class Soak:
 
         def opened(self, message):
             if LIARS.get(self.client) == "shares":
-                self._held = {owner: 2 * (bytes(1) + soak.rng.bytes(32)) for owner in self._held}
+                self._held = {owner: 2 * (bytes(1) + soak.rng.bytes(15)) for owner in self._held}
             return unmask(self, message)
 
-        def share_key(self, owner, holder):
-            junk = owner == self.client and LIARS.get(owner) == "seals" and holder % 3
-            return bytes(32) if junk else key(self, owner, holder)
+        def make_shares(self):
+            keys = self._pair_keys
+            if LIARS.get(self.client) == "seals":
+                self._pair_keys = {other: bytes(32) if other % 3 else key for other, key in keys.items()}
+            made = share(self)
+            self._pair_keys = keys
+            return made
 
         monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # is for power cuts: test_store
         monkeypatch.setattr(Journal, "_write", write)
         monkeypatch.setattr(Store, "_replace", replace)
         monkeypatch.setattr(Client, "masked_input", masked_input)
         monkeypatch.setattr(Client, "unmask", opened)
-        monkeypatch.setattr(Client, "_share_key", share_key)
+        monkeypatch.setattr(Client, "_make_shares", make_shares)
 
     def lie(self, kind, node, reply):
         """Other bytes under the client's own tag, junk, or a false accusation."""
@@ -204,7 +211,8 @@ class Soak:
         self.server.round = max((entry.round + 1 for entry in used), default=0)
 
     def round(self):
-        """One round, or None where the server is killed in it and started again."""
+        """One round a minute, or None where the server is killed in it and started again."""
+        self.clock.sleep(60.0)  # who has failed is asked again
         try:
             if self.rng.random() < 0.01:
                 self.disk.arm(str(self.rng.choice(["before", "in", "after"])))
