@@ -2,6 +2,10 @@
 
 Every cell is compared with reproductions/results, as text; a part of each file is computed anew with the same
 seed. A changed cell is no bug by itself: run the experiment again and write its table into the page.
+
+Training amplifies rounding, which differs between processors. On another processor than the results' own,
+equal code gave other numbers in 27 of 63 cells: 1.6 points of accuracy for FedAvg, and 3.0 at most. So cells
+of trainings may differ from the file's by `Part.near`.
 """
 
 from __future__ import annotations
@@ -158,16 +162,37 @@ class Part(NamedTuple):
     asked: dict[str, Any]
     cells: Callable[[Iterable[Row]], Iterable[Printed]]
     count: int
+    near: tuple[float, ...] = ()
+    """Differences of a cell's numbers that another processor makes; none must be there if it is empty."""
+
+    def differs(self, now, written):
+        one, other = ([float(number) for number in re.split("[/±]", cell)] for cell in (now, written))
+        near = self.near or (0.0,) * len(one)
+        apart = (abs(a - b) > limit for a, b, limit in zip(one, other, near, strict=False))
+        return len(one) != len(other) or any(apart)
 
 
+POINTS_AND_DB, POINTS_DISTANCE_MSE = (4.0, 1.0), (4.0, 0.005, 0.0015)
 ONE_RATE = {"learning_rates": [1.0]}
 PARTS = {
     "table V, one method": Part(
-        "cpa-table5", cpa_table5, {"num_clients": [10], "methods": ["nested CPA"], **ONE_RATE}, of_table_v, 3
+        *(
+            "cpa-table5",
+            cpa_table5,
+            {"num_clients": [10], "methods": ["nested CPA"], **ONE_RATE},
+            of_table_v,
+            3,
+        ),
+        POINTS_AND_DB,
     ),
-    "table V, few clients": Part("cpa-table5", cpa_table5, {"num_clients": [10, 100]}, of_table_v, 52),
-    "table II": Part(TABLE_2, cpa_table2, {"num_clients": [50], "published_only": True}, of_table_ii, 2),
-    "table III": Part(TABLE_3, cpa_table3, {"epsilons": [0.2]}, of_table_iii, 1),
+    "table V, few clients": Part(
+        "cpa-table5", cpa_table5, {"num_clients": [10, 100]}, of_table_v, 52, POINTS_AND_DB
+    ),
+    "table II": Part(
+        *(TABLE_2, cpa_table2, {"num_clients": [50], "published_only": True}, of_table_ii, 2),
+        POINTS_DISTANCE_MSE,
+    ),
+    "table III": Part(TABLE_3, cpa_table3, {"epsilons": [0.2]}, of_table_iii, 1, POINTS_DISTANCE_MSE),
     "figure 6": Part("cpa-fig6", cpa_fig6, {"num_clients": [100], "epsilons": [0.5]}, of_figure_6, 3),
     "figure 7": Part("cpa-fig7", cpa_fig7, {"num_clients": [10], "epsilons": [0.5]}, of_figure_7, 5),
 }
@@ -185,6 +210,9 @@ def test_cells_of_the_files_are_computed_anew(name, tmp_path):
 
     part = PARTS[name]
     summary = part.experiment(out=str(tmp_path / "run"), data=ImageData(root=root), **part.asked)
-    found, written = list(part.cells(summary["table"])), set(part.cells(rows_of(part.file)))
-    assert len(found) == part.count and not set(found) - written
-    assert (*found[0][:2], "1" + found[0][2]) not in written, "the check can fail"
+    found = list(part.cells(summary["table"]))
+    written = {row[:2]: row[2] for row in part.cells(rows_of(part.file))}
+    assert len(found) == part.count
+    assert not [one for one in found if part.differs(one[2], written[one[:2]])]
+    changed = re.sub(r"\d", r"1\g<0>", found[0][2], count=1)
+    assert part.differs(changed, written[found[0][:2]]), "the check can fail"

@@ -34,7 +34,7 @@ def reproduce(name, options, out):
 def test_table4(tmp_path):
     options = "--num_clients 10 --models [mlp] --learning_rates [1.0] --mlp_rounds 2"
     table, summary = reproduce("cpa-table4", options, tmp_path / "run")
-    assert len(table) == len(summary["verdicts"]) == 10
+    assert len(table) == len(summary["verdicts"]) == 11
     assert {row["rounds"] for row in table} == {"2"}
     assert all(float(row["acc_round_1"]) > 0 for row in table)
     assert all(len(row["val_acc_by_round"].split()) == 2 for row in table)
