@@ -36,7 +36,7 @@ def steps(device: str, root: str, out: Path) -> list[Step]:
     python, here, small = sys.executable, str(ROOT / "benchmarks"), device == "cpu"
     rounds = ["--rounds", "1", "--workloads", "W1", "--clients", "4"] if small else ["--rounds", "2"]
     preset = ["--preset", "small", "--rounds", "1"] if small else ["--preset", "paper", "--rounds", "2"]
-    reproduce = [python, "-m", "lightning_fedq.cli", "reproduce", "corbin-exp1", "--data.root", root, *preset]
+    reproduce = [python, "-m", "reproductions", "corbin-exp1", "--data.root", root, *preset]
     chosen = ["--seeds", "[0]", "--smoothing", "[1.0]", "--norms", "[group]"]
     systems = ["--threads", "0", "--systems", "loop", "ours-fedavg", "ours-corbin"]
     return [
