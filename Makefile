@@ -28,7 +28,7 @@ $(VENV)/.core: pyproject.toml constraints.txt
 	-$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) uv
 	$(if $(TORCH),$(INSTALL) $(TORCH))
 	$(INSTALL) --editable .
-	# Python compiles what a training imports now; with PYTHONDONTWRITEBYTECODE=1 each start would do it again
+# Python compiles what a training imports now; with PYTHONDONTWRITEBYTECODE=1 each start would do it again
 	$(BIN)/python -c "import lightning_fedq.callbacks, matplotlib.pyplot"
 	touch $@
 

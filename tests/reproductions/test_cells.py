@@ -173,25 +173,12 @@ class Part(NamedTuple):
 
 
 POINTS_AND_DB, POINTS_DISTANCE_MSE = (4.0, 1.0), (4.0, 0.005, 0.0015)
-ONE_RATE = {"learning_rates": [1.0]}
+NESTED = {"num_clients": [10], "methods": ["nested CPA"], "learning_rates": [1.0]}
+FEW, FIFTY = {"num_clients": [10, 100]}, {"num_clients": [50], "published_only": True}
 PARTS = {
-    "table V, one method": Part(
-        *(
-            "cpa-table5",
-            cpa_table5,
-            {"num_clients": [10], "methods": ["nested CPA"], **ONE_RATE},
-            of_table_v,
-            3,
-        ),
-        POINTS_AND_DB,
-    ),
-    "table V, few clients": Part(
-        "cpa-table5", cpa_table5, {"num_clients": [10, 100]}, of_table_v, 52, POINTS_AND_DB
-    ),
-    "table II": Part(
-        *(TABLE_2, cpa_table2, {"num_clients": [50], "published_only": True}, of_table_ii, 2),
-        POINTS_DISTANCE_MSE,
-    ),
+    "table V, one method": Part("cpa-table5", cpa_table5, NESTED, of_table_v, 3, POINTS_AND_DB),
+    "table V, few clients": Part("cpa-table5", cpa_table5, FEW, of_table_v, 52, POINTS_AND_DB),
+    "table II": Part(TABLE_2, cpa_table2, FIFTY, of_table_ii, 2, POINTS_DISTANCE_MSE),
     "table III": Part(TABLE_3, cpa_table3, {"epsilons": [0.2]}, of_table_iii, 1, POINTS_DISTANCE_MSE),
     "figure 6": Part("cpa-fig6", cpa_fig6, {"num_clients": [100], "epsilons": [0.5]}, of_figure_6, 3),
     "figure 7": Part("cpa-fig7", cpa_fig7, {"num_clients": [10], "epsilons": [0.5]}, of_figure_7, 5),
