@@ -13,7 +13,6 @@ from rich.console import Console
 
 from lightning_fedq.commands.mechanism_text import parse_call
 from lightning_fedq.commands.options import check_rounds
-from lightning_fedq.commands.plan_picture import draw
 from lightning_fedq.commands.plan_settings import to_yaml
 from lightning_fedq.commands.plan_text import (
     describe_advice,
@@ -28,8 +27,6 @@ from lightning_fedq.mechanisms.registry import class_path
 from lightning_fedq.privacy.cohorts import Everybody, make_cohort_law
 from lightning_fedq.privacy.planning import HOMOGENEITY, Option, Problem, plan, recommended
 from lightning_fedq.privacy.target import PrivacyTarget
-from lightning_fedq.reports.plot_style import picture_format
-from lightning_fedq.reports.runs import save_figure
 from lightning_fedq.rounds.protocols import check_aggregation
 from lightning_fedq.secagg import SecAgg
 
@@ -56,7 +53,6 @@ def main(
     homogeneity: float = HOMOGENEITY,
     mechanisms: Annotated[Sequence[str], "NAME"] = (),
     why: bool = False,
-    picture: Annotated[Path | None, "FILE"] = None,
 ) -> int:
     """Calibrate every mechanism to a target epsilon, and rank them by error.
 
@@ -83,12 +79,9 @@ def main(
         homogeneity: Similarity of the updates, |mean|^2 divided by the mean |update|^2.
         mechanisms: Mechanisms by row, class or class path (default: all).
         why: Print the reason for each mechanism that is not possible.
-        picture: File (.pdf, .svg or .png) of a picture with the error against epsilon, bits and clients.
     """
     check_rounds(rounds)
     target = PrivacyTarget(epsilon, delta, adversary, over)
-    if picture is not None:
-        picture_format(picture)
     given: dict[str, Any] = {"clients": clients, "params": params, "rounds": rounds}
     sizes = {**given, "dropout_probability": dropout_probability}
     sizes = {name: value for name, value in sizes.items() if value is not None}
@@ -132,9 +125,6 @@ def main(
         console.print(f"\n{anyway} these settings in place of your mechanism:\n", highlight=False)
         print(to_yaml(best, problem, clip_norm), end="")
     print_impossible(console, found, why or bool(mechanisms))
-    if picture is not None:
-        save_figure(draw(problem, found, asked.rows), picture, twin=True)
-        print(picture)
     return int(bool(mechanisms) and any(option.mechanism is None for option in found))
 
 

@@ -150,14 +150,6 @@ def test_who_is_not_trusted_is_in_the_table_and_in_what_is_pasted(capsys, monkey
     assert settings["dropout_probability"] == 0.01
 
 
-def test_the_picture_of_a_configuration_that_draws_cohorts(tmp_path, monkeypatch):
-    """A quarter of the clients, and the whole cohort of them, was refused after the table."""
-    only(monkeypatch, "GaussianNoise")
-    asked = ["digits_private", "--epsilon", "2", "--picture", str(tmp_path / "plan.png")]
-    assert main(asked) == 0
-    assert (tmp_path / "plan.png").stat().st_size > 10_000
-
-
 def test_what_is_missing_is_said(capsys):
     for more, message in (
         ("--adversary serverr", "adversary must be one of"),
