@@ -47,7 +47,7 @@ from lightning_fedq.data.batches import LocalWork
 from lightning_fedq.data.generator_turns import preserve_generators, seed_generators
 from lightning_fedq.data.loader import check_plain
 from lightning_fedq.dpsgd.accounts import SampleAccounts
-from lightning_fedq.dpsgd.first_trial import TriedData, try_steps
+from lightning_fedq.dpsgd.first_trial import try_steps
 from lightning_fedq.dpsgd.hooked_steps import HookedSteps
 from lightning_fedq.dpsgd.poisson import PoissonBatches, PoissonEpoch, check_repeats, make_poisson_loader
 from lightning_fedq.dpsgd.refusals import check_accumulation, check_layers, check_settings
@@ -264,8 +264,7 @@ class DPSGD(pl.Callback):
                 f"DPSGD needs exactly one optimiser, but the module has {len(trainer.optimizers)}. "
                 "Put all parameters into one optimiser."
             )
-        original = trainer.strategy.optimizers
-        self._undo.callback(setattr, trainer.strategy, "optimizers", original)
+        self._undo.callback(setattr, trainer.strategy, "optimizers", trainer.strategy.optimizers)
         if self._federated is None and self.protects_samples:  # a federation checks this by client_metrics
             watch_training_log(trainer, self._undo)
 
@@ -334,11 +333,11 @@ class DPSGD(pl.Callback):
         check_shapes(module)
         self._hooked.remove_hooks()
         if self._federated is None:
-            everything = torch.arange(self._batches.num_samples(0))
-            data = TriedData(everything, self._loader.dataset.__getitem__, False)
+            held, fetch = torch.arange(self._batches.num_samples(0)), self._loader.dataset.__getitem__
         else:
-            data = TriedData(torch.cat(self._federated.client_indices), self._federated.fit.fetch, True)
-        self.loss_reduction, names = try_steps(trainer, module, data, self.loss_reduction)
+            held, fetch = torch.cat(self._federated.client_indices), self._federated.fit.fetch
+        of_clients = self._federated is not None
+        self.loss_reduction, names = try_steps(trainer, module, held, fetch, of_clients, self.loss_reduction)
         if self._tried_in < 0:
             warn_unlogged_monitors(trainer, names)
         self._tried_in = trainer.current_epoch
@@ -456,19 +455,24 @@ class DPSGD(pl.Callback):
             self._hook_into(trainer, pl_module)
         assert self._hooked.buffers is not None and self._optimizer is not None
         self._hooked.buffers.check()
+        client = 0
         if self._federated is None:
-            step, size = self._epoch.drawn.popleft()
-            self._check_step(0, step)
-            self._optimizer.batch_size, self._optimizer.batch_is_empty = size, size == 0
+            drawn, size = self._epoch.drawn.popleft()
         else:
             stack, number = self._federated.fit.present_batch(batch_idx)
             if not stack.clients:  # no client answers in this round, and no step is taken
                 return
-            (self._present,) = stack.clients
-            self._check_step(self._present, self._first_step[self._present] + number)
-            size = stack.batch_sizes[number]
-            self._optimizer.batch_size, self._optimizer.batch_is_empty = size, size == 0
-            self._optimizer.expected_batch_size = self._expected_size(self._present)
+            (client,) = stack.clients
+            self._present = client
+            drawn, size = self._first_step[client] + number, stack.batch_sizes[number]
+            self._optimizer.expected_batch_size = self._expected_size(client)
+        # every step has its own random stream, which must not be used for two steps
+        if drawn != self.accounts[client].steps:
+            raise RuntimeError(
+                f"Got the batch of step {drawn} of client {client} after {self.accounts[client].steps} "
+                "charged steps. Return a loss for every batch, and leave every optimizer step to Lightning."
+            )
+        self._optimizer.batch_size, self._optimizer.batch_is_empty = size, size == 0
         self._reseed_draws("step")
 
     def on_after_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -491,17 +495,6 @@ class DPSGD(pl.Callback):
         """Seed the generators at the start of an epoch."""
         self._reseed_draws("epoch")
 
-    def _check_step(self, client: int, drawn: int) -> None:
-        """Refuse a batch that was drawn for another step than the next one to charge.
-
-        Every step has its own random stream, which must not be used for two steps.
-        """
-        if drawn != self.accounts[client].steps:
-            raise RuntimeError(
-                f"Got the batch of step {drawn} of client {client} after {self.accounts[client].steps} "
-                "charged steps. Return a loss for every batch, and leave every optimizer step to Lightning."
-            )
-
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the largest epsilon of any client."""
         if self._hooked.buffers is not None:
@@ -510,8 +503,7 @@ class DPSGD(pl.Callback):
             self._hooked.remove_hooks()
             self._hooked.forget()
         elif not trainer.barebones:
-            epsilon = self.epsilon(self.delta)
-            log_figure(pl_module, "dp/epsilon", epsilon, prog_bar=True)
+            log_figure(pl_module, "dp/epsilon", self.epsilon(self.delta), prog_bar=True)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Print the privacy statement, unless a federation prints it."""

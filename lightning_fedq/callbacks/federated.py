@@ -385,11 +385,9 @@ class Federated(Federation, pl.Callback):
     def client_indices(self) -> list[Tensor]:
         """Sample indices of each client. Empty until the data are partitioned."""
         population = self._population
-        return (
-            []
-            if population is None or not population.is_partitioned
-            else population.partitioned_data.client_indices
-        )
+        if population is None or not population.is_partitioned:
+            return []
+        return population.partitioned_data.client_indices
 
     @property
     def training_clients(self) -> tuple[int, ...]:

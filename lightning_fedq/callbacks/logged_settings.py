@@ -18,13 +18,18 @@ if TYPE_CHECKING:
 
 def collect_settings(trainer: pl.Trainer, federation: Federation) -> dict[str, Any]:
     """Return the settings of a federation, whose engine exists, as plain values by name."""
-    engine, target, mechanism = federation.started_engine, federation.privacy_target, federation.mechanism
+    engine, target = federation.started_engine, federation.privacy_target
+    mechanism: Any = federation.mechanism
     protecting = sample_protectors(get_callbacks(trainer))
+    values = {field.name: getattr(mechanism, field.name) for field in fields(mechanism) if field.repr}
+    plain = (bool, int, float, str, tuple, type(None))
     return {
         "version": version("lightning_fedq"),
         "mechanism": repr(mechanism),
         "mechanism_name": type(mechanism).__name__,
-        "mechanism_settings": _read_settings(mechanism),
+        "mechanism_settings": {
+            name: value if isinstance(value, plain) else repr(value) for name, value in values.items()
+        },
         "epsilon": None if target is None else target.epsilon,
         "delta": choose_delta(federation, trainer),
         "adversary": None if target is None else target.against.name.lower(),
@@ -62,10 +67,3 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         inner = isinstance(value, dict) and value
         flat |= _flat(value, f"{prefix}{key}/") if inner else {f"{prefix}{key}": value}
     return flat
-
-
-def _read_settings(mechanism: Any) -> dict[str, Any]:
-    """Return the parameters of a mechanism by name: plain values, and the text of all others."""
-    values = {field.name: getattr(mechanism, field.name) for field in fields(mechanism) if field.repr}
-    plain = (bool, int, float, str, tuple, type(None))
-    return {name: value if isinstance(value, plain) else repr(value) for name, value in values.items()}

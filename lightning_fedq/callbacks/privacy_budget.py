@@ -18,10 +18,10 @@ import torch
 from lightning_fedq._lightning import get_callbacks, pl, rank_zero_warn
 from lightning_fedq.algorithms.byzantine.counting import count_byzantine
 from lightning_fedq.callbacks.dpsgd import DPSGD
+from lightning_fedq.callbacks.trainer_lookup import find_callback
 from lightning_fedq.mechanisms.interface import Adversary, NonPrivate
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import check_delta
-from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.target import adversary_named, affordable, check_law
 from lightning_fedq.privacy.verdict import format_epsilon
 from lightning_fedq.training.accounts import find_repeated_round, full_run
@@ -122,7 +122,7 @@ class PrivacyBudget(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Compute how many rounds or steps fit into the budget, and refuse to start if it is spent."""
-        federated, dpsgd = _find_callback(trainer, Federation), _find_callback(trainer, DPSGD)
+        federated, dpsgd = find_callback(trainer, Federation), find_callback(trainer, DPSGD)
         if federated is None and dpsgd is None:
             raise ValueError(
                 "PrivacyBudget has nothing to account for. Add Federated or DPSGD to the callbacks."
@@ -132,10 +132,9 @@ class PrivacyBudget(pl.Callback):
         if self._counts_samples:
             self._follow_steps(dpsgd)
         else:
-            law = federated.planner.law
-            check_law("budget", self.adversary, "run", law)
-            self._secret = law.secret
-            follow = partial(self._follow_rounds, federated, trainer, law.secret)
+            check_law("budget", self.adversary, "run", federated.planner.law)
+            self._secret = federated.planner.law.secret
+            follow = partial(self._follow_rounds, federated, trainer)
             follow()
             federated.when_vector_changes(follow)
         self._began, self.epsilon_spent = True, self._current_spending()
@@ -168,9 +167,9 @@ class PrivacyBudget(pl.Callback):
                 )
         return self.unit or "sample"
 
-    def _follow_rounds(self, federated: Federation, trainer: pl.Trainer, secret: bool) -> None:
+    def _follow_rounds(self, federated: Federation, trainer: pl.Trainer) -> None:
         """Limit the charges of the ledger: each client's, or all released rounds if cohorts are secret."""
-        engine, adversary = federated.started_engine, self.adversary
+        engine, adversary, secret = federated.started_engine, self.adversary, self._secret
         ledger, clients = engine.ledger, engine.planner.num_clients
         delta = check_delta(self.delta, clients, "clients")
         simulated = warn_if_simulated(federated, adversary, "PrivacyBudget")
@@ -183,7 +182,12 @@ class PrivacyBudget(pl.Callback):
         groups = [(list(kind), None if secret else kind[0]) for kind in kinds]
         limits = self._affordable_charges(account, groups, clients)
         self.affordable = int(limits.min())
-        self._limit_ledger(ledger, limits)
+        if self.on_exhausted != "warn" and secret:  # keep limits of other budgets or a target
+            own, other = self.affordable, ledger.round_limit
+            ledger.round_limit = own if other is None else min(own, other)
+        elif self.on_exhausted != "warn":
+            known = ledger.budget_limits
+            ledger.budget_limits = limits if known is None else torch.minimum(limits, known)
 
         def charged() -> torch.Tensor:
             return torch.full((clients,), ledger.rounds) if secret else ledger.charges
@@ -222,21 +226,6 @@ class PrivacyBudget(pl.Callback):
                 account, self.adversary, self.epsilon, secret=self._secret, client=client
             )
         return limits
-
-    def _limit_ledger(self, ledger: Ledger, limits: torch.Tensor) -> None:
-        """Limit a ledger's charges, in addition to limits that it has from other budgets or a target.
-
-        Args:
-            limits: Largest number of charges of each client. Of all released rounds for secret cohorts.
-        """
-        if self.on_exhausted == "warn":
-            return
-        if self._secret:
-            rounds, known_rounds = int(limits.min()), ledger.round_limit
-            ledger.round_limit = rounds if known_rounds is None else min(rounds, known_rounds)
-        else:
-            known = ledger.budget_limits
-            ledger.budget_limits = limits if known is None else torch.minimum(limits, known)
 
     def _follow_steps(self, dpsgd: DPSGD) -> None:
         """Limit the steps of each account of `DPSGD`."""
@@ -296,7 +285,7 @@ class PrivacyBudget(pl.Callback):
             # Lightning would log the mean of several budgets under one name
             several = sum(not budget._counts_samples for budget in budgets) > 1
             # the epsilon of the privacy target has the short name
-            target = _find_callback(trainer, Federation).privacy_target
+            target = find_callback(trainer, Federation).privacy_target
             is_named = several or (target is not None and target.against is not self.adversary)
             key = f"{self._key}_{self.adversary.name.lower()}" if is_named else self._key
             log_figure(pl_module, key, self.epsilon_spent, prog_bar=True)
@@ -317,7 +306,7 @@ class PrivacyBudget(pl.Callback):
 
     @staticmethod
     def _remove_limits(trainer: pl.Trainer) -> None:
-        federated = _find_callback(trainer, Federation)
+        federated = find_callback(trainer, Federation)
         if federated is not None:
             ledger = federated.ledger
             ledger.limits = ledger.budget_limits = ledger.round_limit = None
@@ -329,11 +318,6 @@ class PrivacyBudget(pl.Callback):
             self._act_on_exhausted(
                 f"The budget of epsilon {self.epsilon:g} is spent: {reason}. The training goes on."
             )
-
-
-def _find_callback(trainer: pl.Trainer, kind: Any) -> Any:
-    """Return the trainer's callback of a class, or None."""
-    return next((callback for callback in get_callbacks(trainer) if isinstance(callback, kind)), None)
 
 
 def _blocked(engine: RoundEngine, charges: torch.Tensor, limits: torch.Tensor) -> str:

@@ -15,6 +15,8 @@ from torch import Tensor
 from lightning_fedq._lightning import pl, rank_zero_warn
 from lightning_fedq.callbacks.trainer_lookup import find_federated
 
+_STATE = ("best_value", "best_weights", "best_segments", "rounds_without", "num_reloads")
+
 
 class ReloadBest(pl.Callback):
     """Rollback to the best global model after `patience` validations without a better `monitor`.
@@ -87,16 +89,9 @@ class ReloadBest(pl.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best model and the number of validations since then."""
-        return {
-            "best_value": self.best_value,
-            "best_weights": self.best_weights,
-            "best_segments": self.best_segments,
-            "rounds_without": self.rounds_without,
-            "num_reloads": self.num_reloads,
-        }
+        return {name: getattr(self, name) for name in _STATE}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state that `state_dict` returned."""
-        self.best_value, self.best_weights = state_dict["best_value"], state_dict["best_weights"]
-        self.best_segments = state_dict["best_segments"]
-        self.rounds_without, self.num_reloads = state_dict["rounds_without"], state_dict["num_reloads"]
+        for name in _STATE:
+            setattr(self, name, state_dict[name])

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +19,7 @@ from torch import Tensor
 from lightning_fedq._lightning import get_callbacks, pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.callbacks.dpsgd import DPSGD
 from lightning_fedq.callbacks.privacy_budget import PrivacyBudget
-from lightning_fedq.callbacks.trainer_lookup import find_federated
+from lightning_fedq.callbacks.trainer_lookup import find_callback, find_federated
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism
 from lightning_fedq.privacy.document import PAGE, document
@@ -297,28 +297,25 @@ class RunFolder(pl.Callback):
         notes, num_buffers = list(report.notes), federated.fit.vector.num_buffers
         if num_buffers:
             notes.append(f"{num_buffers} of {report.dim} coordinates are buffers, charged like parameters")
-        protecting = [callback for callback in get_callbacks(trainer) if isinstance(callback, DPSGD)]
+        if report.rounds != len(self.rows):
+            notes.append(
+                f"{report.rounds} rounds were charged, and the table of this folder has {len(self.rows)}. "
+                "Earlier trainings of the same federation, repeated rounds and an unfinished round are "
+                "charged also."
+            )
+        budgets = [callback for callback in get_callbacks(trainer) if isinstance(callback, PrivacyBudget)]
+        notes += [f"{budget.statement}." for budget in budgets if budget.statement]
+        dpsgd = find_callback(trainer, DPSGD)
         return replace(
             report,
             leaves=tuple(unprotected_outputs(trainer, federated, columns)),
             times=describe_timing(trainer, federated),
-            samples=protecting[-1].statement() if protecting else report.samples,
-            notes=(*notes, *self._promises(trainer, report.rounds)),
+            samples=report.samples if dpsgd is None else dpsgd.statement(),
+            notes=tuple(notes),
             stated=self.stated,
             by_round=epsilon_by_round(federated, trainer, report, charged),
             ended=self._ended,
         )
-
-    def _promises(self, trainer: pl.Trainer, charged: int) -> Iterator[str]:
-        """Yield notes on charged rounds that the table does not show, and on the budgets of the run."""
-        if charged != len(self.rows):
-            yield (
-                f"{charged} rounds were charged, and the table of this folder has {len(self.rows)}. Earlier "
-                "trainings of the same federation, repeated rounds and an unfinished round are charged also."
-            )
-        for callback in get_callbacks(trainer):
-            if isinstance(callback, PrivacyBudget) and callback.statement:
-                yield f"{callback.statement}."
 
     def _summarize(
         self, trainer: pl.Trainer, engine: RoundEngine, privacy: PrivacyReport, num_buffers: int

@@ -14,7 +14,7 @@ import yaml
 from lightning_fedq._lightning import get_callbacks, pl
 from lightning_fedq.callbacks.logged_settings import collect_settings
 from lightning_fedq.callbacks.run_folder import RunFolder
-from lightning_fedq.callbacks.trainer_lookup import find_federated
+from lightning_fedq.callbacks.trainer_lookup import find_callback, find_federated
 from lightning_fedq.imports import extra
 from lightning_fedq.reports.runs import first_metric
 from lightning_fedq.training.accounts import noise_over_signal
@@ -51,7 +51,8 @@ class WandbRounds(pl.Callback):
         """Send the resolved configuration, tags and the figure of labels."""
         if not trainer.is_global_zero:
             return
-        run, folder, callbacks = _find_wandb_run(trainer), _find_run_folder(trainer), get_callbacks(trainer)
+        run, folder = _find_wandb_run(trainer), find_callback(trainer, RunFolder)
+        callbacks = get_callbacks(trainer)
         if folder is not None and callbacks.index(folder) > callbacks.index(self):
             raise ValueError(
                 "WandbRounds sends the run folder, so it must come last. Put it behind RunFolder in "
@@ -94,7 +95,7 @@ class WandbRounds(pl.Callback):
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Send the noise-to-signal ratio, the table of clients, charts and the run folder."""
         federated = find_federated(trainer, "WandbRounds")
-        records, engine, folder = federated.records, federated.engine, _find_run_folder(trainer)
+        records, engine, folder = federated.records, federated.engine, find_callback(trainer, RunFolder)
         if not trainer.is_global_zero or not records or engine is None:
             return
         wandb, run = _wandb(), _find_wandb_run(trainer)
@@ -149,8 +150,3 @@ def _wandb() -> Any:
     with extra("wandb", "WandbRounds"):
         import wandb
     return wandb
-
-
-def _find_run_folder(trainer: pl.Trainer) -> RunFolder | None:
-    """Return the trainer's `RunFolder` callback, or None."""
-    return next((c for c in get_callbacks(trainer) if isinstance(c, RunFolder)), None)

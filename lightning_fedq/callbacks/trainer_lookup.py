@@ -1,4 +1,4 @@
-"""Look up the federation of a Trainer, for callbacks that report on it."""
+"""Look up callbacks of a Trainer, such as its federation, for callbacks that report on them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from lightning_fedq.training.settings import Federation
 
 if TYPE_CHECKING:
     from lightning_fedq.callbacks.federated import Federated
+
+
+def find_callback(trainer: pl.Trainer, kind: type) -> Any:
+    """Return the trainer's first callback of a class. None if it has none."""
+    return next((callback for callback in get_callbacks(trainer) if isinstance(callback, kind)), None)
 
 
 def find_federated(trainer: pl.Trainer, asking: str) -> Federated:
@@ -22,13 +27,10 @@ def find_federated(trainer: pl.Trainer, asking: str) -> Federated:
         ValueError: If the trainer has no `Federated` callback.
     """
     user_trainer = getattr(trainer, "home", trainer)  # a client's Trainer has the client's callbacks only
-    federations: list[Any] = [
-        callback for callback in get_callbacks(user_trainer) if isinstance(callback, Federation)
-    ]
-    if not federations:
+    federated: Federated | None = find_callback(user_trainer, Federation)
+    if federated is None:
         raise ValueError(
             f"{asking} needs a federation, but the Trainer has no Federated callback. "
             "Add lightning_fedq.callbacks.Federated to its callbacks."
         )
-    federated: Federated = federations[0]
     return federated

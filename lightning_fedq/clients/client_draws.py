@@ -122,8 +122,7 @@ class ClientDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not arg.dim() or len(arg) % clients:
                 raise TypeError(f"{tuple(arg.shape)} has no leading dimension of {clients} clients")
             rows = len(arg) // clients
-            part = arg[index * rows : (index + 1) * rows]
-            return part.clone()
+            return arg[index * rows : (index + 1) * rows].clone()
         if isinstance(arg, list | tuple | torch.Size):  # shape of the drawn tensor
             if not arg or arg[0] % clients:
                 raise TypeError(f"{tuple(arg)} has no leading dimension of {clients} clients")

@@ -139,9 +139,19 @@ def make_twins(
     """
     fit_loop, epoch_loop = _new_loops(home)
     client_class = _make_client_class(type(home))  # type: ignore[arg-type]
+    strategy = home.strategy
+    of_strategy = {
+        "_lightning_module": home.lightning_module,
+        "_model": home.lightning_module,
+        "_precision_plugin": strategy.precision_plugin,
+        "_optimizers": list(strategy.optimizers),
+        "_lightning_optimizers": [_wrap_optimizer(one, strategy) for one in strategy.optimizers],
+        "lr_scheduler_configs": list(strategy.lr_scheduler_configs),
+        **({"is_single": True} if hasattr(strategy, "is_single") else {}),  # no communication with ranks
+    }
     return [
         Twin(home, _trainer_attributes(home, loggers, callbacks, copied), client_class),
-        Twin(home.strategy, _strategy_attributes(home.strategy, home.lightning_module)),
+        Twin(strategy, of_strategy),
         Twin(home.fit_loop, vars(fit_loop), type(fit_loop), is_separate=True),
         Twin(home.fit_loop.epoch_loop, vars(epoch_loop), ClientLoop, is_separate=True),
     ]
@@ -178,19 +188,6 @@ def _trainer_attributes(
         "callbacks": [one if one in copied else SharedObject(one) for one in callbacks],
         "datamodule": home.datamodule,
         **{name: getattr(home, name) for name in user_attributes(home)},
-    }
-
-
-def _strategy_attributes(strategy: Any, module: Any) -> dict[str, Any]:
-    """Return the attributes of a strategy that a client's copy has for itself."""
-    return {
-        "_lightning_module": module,
-        "_model": module,
-        "_precision_plugin": strategy.precision_plugin,
-        "_optimizers": list(strategy.optimizers),
-        "_lightning_optimizers": [_wrap_optimizer(one, strategy) for one in strategy.optimizers],
-        "lr_scheduler_configs": list(strategy.lr_scheduler_configs),
-        **({"is_single": True} if hasattr(strategy, "is_single") else {}),  # no communication with ranks
     }
 
 

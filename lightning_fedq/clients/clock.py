@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Collection, Sequence
 from copy import deepcopy
 from itertools import accumulate
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -124,16 +125,10 @@ class Clock:
 
         None if the round is complete.
         """
-        max_steps, every = self._trainer.max_steps, int(self._trainer.accumulate_grad_batches)
-        remaining = max_steps - self.steps_before_round
-        if (
-            max_steps == -1
-            or remaining <= 0
-            or not self._automatic
-            or remaining >= -(-self._batches // every)
-        ):
-            return None
-        return int(remaining * every)
+        every = int(self._trainer.accumulate_grad_batches)
+        remaining = self._trainer.max_steps - self.steps_before_round  # negative without a limit of -1
+        ends_in_round = 0 < remaining < math.ceil(self._batches / every)
+        return remaining * every if ends_in_round and self._automatic else None
 
     def begin_round(self) -> None:
         """Reset the counts before the first client of a round."""
@@ -148,25 +143,10 @@ class Clock:
         Args:
             trainer: Trainer of the client.
         """
-        if trainer.lr_scheduler_configs:
-            self._check_plateaus(trainer.lr_scheduler_configs)
-        steps = int(trainer.global_step) - self.steps_before_round
-        schedules: tuple[int, ...] = ()
-        if not self._automatic:
-            pairs = zip(trainer.lr_scheduler_configs, self._trainer.lr_scheduler_configs, strict=False)
-            schedules = tuple(_count_schedule_steps(own.scheduler, home.scheduler) for own, home in pairs)
-        scaler = getattr(trainer.precision_plugin, "scaler", None)
-        self._clients.append(
-            ClientProgress(steps, schedules, () if scaler is None else (scaler.state_dict(),))
-        )
-
-    def _check_plateaus(self, configs: Sequence[Any]) -> None:
-        """Warn once if a client steps a `ReduceLROnPlateau`, because its change is lost after the round."""
-        pairs = zip(configs, self._trainer.lr_scheduler_configs, strict=False)
+        configs = zip(trainer.lr_scheduler_configs, self._trainer.lr_scheduler_configs, strict=False)
+        pairs = [(own.scheduler, home.scheduler) for own, home in configs]
         moved = any(
-            isinstance(home.scheduler, ReduceLROnPlateau)
-            and own.scheduler.last_epoch != home.scheduler.last_epoch
-            for own, home in pairs
+            isinstance(home, ReduceLROnPlateau) and own.last_epoch != home.last_epoch for own, home in pairs
         )
         if moved and not self._has_warned_of_plateau:
             self._has_warned_of_plateau = True
@@ -174,6 +154,11 @@ class Clock:
                 "ReduceLROnPlateau was stepped with a client's metric, so its change ends with the round. "
                 "Step it with a validation metric: interval='epoch', or in on_validation_epoch_end."
             )
+        steps = int(trainer.global_step) - self.steps_before_round
+        schedules = () if self._automatic else tuple(_count_schedule_steps(*pair) for pair in pairs)
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        scales = () if scaler is None else (scaler.state_dict(),)
+        self._clients.append(ClientProgress(steps, schedules, scales))
 
     @property
     def merged_progress(self) -> ClientProgress:
@@ -195,7 +180,9 @@ class Clock:
             counted: Clients in the round's sum, which make no difference here.
         """
         trainer, progress = self._trainer, self.merged_progress
-        self._scale(progress.scales)
+        # the next round starts with the smallest loss scale of a client
+        if smallest := min(filter(None, progress.scales), key=itemgetter("scale"), default=None):
+            trainer.precision_plugin.scaler.load_state_dict(smallest)
         if not self._automatic:
             for config, steps in zip(trainer.lr_scheduler_configs, progress.schedules, strict=False):
                 for _ in range(steps):
@@ -214,11 +201,8 @@ class Clock:
     def next_round_steps(self) -> int:
         """Optimiser steps of the longest client in the next round."""
         steps = math.ceil(self._batches / int(self._trainer.accumulate_grad_batches))
-        return (
-            steps
-            if self._trainer.max_steps == -1
-            else min(steps, self._trainer.max_steps - self.steps_before_round)
-        )
+        max_steps = int(self._trainer.max_steps)
+        return steps if max_steps == -1 else min(steps, max_steps - self.steps_before_round)
 
     def _after_step(self, step: int) -> None:
         """Advance the schedules with interval "step" after a step of the round, counted from 1."""
@@ -301,11 +285,6 @@ class Clock:
     def _step(self, config: Any) -> None:
         """Step one schedule through the module's hook."""
         self._trainer.lightning_module.lr_scheduler_step(config.scheduler, None)
-
-    def _scale(self, scales: Sequence[dict[str, Any]]) -> None:
-        """Start the next round with the smallest loss scale of a client."""
-        if smallest := min(filter(None, scales), key=lambda s: s["scale"], default=None):
-            self._trainer.precision_plugin.scaler.load_state_dict(smallest)
 
 
 def _copy_schedules(optimizers: Sequence[Any], schedules: Sequence[LRScheduler]) -> list[LRScheduler]:

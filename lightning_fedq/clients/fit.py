@@ -130,13 +130,6 @@ class ClientFit:
         for snapshot in self._snapshots.values():
             snapshot.check_frozen()
 
-    @property
-    def client_loggers(self) -> list[Any]:
-        """Loggers of the clients' Trainers."""
-        if self._loggers is not None:
-            return list(self._loggers)
-        return [_NOWHERE] if self._home.loggers else []
-
     def copy(self, seed: int, clients: Sequence[int] = (0,), alone: bool = False) -> Client:
         """Load a copy of the round's training state for one client or a stack.
 
@@ -174,16 +167,12 @@ class ClientFit:
             home.datamodule,
             {name: getattr(home, name) for name in user_attributes(home)},
         )
-        loggers = self.client_loggers if not alone else [_NOWHERE] * bool(home.loggers)
-        twins = make_twins(home, loggers, self._select_callbacks(alone), copied)
-        snapshot = Snapshot(roots, shared, twins, self._reached)
+        loggers = [_NOWHERE] * bool(home.loggers) if alone or self._loggers is None else self._loggers
+        crossing = [] if alone else self._crossing
+        callbacks = [one for one in home.callbacks if one in copied or one in crossing]
+        snapshot = Snapshot(roots, shared, make_twins(home, loggers, callbacks, copied), self._reached)
         self._reached = snapshot.reachable
         return snapshot
-
-    def _select_callbacks(self, alone: bool) -> list[Any]:
-        """Return the callbacks of a client: its copied ones, and shared ones unless `alone`."""
-        crossing = [] if alone else self._crossing
-        return [one for one in self._home.callbacks if one in self._callbacks or one in crossing]
 
     def train(self, client: Client, batches: Batches, steps: int, logged: int = 0) -> None:
         """Train a copy on the batches of a client or a stack, with Lightning's loop and hooks.

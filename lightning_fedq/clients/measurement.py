@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from torchmetrics import Metric
 
-from lightning_fedq._lightning import pl
 from lightning_fedq.clients.stack import batch_handler
 from lightning_fedq.data.batches import Stack
 
@@ -47,7 +46,9 @@ def measure(copy: Client, batches: Iterable[tuple[Any, int]]) -> dict[str, float
     module.on_validation_model_eval()
     module.on_validation_start()
     module.on_validation_epoch_start()
-    further = _further_arguments(module)
+    parameters = inspect.signature(module.validation_step).parameters.values()
+    takes_all = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
+    further = 2 if takes_all else len(parameters) - 1  # arguments after the batch: its index, the loader's
     for number, (batch, logged.batch_size) in enumerate(batches):
         batch = handle(batch)
         module.on_validation_batch_start(batch, number)
@@ -103,14 +104,6 @@ def _nan_if_undefined(compute: Callable[[], Any]) -> Callable[[], Any]:
         return tree_map_only(Tensor, lambda value: torch.full_like(value, torch.nan), result)
 
     return compute_or_nan
-
-
-def _further_arguments(module: pl.LightningModule) -> int:
-    """Return the number of arguments of `validation_step` after the batch: batch index, loader index."""
-    parameters = list(inspect.signature(module.validation_step).parameters.values())
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return 2
-    return min(len(parameters) - 1, 2)
 
 
 class _ValueLog:

@@ -82,24 +82,6 @@ def check_matches(module: nn.Module, patterns: Sequence[str], argument: str = "p
             )
 
 
-def check_something_sent(parameters: Sequence[str], local: Sequence[str], patterns: Sequence[str]) -> None:
-    """Check that clients send at least one trained parameter.
-
-    Args:
-        parameters: Names of trained parameters that clients send.
-        local: Names of trained parameters that stay with clients.
-        patterns: Patterns that selected the local ones.
-
-    Raises:
-        ValueError: If every trained parameter is local.
-    """
-    if local and not parameters:
-        raise ValueError(
-            f"personal_parameters={list(patterns)} matches every trained parameter ({in_short(local)}), "
-            "so clients send nothing. Use patterns that leave some parameters out."
-        )
-
-
 def report_personal_parameters(names: Sequence[str], module: nn.Module) -> None:
     """Log the trained parameters that stay with clients, and their memory per client."""
     if not names:
@@ -154,8 +136,6 @@ class PersonalTensors:
 
     def load_into(self, module: nn.Module, client: int) -> None:
         """Write a client's own tensors into a module, if the client has some."""
-        if client not in self.committed:
-            return
         with torch.no_grad():
             for name, tensor in self.get_tensors(client).items():
                 attrgetter(name)(module).copy_(tensor)

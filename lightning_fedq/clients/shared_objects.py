@@ -88,12 +88,9 @@ def _is_stateless(function: types.FunctionType) -> bool:
     fixed = all(type(one) in FIXED or isinstance(one, type) or _is_module_function(one) for one in defaults)
     if function.__closure__ is None and not function.__dict__ and fixed:
         return True
-    return is_library_code(function) and _is_named(function)
-
-
-def _is_named(function: types.FunctionType) -> bool:
-    """Return whether the function's module has it under its qualified name, as torch's wrapped `SGD.step`."""
-    try:
+    if not is_library_code(function):
+        return False
+    try:  # the module has it under its qualified name, as torch's wrapped `SGD.step`
         return attrgetter(function.__qualname__)(sys.modules[function.__module__]) is function
     except (KeyError, AttributeError):
         return False
@@ -129,11 +126,6 @@ class FrozenObject(NamedTuple):
     def has_changed(self) -> bool:
         """Return whether a value differs from the record."""
         return _checksums(self.value) != self.sums
-
-    def restore_modes(self) -> None:
-        """Set the recorded training modes, which an evaluation may have changed."""
-        for part, training in self.modes:
-            part.training = training
 
 
 def is_trainable(value: Any) -> bool:

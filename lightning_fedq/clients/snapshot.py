@@ -167,14 +167,11 @@ class Snapshot:
         except NotCopyableError:
             raise
         except Exception as error:
-            raise _not_picklable_error(roots, pickler.last, error) from error
+            culprit = pickler.last
+            cure = next((text for kind, text in _CURES.items() if issubclass(type(culprit), kind)), "")
+            reason = str(error) if isinstance(error, TypeError) else f"{type(error).__name__}: {error}"
+            raise NotCopyableError(reason, _find_path(roots, culprit), cure) from error
         return file.getvalue()
-
-    def note_visit(self, value: Any) -> None:
-        """Record an object that pickling visits, and the code that it brings."""
-        self.met.add(id(value))
-        code = value if type(value) is types.FunctionType else type(value)
-        self.code[id(code)] = code
 
     def share(self, value: Any) -> int:
         """Share an object among all clients. Return its index in the table."""
@@ -230,8 +227,8 @@ class Snapshot:
         self._loads += 1
         if self._loads == _OFTEN:  # memo entries that are used once take a third of the time of a load
             self._bytes = pickletools.optimize(self._bytes)
-        for one in self._frozen:
-            one.restore_modes()
+        for part, training in (mode for one in self._frozen for mode in one.modes):
+            part.training = training  # an evaluation may have changed the recorded one
         twins, roots, _ = _Unpickler(self._bytes, _LoadedObjects(self._entries, self.table, seed)).load()
         return twins, roots
 
@@ -286,7 +283,9 @@ class _Pickler(pickle.Pickler):
         kind, snapshot = type(value), self._snapshot
         if kind in PLAIN:
             return None
-        snapshot.note_visit(value)
+        snapshot.met.add(id(value))
+        code = value if kind is types.FunctionType else kind
+        snapshot.code[id(code)] = code
         if kind is int:  # the `id` of a copied object is replaced by the `id` of its copy
             return ("id", snapshot.by_id[value]) if value in snapshot.by_id else None
         if kind is ClonedMemory:
@@ -356,19 +355,6 @@ def _in_scripts(modules: Sequence[nn.Module]) -> Iterator[tuple[int, tuple[Any, 
             inside |= {id(part) for _, part in parts}
             for name, part in (*whole.named_parameters(), *whole.named_buffers(), *parts):
                 yield id(part), (whole, name)
-
-
-def _not_picklable_error(roots: Sequence[Any], culprit: Any, error: Exception) -> NotCopyableError:
-    """Make the error for an object that pickle refuses.
-
-    Args:
-        roots: Roots of the snapshot (`_ROOTS`), which lead to the object.
-        culprit: Object that pickle visited last.
-        error: Error of pickle.
-    """
-    cure = next((text for kind, text in _CURES.items() if issubclass(type(culprit), kind)), "")
-    reason = str(error) if isinstance(error, TypeError) else f"{type(error).__name__}: {error}"
-    return NotCopyableError(reason, _find_path(roots, culprit), cure)
 
 
 def _name_clash_error(name: str, value: Any, what: str = "") -> NotCopyableError:

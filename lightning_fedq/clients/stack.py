@@ -345,11 +345,11 @@ class ClientStack:
 
     def _adopt_optimizer(self, optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
         """Replace the module's parameters in the optimiser, which is a copy, by the stack's tensors."""
-        owners = _owners(parameters, optimizer)
-        for index, group in enumerate(optimizer.param_groups):
-            pairs = zip(self._active, owners, strict=True) if self._num_clients else ()
-            group["params"] = [active for active, owner in pairs if owner == index]
-        for parameter, active in zip(parameters, self._active, strict=True):
+        pairs = list(zip(parameters, self._active, strict=True))
+        for group in optimizer.param_groups:
+            own = {id(parameter) for parameter in group["params"]} if self._num_clients else ()
+            group["params"] = [active for parameter, active in pairs if id(parameter) in own]
+        for parameter, active in pairs:
             if state := optimizer.state.pop(parameter, None):  # Adagrad has a state before its first step
                 optimizer.state[active] = {
                     name: _stacked(value, parameter, self._num_clients) for name, value in state.items()
@@ -395,15 +395,14 @@ class ClientStack:
         """Run one step of all clients of the stack, and keep its gradients for `backward`."""
         if self._num_clients == 0:
             return torch.zeros((), device=self._updates.device)
-        rest = indices
         with self._precision.train_step_context():
             if isinstance(batch, UnequalBatches):
-                return self._unequal_step(batch, rest)
+                return self._unequal_step(batch, indices)
             weights = self._active
             if self._common:
                 weights = [s.to(weights[0].dtype) for s in self._start[: len(weights)]]
             loss, self._gradients, extra = self._step(
-                weights, batch, *rest, common=self._common, buffers=self._buffers
+                weights, batch, *indices, common=self._common, buffers=self._buffers
             )
         self._common = False
         self._step.replay(self._num_clients, batch)
@@ -461,9 +460,3 @@ def _stacked(value: Any, parameter: Tensor, num_clients: int) -> Any:
     if isinstance(value, Tensor) and value.shape == parameter.shape and value.dim():
         return value.expand(num_clients, *value.shape).clone()
     return deepcopy(value)
-
-
-def _owners(parameters: Sequence[Tensor], optimizer: Optimizer) -> list[int]:
-    """Return the index of each parameter's group. -1 if the parameter is in another optimiser."""
-    owner = {id(p): index for index, group in enumerate(optimizer.param_groups) for p in group["params"]}
-    return [owner.get(id(parameter), -1) for parameter in parameters]

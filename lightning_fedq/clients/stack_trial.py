@@ -479,11 +479,7 @@ def _find_leak(module: torch.nn.Module) -> str | None:
     """Return the name of an attribute in which `training_step` stored a tensor of a finished vmap."""
     for prefix, part in module.named_modules():
         for name, value in vars(part).items():
-            if any(_is_dead(leaf) for leaf in tree_leaves(value)):
+            tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+            if any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors)):
                 return f"{prefix}.{name}".lstrip(".")
     return None
-
-
-def _is_dead(value: Any) -> bool:
-    """Return whether a value is a tensor wrapper of functorch."""
-    return isinstance(value, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value)

@@ -11,7 +11,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -47,32 +48,21 @@ class _MetricValue:
         return self._refuse()
 
 
+@dataclass(frozen=True)
+class _Held:
+    """Tensor of a recorded call, by its index among the step's tensors."""
+
+    index: int
+
+
 @dataclass
 class _Update:
-    """Recorded call of a metric. Each leaf is an index into the step's tensors, or a `_Constant`."""
+    """Recorded call of a metric. Each leaf is a `_Held` tensor or another argument."""
 
     metric: Metric | MetricCollection
     forward: bool
     spec: TreeSpec
     leaves: list[Any]
-
-
-@dataclass
-class _Log:
-    """Recorded call of `self.log`. `value` is an index into the step's tensors, or another value."""
-
-    value: Any
-    is_tensor: bool
-    arguments: dict[str, Any]
-
-
-@dataclass
-class _Caught:
-    """Recorded calls of one step, and their tensors."""
-
-    updates: list[_Update] = field(default_factory=list)
-    logs: list[_Log] = field(default_factory=list)
-    tensors: list[Tensor] = field(default_factory=list)
 
 
 class StackedLogs:
@@ -87,12 +77,14 @@ class StackedLogs:
     def __init__(self, module: pl.LightningModule, keep: Keep | None = None) -> None:
         self._module, self._keep = module, keep
         self._metrics = list(_outermost_metrics(module))
-        self._caught = _Caught()
+        self._updates: list[_Update] = []
+        self._logs: list[dict[str, Any]] = []
+        self._tensors: list[Tensor] = []
 
     @contextmanager
     def catching(self) -> Iterator[None]:
         """Replace `log` and the methods of metrics by recorders, inside the `with` statement."""
-        self._caught = _Caught()
+        self._updates, self._logs, self._tensors = [], [], []
         undo: list[tuple[dict[str, Any], str, Any]] = []
 
         def replace(owner: nn.Module, name: str, method: Any) -> None:
@@ -116,34 +108,33 @@ class StackedLogs:
 
     def tensors(self) -> list[Tensor]:
         """Return the recorded tensors, which the mapped function must return."""
-        return [tensor.detach() for tensor in self._caught.tensors]
+        return [tensor.detach() for tensor in self._tensors]
 
-    def _hold(self, tensor: Tensor) -> int:
-        """Record a tensor and return its index."""
-        self._caught.tensors.append(tensor)
-        return len(self._caught.tensors) - 1
+    def _hold(self, value: Any) -> Any:
+        """Record a tensor and return its place. Return any other value unchanged."""
+        if not isinstance(value, Tensor):
+            return value
+        self._tensors.append(value)
+        return _Held(len(self._tensors) - 1)
 
     def _log(self, *args: Any, **kwargs: Any) -> None:
         """Record a call of `self.log`."""
         arguments = _SIGNATURE.bind(self._module, *args, **kwargs).arguments
         del arguments["self"]
-        name, value = arguments.pop("name"), arguments.pop("value")
-        arguments["name"] = name
+        name, value = arguments["name"], arguments["value"]
         if not isinstance(value, Tensor | float | int | Metric | _MetricValue):
             raise TypeError(
                 f"self.log({name!r}, ...) of a {type(value).__name__} can't be reduced over clients"
             )
-        entry = self._hold(value) if isinstance(value, Tensor) else value
-        self._caught.logs.append(_Log(entry, isinstance(value, Tensor), arguments))
+        self._logs.append({**arguments, "value": self._hold(value)})
 
     def _catcher(self, metric: Metric | MetricCollection, forward: bool) -> Callable[..., Any]:
         """Make the recorder that replaces a metric's `forward` or `update`."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             leaves, spec = tree_flatten((args, kwargs))
-            entries = [self._hold(leaf) if isinstance(leaf, Tensor) else _Constant(leaf) for leaf in leaves]
-            index, name = len(self._caught.updates), type(metric).__name__
-            self._caught.updates.append(_Update(metric, forward, spec, entries))
+            index, name = len(self._updates), type(metric).__name__
+            self._updates.append(_Update(metric, forward, spec, list(map(self._hold, leaves))))
             if not forward:
                 return None
             if isinstance(metric, MetricCollection):
@@ -163,55 +154,43 @@ class StackedLogs:
             batch: Batch of the stack, from which the number of samples is read.
             log: Function to log with. None is the module's `log`.
         """
-        caught, results = self._caught, self._update_metrics(tensors, num_clients)
-        for entry in caught.logs:
-            value, arguments = entry.value, dict(entry.arguments)
+        results = self._update_metrics(tensors, num_clients)
+        for logged in self._logs:
+            arguments = dict(logged)
+            name, value = arguments.pop("name"), arguments.pop("value")
             if isinstance(value, _MetricValue):
                 values = results[value.update]
                 value = torch.stack([item if value.key is None else item[value.key] for item in values])
-            elif entry.is_tensor:
-                value = tensors[value]
+            elif isinstance(value, _Held):
+                value = tensors[value.index]
             elif not isinstance(value, Metric):
                 value = torch.full((num_clients,), float(value), device=self._module.device)
-            if log is None and isinstance(value, Tensor) and self._keep is not None:
-                self._keep(entry.arguments["name"], value)
             if isinstance(value, Tensor):
+                if log is None and self._keep is not None:
+                    self._keep(name, value)
                 reduce_fx = arguments.get("reduce_fx", "mean")
                 value, size = _reduced(value, reduce_fx), arguments.get("batch_size")
                 mean = reduce_fx in ("mean", "avg", torch.mean)
                 if size is None and mean and arguments.get("on_epoch"):
-                    size = pl.utilities.data.extract_batch_size(map_tensors(_first, batch))
+                    size = pl.utilities.data.extract_batch_size(map_tensors(itemgetter(0), batch))
                 arguments["batch_size"] = num_clients * (size or 1)
-            name = arguments.pop("name")
             (log or self._module.log)(name, value, **arguments)
 
     def _update_metrics(self, tensors: Sequence[Tensor], num_clients: int) -> list[list[Any]]:
         """Update the metrics client by client. Return, per recorded call, the values of all clients."""
-        results: list[list[Any]] = [[] for _ in self._caught.updates]
+        results: list[list[Any]] = [[] for _ in self._updates]
         for client in range(num_clients):
-            for update, result in zip(self._caught.updates, results, strict=True):
+            for update, result in zip(self._updates, results, strict=True):
                 leaves = [
-                    leaf.value if isinstance(leaf, _Constant) else tensors[leaf][client]
-                    for leaf in update.leaves
+                    tensors[leaf.index][client] if isinstance(leaf, _Held) else leaf for leaf in update.leaves
                 ]
                 args, kwargs = tree_unflatten(leaves, update.spec)
                 call = update.metric if update.forward else update.metric.update
                 result.append(call(*args, **kwargs))
-        for update, result in zip(self._caught.updates, results, strict=True):
+        for update, result in zip(self._updates, results, strict=True):
             if update.forward:
                 _show_mean(update.metric, result)
         return results
-
-
-@dataclass(frozen=True)
-class _Constant:
-    """Argument of a metric call that is not a tensor."""
-
-    value: Any
-
-
-def _first(tensor: Tensor) -> Tensor:
-    return tensor[0]
 
 
 def _outermost_metrics(module: nn.Module) -> Iterator[Metric | MetricCollection]:

@@ -39,7 +39,8 @@ from lightning_fedq.clients.constraints import (
     layer_constraints,
     match_constraints,
 )
-from lightning_fedq.clients.personal import PersonalTensors, check_matches, check_something_sent, match_names
+from lightning_fedq.clients.personal import PersonalTensors, check_matches, match_names
+from lightning_fedq.data.sampling import in_short
 from lightning_fedq.functional.flatten import flatten, unflatten
 
 BufferMode = Literal["share", "local", "frozen"]
@@ -191,7 +192,11 @@ class Vector:
         trained = tuple(name for name, p in named if p.requires_grad and id(p) in in_optimizers)
         local = tuple(name for name in trained if name in self._staying)
         parameters = tuple(name for name in trained if name not in local)
-        check_something_sent(parameters, local, self._patterns)
+        if local and not parameters:
+            raise ValueError(
+                f"personal_parameters={list(self._patterns)} matches every trained parameter "
+                f"({in_short(local)}), so clients send nothing. Use patterns that leave some parameters out."
+            )
         floats = {name: t for name, t in named_tensors(self.module).items() if t.is_floating_point()}
         extra = tuple(name for name in floats if name in self._extra and name not in trained)
         if self.mode == "frozen":
@@ -232,7 +237,10 @@ class Vector:
         own = [name for name, is_own in zip(self.unsent, self._is_personal_unsent, strict=True) if is_own]
         self.personal.set_names(own, self.module)
         self._constrain()
-        self._note_frozen()
+        named = self.module.named_parameters()
+        carried = {name for name, p in named if p.requires_grad} | {*self.sent, *self.unsent}
+        self.uncarried = [name for name in tensors if name not in carried]
+        self.num_uncarried = sum(tensors[name].numel() for name in self.uncarried)
         counted = sum(tensors[name].numel() for name in members.counters)
         self.max_counted = torch.zeros(counted, dtype=torch.int64)
 
@@ -252,15 +260,6 @@ class Vector:
         self.constraints = found | match_constraints(self._declared, self.sent, frozen)
         constant = find_constant_elements(self.module)
         self.constant_elements = {name: constant[name] for name in self.names if name in constant}
-
-    def _note_frozen(self) -> None:
-        """Record the buffers and frozen parameters that clients neither send nor keep (`uncarried`)."""
-        buffers = {name for name, _ in self.module.named_buffers()}
-        frozen = {name for name, p in self.module.named_parameters() if not p.requires_grad}
-        carried = {*self.sent, *self.trained, *self.buffer_names}
-        tensors = named_tensors(self.module)
-        self.uncarried = [name for name in tensors if name in buffers | frozen and name not in carried]
-        self.num_uncarried = sum(tensors[name].numel() for name in self.uncarried)
 
     @property
     def names(self) -> list[str]:

@@ -18,7 +18,6 @@ from lightning_fedq.data.per_client_loaders import (
     PerClientLoaders,
     PerClientRoundLoader,
     SeveralLoaders,
-    count_work,
 )
 from lightning_fedq.data.sampling import get_batching
 
@@ -167,7 +166,9 @@ def _split_client_loaders(
         numbers: Number of batches of each client in a pass.
         passes: Settings of each client's passes over its data.
     """
-    work = count_work(numbers, passes.local_epochs, passes.local_steps, passes.limit_batches)
+    batches = [torch.arange(number) for number in numbers]  # a batch counts as one sample
+    limits = passes.local_epochs, passes.local_steps, passes.limit_batches
+    work = LocalWork(batches, 1, False, False, *limits)
 
     def renew_loaders(given: Any) -> Passes:
         if isinstance(given, Mapping | list | tuple):

@@ -90,9 +90,13 @@ def read_column(dataset: Dataset[Any], by: By, what: str) -> list[Any]:
         return column(dataset, by)
     if isinstance(by, int) and isinstance(dataset, TensorDataset):
         try:
-            return _plain(dataset.tensors[by], by, what)
+            items = dataset.tensors[by]
         except IndexError as error:
             raise ValueError(f"{what}: samples have {len(dataset.tensors)} items, got by={by}") from error
+        if items.dim() != 1:
+            shape = tuple(items.shape[1:])
+            raise ValueError(f"{what} needs one value per sample, but item {by!r} has shape {shape}")
+        return items.tolist()
     read: Any = by if callable(by) else lambda sample: sample[by]
     try:
         return [_scalar(read(dataset[index]), by, what) for index in range(num_samples)]
@@ -101,15 +105,6 @@ def read_column(dataset: Dataset[Any], by: By, what: str) -> list[Any]:
             f"{what} found no item {by!r} in the samples of {type(dataset).__name__} "
             f"({type(error).__name__}: {error}). Give the index or key of an item, or a function of a sample."
         ) from error
-
-
-def _plain(values: Tensor, by: Any, what: str) -> list[Any]:
-    """Return a tensor with one value for each sample as a list."""
-    if values.dim() != 1:
-        raise ValueError(
-            f"{what} needs one value per sample, but item {by!r} has shape {tuple(values.shape[1:])}"
-        )
-    return values.tolist()
 
 
 def _scalar(value: Any, by: Any, what: str) -> Any:

@@ -68,15 +68,16 @@ def check_sizes(num_samples: int, num_clients: int) -> None:
         )
 
 
-def _check(labels: Tensor | None, num_samples: int, num_clients: int, needs_labels: bool) -> None:
-    """Refuse invalid numbers of clients, and labels that are missing although they are needed."""
+def _check_labels(labels: Tensor | None, num_samples: int, num_clients: int) -> Tensor:
+    """Return the labels. Refuse missing ones, and invalid numbers of clients."""
     check_sizes(num_samples, num_clients)
-    if needs_labels and (labels is None or tuple(labels.shape) != (num_samples,)):
+    if labels is None or tuple(labels.shape) != (num_samples,):
         got = "none" if labels is None else f"shape {tuple(labels.shape)}"
         raise ValueError(
             f"The partition needs one integer label per sample, shape ({num_samples},), got {got}. "
             "Use IID() without labels."
         )
+    return labels
 
 
 def equal_shares(num_samples: int, num_parts: int) -> list[int]:
@@ -124,7 +125,7 @@ class IID(Partition):
     def split(
         self, labels: Tensor | None, num_samples: int, num_clients: int, generator: torch.Generator
     ) -> list[Tensor]:
-        _check(labels, num_samples, num_clients, self.needs_labels)
+        check_sizes(num_samples, num_clients)
         if num_clients == 1:
             return [torch.arange(num_samples)]
         order = torch.randperm(num_samples, generator=generator)
@@ -280,9 +281,8 @@ class Dirichlet(Partition):
     def split(
         self, labels: Tensor | None, num_samples: int, num_clients: int, generator: torch.Generator
     ) -> list[Tensor]:
-        _check(labels, num_samples, num_clients, self.needs_labels)
+        labels = _check_labels(labels, num_samples, num_clients)
         check_least(num_samples, num_clients, self.min_partition_size)
-        assert labels is not None
         counts = torch.unique(labels, return_counts=True)[1]
         shares = torch.stack([dirichlet_shares(self.alpha, num_clients, generator) for _ in counts])
         if self.sizes is None:
@@ -427,6 +427,5 @@ class LabelShards(Partition):
     def split(
         self, labels: Tensor | None, num_samples: int, num_clients: int, generator: torch.Generator
     ) -> list[Tensor]:
-        _check(labels, num_samples, num_clients, self.needs_labels)
-        assert labels is not None
+        labels = _check_labels(labels, num_samples, num_clients)
         return deal_shards(labels, num_clients, self.shards_per_client, generator)

@@ -8,7 +8,7 @@ this itself. Clients train one at a time, because batches of different loaders c
 import copy
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any
 
 import torch
@@ -87,18 +87,16 @@ class PerClientRoundLoader(ClientLoader):
         work: Number of batches of each client, where a batch counts as one sample.
         stacks: Returns the stacks of the coming round, of one client each.
         length: Number of steps of a round.
+
+    Attributes:
+        passes: Loader of each client, of which one iteration is one pass.
     """
 
     def __init__(
         self, passes: Passes, work: LocalWork, stacks: Callable[[], Sequence[Stack]], length: int
     ) -> None:
-        self._passes, self._work, self._stacks, self._length = passes, work, stacks, length
+        self.passes, self._work, self._stacks, self._length = passes, work, stacks, length
         self.turns = GeneratorTurns()
-
-    @property
-    def passes(self) -> Passes:
-        """Loader of each client, of which one iteration is one pass."""
-        return self._passes
 
     @property
     def loader(self) -> DataLoader[Any]:  # type: ignore[override]
@@ -139,9 +137,9 @@ class PerClientRoundLoader(ClientLoader):
         """Yield `number` batches of a client, in as many passes as are needed, each with its own seed."""
         count = 0
         while count < number:
-            _seed(self._passes[client], seed + count)
+            _seed(self.passes[client], seed + count)
             before = count
-            for batch in islice(self._passes[client], min(len(self._work.passes[client]), number - count)):
+            for batch in islice(self.passes[client], min(len(self._work.passes[client]), number - count)):
                 yield batch
                 count += 1
             if count == before:
@@ -232,10 +230,10 @@ class SeveralLoaders:
 
     def client_indices(self) -> list[Tensor]:
         """Return the sample indices of each client, numbered consecutively over all data sets."""
-        starts = [sum(self._sizes[:index]) for index in range(len(self._sizes))]
-        parts = [[held[c] + start for held, start in zip(self._held, starts, strict=True)]
-                 for c in range(len(self._held[0]))]  # fmt: skip
-        return [torch.cat(client_parts) for client_parts in parts]
+        numbered = []
+        for held, start in zip(self._held, accumulate(self._sizes, initial=0), strict=False):
+            numbered.append([part + start for part in held])
+        return [torch.cat(parts) for parts in zip(*numbered, strict=True)]
 
     def renew(self, combined: Any) -> Passes:
         """Return each client's part of reloaded loaders, with the same partition.
@@ -283,18 +281,3 @@ def _share(loader: DataLoader[Any], held: Tensor) -> DataLoader[Any]:
         collate_fn=get_collation(loader),
         **worker_settings(loader),
     )
-
-
-def count_work(
-    numbers: Sequence[int], local_epochs: int, local_steps: int | None, limit: int | float
-) -> LocalWork:
-    """Return the local work of clients with separate loaders, where a batch counts as one sample.
-
-    Args:
-        numbers: Number of batches of each client in a pass.
-        local_epochs: Passes in a round.
-        local_steps: Batches in a round, instead of `local_epochs`.
-        limit: Trainer's `limit_train_batches`.
-    """
-    batches = [torch.arange(number) for number in numbers]
-    return LocalWork(batches, 1, False, False, local_epochs, local_steps, limit)

@@ -101,7 +101,10 @@ def sampled_gaussian_grid(
     s, q = noise_multiplier, sample_rate
     if rows > 1:
         return mixture_grid(s, q, rows, removal, tail)
-    lowest, highest = _loss_range(s, q, tail)
+    # for removal, all mass but `tail` lies between these losses
+    width = s * (math.sqrt(-2.0 * math.log(tail)) + 0.5)
+    at_ends = (_privacy_loss(x, s, q) if q == 1.0 or x > 0 else math.log1p(-q) for x in (-width, 1.0 + width))
+    lowest, highest = sorted(min(max(loss, -_LARGEST_LOSS), _LARGEST_LOSS) for loss in at_ends)
     step = max(_std(s, q, removal) / POINTS_PER_STD, (highest - lowest) / _MOST_POINTS)
     first, last = math.floor(lowest / step), math.ceil(highest / step)
     losses = step * np.arange(first, last + 1, dtype=np.float64)
@@ -113,14 +116,6 @@ def sampled_gaussian_grid(
     p, other, losses = _oriented(removal, without, mixture, losses)
     masses = _connect_dots(p, other, losses, -math.expm1(-step))
     return LossGrid(step, first if removal else -last, masses, float(p[-1]))
-
-
-def _loss_range(s: float, q: float, tail: float) -> tuple[float, float]:
-    """Return the losses for removal between which all mass but `tail` lies, within +-600."""
-    width = s * (math.sqrt(-2.0 * math.log(tail)) + 0.5)
-    at_ends = (_privacy_loss(x, s, q) if q == 1.0 or x > 0 else math.log1p(-q) for x in (-width, 1.0 + width))
-    lowest, highest = sorted(min(max(loss, -_LARGEST_LOSS), _LARGEST_LOSS) for loss in at_ends)
-    return lowest, highest
 
 
 def mixture_grid(s: float, q: float, rows: int, removal: bool, tail: float) -> LossGrid:

@@ -155,7 +155,11 @@ class SampleAccounts:
         if at_start_of_round:
             histories |= self._before_round
         for client in round_taken_by:
-            histories[client] = self._after_round(client)
+            account = self.of_client[client]
+            before = self._before_round.get(client, account.accountant.history)
+            left = sum(steps for _, _, steps in before) + self._batches.steps[client] - account.steps
+            rest = [(account.noise_multiplier, account.sample_rate, left)] if left else []
+            histories[client] = account.accountant.history + rest
         plain = {str(client): [list(entry) for entry in history] for client, history in histories.items()}
         elsewhere = self._elsewhere or [0] * len(charges)
         return {
@@ -170,15 +174,6 @@ class SampleAccounts:
         """Return every client's history, including loaded ones whose account is not opened yet."""
         opened = {client: list(account.accountant.history) for client, account in self.of_client.items()}
         return opened | self._histories
-
-    def _after_round(self, client: int) -> History:
-        """Return a client's history as if it had taken all its steps of the open round."""
-        account = self.of_client[client]
-        before = sum(steps for _, _, steps in self._before_round.get(client, account.accountant.history))
-        left = before + self._batches.steps[client] - account.steps
-        rest = [(account.noise_multiplier, account.sample_rate, left)] if left else []
-        history: History = account.accountant.history + rest
-        return history
 
     def load_state_dict(self, state_dict: Mapping[str, Any], repeatable: bool) -> None:
         """Load `state_dict`, from which the accounts continue when they are opened.

@@ -21,7 +21,7 @@ import dis
 import inspect
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -33,9 +33,6 @@ from lightning_fedq.data.sampling import in_short
 from lightning_fedq.dpsgd.draws import check_draws_of_step
 from lightning_fedq.dpsgd.layers import SampleGradientError, describe_layer, refuse_rows
 from lightning_fedq.dpsgd.refusals import UnchangedParameters
-
-if TYPE_CHECKING:
-    from lightning_fedq.dpsgd.opacus import SampleGradientHooks
 
 SAMPLES = 8
 _INDICES = 8
@@ -67,7 +64,6 @@ def loss_reduction(
     trainer: Any,
     module: pl.LightningModule,
     batch: Any,
-    hooks: type[SampleGradientHooks],
     before: Literal["mean", "sum"] | None = None,
     again: Callable[[], Any] | None = None,
 ) -> Literal["mean", "sum"]:
@@ -79,7 +75,6 @@ def loss_reduction(
         trainer: The user's Trainer, or a client's copy of it.
         module: Module that is not trained yet and has no Opacus hooks yet.
         batch: Batch of `samples_to_try` samples, as the loader returns it.
-        hooks: Opacus hooks that record per-sample gradients.
         before: Result of the first check, which stays if this check is undecided. None at the first check.
         again: Returns the loader's batch of the same samples in reverse order. None reverses `batch` itself.
 
@@ -90,6 +85,7 @@ def loss_reduction(
         ValueError: If the loss is neither mean nor sum, if the result differs from `before`, if the first
             check is undecided, or if a row of gradients belongs to several samples.
     """
+    from lightning_fedq.dpsgd.opacus import SampleGradientHooks
 
     def prepare(batch: Any) -> Any:
         batch = trainer.precision_plugin.convert_input(batch)
@@ -135,7 +131,7 @@ def loss_reduction(
         for part, trains in modes.items():
             part.training = trains and any(True for _ in part.parameters(recurse=False))
         _check_returns(probe, compute_loss, _part(batch, [0]))
-        probe_hooks = hooks(probe, loss_reduction=reduction, strict=True)
+        probe_hooks = SampleGradientHooks(probe, loss_reduction=reduction, strict=True)
 
         def hooked_step(part: Any) -> Tensor:
             with probe_hooks.training_step():

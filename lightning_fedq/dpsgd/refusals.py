@@ -1,6 +1,6 @@
 """Checks of `DPSGD` before the fit, at every step, and before a checkpoint is saved."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -75,22 +75,17 @@ def check_kinds(module: nn.Module) -> None:
     Raises:
         ValueError: If there are such layers. The message names them and their replacements.
     """
-    refused, replacements = [], dict[str, None]()
+    refused, replacements, compiled = [], dict[str, None](), []
     for name, layer in module.named_modules():
+        if not any(p.requires_grad for p in layer.parameters()):
+            continue
         kind = next((kind for kind in _REPLACED if isinstance(layer, kind)), None)
-        if kind is not None and any(p.requires_grad for p in layer.parameters()):
+        if kind is not None:
             refused.append(f"{name} ({type(layer).__name__})")
             replacements[_REPLACED[kind]] = None
-    compiled = [
-        f"{name or 'the module'} ({type(layer).__name__})"
-        for name, layer in module.named_modules()
-        if (
-            type(layer).__name__ == "OptimizedModule"
-            or isinstance(layer, torch.jit.ScriptModule)
-            or getattr(layer, "_compiled_call_impl", None) is not None
-        )
-        and any(p.requires_grad for p in layer.parameters())
-    ]
+        is_compiled = type(layer).__name__ == "OptimizedModule" or isinstance(layer, torch.jit.ScriptModule)
+        if is_compiled or getattr(layer, "_compiled_call_impl", None) is not None:
+            compiled.append(f"{name or 'the module'} ({type(layer).__name__})")
     if compiled:
         raise ValueError(
             f"Layers {', '.join(compiled)} are compiled, which hides per-sample gradients from hooks. Train "
@@ -140,8 +135,7 @@ class UnchangedBuffers:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._seen = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
-        self._content = {name: buffer.detach().clone() for name, (buffer, _) in self._seen.items()}
+        self._seen = {name: (b, b._version, b.detach().clone()) for name, b in module.named_buffers()}
 
     def check(self, content: bool = False) -> None:
         """Refuse to go on if buffers have changed.
@@ -153,13 +147,7 @@ class UnchangedBuffers:
             ValueError: If buffers were changed, replaced, added or removed. The message names them.
         """
         now = dict(self._module.named_buffers())
-        changed = sorted(now.keys() ^ self._seen.keys())
-        for name in now.keys() & self._seen.keys():
-            buffer, version = self._seen[name]
-            known = now[name] is buffer and buffer._version == version
-            if not known or (content and not are_equal(now[name], self._content[name])):
-                changed.append(name)
-        if changed:
+        if changed := _find_changes(self._seen, now, (lambda buffer: buffer) if content else None):
             raise ValueError(
                 f"Training changed the buffers {', '.join(changed)}, which the model releases without noise. "
                 "Freeze the layer, leave it out, or keep the values in plain attributes."
@@ -186,14 +174,7 @@ class UnchangedParameters:
         """
         before = {name: (p, p._version, _content(p)) for name, p in self._module.named_parameters()}
         yield
-        now = dict(self._module.named_parameters())
-        changed = sorted(now.keys() ^ before.keys())
-        for name in now.keys() & before.keys():
-            parameter, version, content = before[name]
-            known = now[name] is parameter and parameter._version == version
-            if not known or not are_equal(_content(now[name]), content):
-                changed.append(name)
-        if changed:
+        if changed := _find_changes(before, dict(self._module.named_parameters()), _content):
             self._error = (
                 f"training_step changed the parameters {', '.join(changed)} without noise, as "
                 "Embedding(max_norm=...) does. Leave the change out, or, if it follows from weights alone, "
@@ -209,6 +190,27 @@ class UnchangedParameters:
         """
         if self._error:
             raise ValueError(self._error)
+
+
+def _find_changes(
+    before: Mapping[str, tuple[Tensor, int, Tensor]],
+    now: Mapping[str, Tensor],
+    read: Callable[[Tensor], Tensor] | None,
+) -> list[str]:
+    """Return the names of tensors that were added, removed, replaced or written to.
+
+    Args:
+        before: Tensor, version and content of each tensor before.
+        now: The tensors now.
+        read: Returns the content of a tensor, to compare it also. None compares versions only.
+    """
+    changed = sorted(now.keys() ^ before.keys())
+    for name in now.keys() & before.keys():
+        tensor, version, content = before[name]
+        known = now[name] is tensor and tensor._version == version
+        if not known or (read is not None and not are_equal(read(now[name]), content)):
+            changed.append(name)
+    return changed
 
 
 def _content(parameter: Tensor) -> Tensor:

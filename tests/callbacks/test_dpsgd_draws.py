@@ -14,7 +14,7 @@ from lightning_fedq.data import FederatedDataModule
 from lightning_fedq.data.generator_turns import preserve_generators, seed_generators, states_of_defaults
 from lightning_fedq.dpsgd import first_trial
 from lightning_fedq.dpsgd.loss_reduction import loss_reduction
-from lightning_fedq.dpsgd.opacus import STEPS_PER_SIGMA, GridDPOptimizer, SampleGradientHooks
+from lightning_fedq.dpsgd.opacus import STEPS_PER_SIGMA, GridDPOptimizer
 from lightning_fedq.dpsgd.poisson import PoissonBatches
 from lightning_fedq.mechanisms import FedAvg
 from tests.callbacks.test_privacy import trainer
@@ -191,7 +191,7 @@ def test_two_losses_that_are_equal_by_chance_are_not_taken_for_a_loss_that_draws
     batch = next(iter(DataLoader(module.data, batch_size=8)))
     for seed in range(50):
         torch.manual_seed(seed)
-        assert loss_reduction(fitted, module, batch, SampleGradientHooks) == "mean", seed
+        assert loss_reduction(fitted, module, batch) == "mean", seed
 
 
 @pytest.mark.parametrize("where", [alone, in_a_client])

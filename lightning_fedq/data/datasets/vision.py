@@ -136,7 +136,12 @@ class CIFAR10DataModule(TensorDataModule):
             use_images = not (self.root / "cifar-10-batches-py").is_dir() and (
                 (self.root / "train").is_dir() or _image_archive(self.root) is not None
             )
-        parts = self._folders() if use_images else self._batches()
+        if use_images:
+            archive = None if (self.root / "train").is_dir() else _image_archive(self.root)
+            folders = ("train", "test")
+            parts = [self._folder(part) for part in folders] if archive is None else _from_archive(archive)
+        else:
+            parts = self._batches()
         images = torch.cat([part[0] for part in parts]).float().div_(255)
         mean = torch.tensor([0.4914, 0.4822, 0.4465]).view(3, 1, 1)
         std = torch.tensor([0.2470, 0.2435, 0.2616]).view(3, 1, 1)
@@ -150,13 +155,6 @@ class CIFAR10DataModule(TensorDataModule):
         is_intact = datasets.utils.check_integrity(str(archive), datasets.CIFAR10.tgz_md5)
         parts = _parts(datasets.CIFAR10, "cifar-10-batches-py", self.root, self.download or is_intact)
         return [(torch.from_numpy(p.data).permute(0, 3, 1, 2), torch.tensor(p.targets)) for p in parts]
-
-    def _folders(self) -> list[tuple[Tensor, Tensor]]:
-        """Return images and labels of train and test from class folders or their archive."""
-        archive = None if (self.root / "train").is_dir() else _image_archive(self.root)
-        if archive is not None:
-            return _from_archive(archive)
-        return [self._folder("train"), self._folder("test")]
 
     def _folder(self, part: str) -> tuple[Tensor, Tensor]:
         """Return images and labels of the class folders of one part, "train" or "test"."""

@@ -16,7 +16,6 @@ import lightning_fedq as fedq
 from lightning_fedq._lightning import pl
 from lightning_fedq.data.datasets import MNISTDataModule, TensorDataModule
 from lightning_fedq.data.models import Classifier, FixedFeatures, Linear, features as module
-from lightning_fedq.data.models.pictures import drawn
 from lightning_fedq.data.repeats import max_repeats
 from tests.digits_run import make_trainer
 
@@ -80,7 +79,7 @@ def test_they_have_length_one_and_see_no_data(pictures, norm):
 def test_the_pictures_are_white_behind_the_projection():
     """Up to the ridge: a tenth of the mean variance, so that no axis has more than 1."""
     features = FixedFeatures(20, 16)
-    shown = drawn("leaves", 200, (1, 16, 16), torch.Generator().manual_seed(0))
+    shown = module.drawn("leaves", 200, (1, 16, 16), torch.Generator().manual_seed(0))
     seen = (features._raw(shown) - features.centre) @ features.axes
     covariance = seen.T @ seen / 200
     variances = covariance.diag()
@@ -90,11 +89,13 @@ def test_the_pictures_are_white_behind_the_projection():
 
 def test_pictures_of_nothing_are_pictures():
     for kind, channels in (("strokes", 1), ("leaves", 3)):
-        seen = drawn(kind, 300, (channels, 28, 28), torch.Generator().manual_seed(1))
+        seen = module.drawn(kind, 300, (channels, 28, 28), torch.Generator().manual_seed(1))
         assert seen.shape == (300, channels, 28, 28) and 0 <= seen.min() <= seen.max() <= 1
-        assert torch.equal(seen, drawn(kind, 300, (channels, 28, 28), torch.Generator().manual_seed(1)))
+        assert torch.equal(
+            seen, module.drawn(kind, 300, (channels, 28, 28), torch.Generator().manual_seed(1))
+        )
         assert len(seen.flatten(1).unique(dim=0)) == 300
-    strokes = drawn("strokes", 100, (1, 28, 28), torch.Generator())
+    strokes = module.drawn("strokes", 100, (1, 28, 28), torch.Generator())
     assert 0.05 < strokes.mean() < 0.25 and strokes[:, :, 0].max() < 0.5  # about as much ink as a digit has
 
 
