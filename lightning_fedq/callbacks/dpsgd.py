@@ -234,13 +234,11 @@ class DPSGD(pl.Callback):
         self._charge_elsewhere()
         self._spent.begin_round()
         self._first_step = {client: self.accounts[client].steps for client in clients}
-        return [
-            tuple(
-                self._batches.draw_samples(client, self.accounts[client].steps + i)
-                for i in range(self._batches.steps[client])
-            )
-            for client in clients
-        ]
+        drawn = []
+        for client, first in self._first_step.items():
+            steps = range(first, first + self._batches.steps[client])
+            drawn.append(tuple(self._batches.draw_samples(client, step) for step in steps))
+        return drawn
 
     def keys(self, client: int, steps: int) -> tuple[bytes, ...]:
         """Return the secret keys for the random draws of a client's next steps."""
@@ -527,18 +525,16 @@ class DPSGD(pl.Callback):
         With seeds, the checkpoint of an open round describes the round's start, and so do the accounts.
         Without seeds, an open round counts in full, because a killed process can't report its progress.
         """
-        federated = self._federated
-        reduction = {"loss_reduction": self.loss_reduction}
-        if federated is None or federated.engine is None:
-            return self._spent.state_dict() | reduction
-        engine = federated.engine
-        ledger = engine.ledger
-        charges = (ledger.charges - ledger.charges_elsewhere).tolist() if federated.seed is None else []
-        is_open = federated.fit.start_of_round is not None
-        if None not in (self.seed, federated.seed):
-            return self._spent.state_dict(charges, at_start_of_round=is_open) | reduction
-        survivors = () if engine.plan is None else engine.plan.survivors
-        return self._spent.state_dict(charges, round_taken_by=survivors) | reduction
+        federated, settings = self._federated, dict[str, Any]()
+        if federated is not None and federated.engine is not None:
+            engine, ledger = federated.engine, federated.engine.ledger
+            if federated.seed is None:
+                settings["charges"] = (ledger.charges - ledger.charges_elsewhere).tolist()
+            if None not in (self.seed, federated.seed):
+                settings["at_start_of_round"] = federated.fit.start_of_round is not None
+            elif engine.plan is not None:
+                settings["round_taken_by"] = engine.plan.survivors
+        return {**self._spent.state_dict(**settings), "loss_reduction": self.loss_reduction}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue the accounts of a checkpoint. Without a seed, charges of this object are kept."""

@@ -38,12 +38,9 @@ def updated_statistics(module: nn.Module) -> tuple[str, ...]:
 def find_counters(module: nn.Module, buffers: Sequence[str]) -> tuple[str, ...]:
     """Return the names of the batch counters that belong to running statistics."""
     present = {name for name, _ in module.named_buffers()}
-    wanted = [
-        name[: -len("running_mean")] + "num_batches_tracked"
-        for name in buffers
-        if name.endswith("running_mean")
-    ]
-    return tuple(name for name in wanted if name in present)
+    means = [name for name in buffers if name.endswith("running_mean")]
+    counters = [name.removesuffix("running_mean") + "num_batches_tracked" for name in means]
+    return tuple(name for name in counters if name in present)
 
 
 class ChangedTensors(NamedTuple):

@@ -80,25 +80,20 @@ def _make_client_class(kind: Any) -> Any:
     return type("ClientTrainer", (ClientTrainer, kind), {"__module__": __name__})
 
 
-@functools.cache
-def _trainer_attribute_names() -> frozenset[str]:
-    """Return the names of the attributes that Lightning sets on every Trainer. Others are the user's."""
-    own = set(inspect.unwrap(pl.Trainer.__init__).__code__.co_names)
-    return frozenset(own | _SET_ELSEWHERE)
-
-
-_SET_ELSEWHERE = {
+_OF_LIGHTNING = {
+    *inspect.unwrap(pl.Trainer.__init__).__code__.co_names,
     *("callbacks", "strategy", "datamodule", "profiler", "_loggers", "log_every_n_steps", "val_check_batch"),
     *("check_val_every_n_epoch", "reload_dataloaders_every_n_epochs", "_is_data_prepared", "home"),
     *("overfit_batches", "limit_train_batches", "limit_val_batches", "limit_test_batches"),
     *("limit_predict_batches", "num_sanity_val_steps", "fast_dev_run", "val_check_interval"),
     *("_default_root_dir", "_val_check_time_interval", "_last_val_time", "_train_start_time"),
 }
+"""Names of the attributes that Lightning sets on every Trainer. Others are the user's."""
 
 
 def user_attributes(trainer: Any) -> list[str]:
     """Return the names of attributes that user code has set on a Trainer."""
-    return [name for name in vars(trainer) if name not in _trainer_attribute_names()]
+    return [name for name in vars(trainer) if name not in _OF_LIGHTNING]
 
 
 def _shallow_copy(one: Any) -> Any:

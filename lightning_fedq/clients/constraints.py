@@ -117,11 +117,9 @@ def _constant_mask(layer: nn.Module, leaf: str, tensor: Tensor) -> Tensor | None
     prune_mask = getattr(layer, f"{leaf[: -len('_orig')]}_mask", None) if leaf.endswith("_orig") else None
     if row is None and prune_mask is None:
         return None
-    mask = (
-        torch.zeros_like(tensor, dtype=torch.bool)
-        if prune_mask is None
-        else (prune_mask == 0).to(tensor.device)
-    )
+    mask = torch.zeros_like(tensor, dtype=torch.bool)
+    if prune_mask is not None:
+        mask = (prune_mask == 0).to(tensor.device)
     if row is not None:
         mask[row] = True
     return mask

@@ -28,6 +28,8 @@ from lightning_fedq.clients.reachability import find_named_state
 from lightning_fedq.clients.snapshot import Snapshot
 
 _NOWHERE = pl.loggers.logger.DummyLogger()
+_COMBINED = vars(pl.utilities.CombinedLoader(None, "max_size_cycle"))
+"""Attributes of Lightning's loader of one iterable, whose constructor is slow."""
 _KEPT_BYTES = (32 << 20) - (1 << 16)
 """Largest block that glibc does not always map separately. The limit is 32 MiB."""
 
@@ -214,16 +216,10 @@ def _empty_tensor(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     return torch.empty(0, dtype=dtype, device=device)
 
 
-@functools.cache
-def _combined_loader_attributes() -> dict[str, Any]:
-    """Return the attributes of Lightning's loader of one iterable, cached because its constructor is slow."""
-    return vars(pl.utilities.CombinedLoader(None, "max_size_cycle"))
-
-
 def _combined(batches: Batches) -> Any:
     """Make Lightning's loader of these batches without its slow constructor."""
     loader: Any = object.__new__(pl.utilities.CombinedLoader)
-    vars(loader).update(_combined_loader_attributes(), _iterables=batches, _flattened=[batches])
+    vars(loader).update(_COMBINED, _iterables=batches, _flattened=[batches])
     return loader
 
 

@@ -24,22 +24,6 @@ class ClonedMemory(NamedTuple):
     number: int
 
 
-class _Piece(NamedTuple):
-    """Place of a piece of memory.
-
-    Args:
-        device: Device of the memory.
-        start: First address.
-        end: Address behind the last byte.
-        number: Index in the table.
-    """
-
-    device: torch.device
-    start: int
-    end: int
-    number: int
-
-
 class ObjectTable:
     """Objects and pieces of memory, which a load takes from here.
 
@@ -52,7 +36,8 @@ class ObjectTable:
         self.entries: list[Any] = []
         self.has_overlap = False
         self._numbers: dict[int, int] = {}
-        self._pieces: list[_Piece] = []
+        # addresses of the first byte and behind the last one, and index in the table, of pieces by device
+        self._pieces: dict[torch.device, list[tuple[int, int, int]]] = {}
         self._clones: dict[int, Tensor] = {}
 
     def number(self, value: Any) -> int:
@@ -72,20 +57,21 @@ class ObjectTable:
             storage: All bytes of a storage or of an array, uint8.
         """
         start, end = storage.data_ptr(), storage.data_ptr() + storage.numel()
-        for piece in self._pieces:
-            if piece.device != storage.device or end <= piece.start or piece.end <= start:
+        pieces = self._pieces.setdefault(storage.device, [])
+        for first, last, number in pieces:
+            if end <= first or last <= start:
                 continue
-            if piece.start <= start and end <= piece.end:
-                return ClonedMemory(piece.number), start - piece.start
+            if first <= start and end <= last:
+                return ClonedMemory(number), start - first
             self.has_overlap = True
-        number = len(self.entries)
+        pieces.append((start, end, len(self.entries)))
         self.entries.append(storage)
-        self._pieces.append(_Piece(storage.device, start, end, number))
-        return ClonedMemory(number), 0
+        return ClonedMemory(pieces[-1][2]), 0
 
     def search_largest_first(self) -> None:
         """Let `memory` find the largest piece that contains some bytes."""
-        self._pieces.sort(key=lambda piece: piece.start - piece.end)
+        for pieces in self._pieces.values():
+            pieces.sort(key=lambda piece: piece[0] - piece[1])
 
     def clone(self, number: int) -> Tensor:
         """Clone a piece of memory. The last clone's memory is reused if nothing refers to it."""

@@ -128,8 +128,7 @@ def _named_objects(value: Any, copied: bool) -> Iterator[tuple[Any, str]]:
     if isinstance(value, type):
         for base in value.__mro__:
             if not is_library_code(base):
-                values = ((v, f"{base.__name__}.{n}") for n, v in vars(base).items() if n[:2] != "__")
-                yield from values
+                yield from ((v, f"{base.__name__}.{n}") for n, v in vars(base).items() if n[:2] != "__")
                 yield from (
                     (vars(base)[n], n) for n in ("__new__", "__init__", "__call__") if n in vars(base)
                 )

@@ -77,15 +77,13 @@ class NotCopyableError(ValueError):
 
     def __str__(self) -> str:
         """Return the path to the object, the reason, and the cure."""
-        if not self.path:
-            return f"Each client needs its own copy of the training state, but {self.reason}. {self.cure}"
-        cure = self.cure or (
-            "Give its class a __deepcopy__(self, memo) that returns a copy, or self to share it."
-        )
-        return (
-            "Each client needs its own copy of the training state, but "
-            f"{''.join(self.path).lstrip('.')} can't be pickled: {self.reason}. {cure}"
-        )
+        reason, cure = self.reason, self.cure
+        if self.path:
+            reason = f"{''.join(self.path).lstrip('.')} can't be pickled: {reason}"
+            cure = (
+                cure or "Give its class a __deepcopy__(self, memo) that returns a copy, or self to share it."
+            )
+        return f"Each client needs its own copy of the training state, but {reason}. {cure}"
 
 
 class Twin(NamedTuple):

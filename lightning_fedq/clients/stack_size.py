@@ -119,16 +119,16 @@ def choose_clients_per_step(
         return requested
     limit = _STEP_FLOPS.get(trainer.strategy.root_device.type, _STEP_FLOPS["cuda"])
     equal = len(largest.clients)
-    is_faster = trial.flops <= limit and equal >= _FEWEST
     reason = f"a client's step takes {trial.flops:.0e} operations, stacks are faster up to {limit:.0e}"
     if equal < _FEWEST:
         reason = (
             f"only {equal} of a round's clients have batches of the same sizes, and a stack needs {_FEWEST} "
             "to be faster"
         )
-    size = with_cheap_steps(device, size, trial.flops, cohort_size)
-    rank_zero_info(f"Federated: clients_per_step = {size if is_faster else 1} ({reason})")
-    return size if is_faster else 1
+    is_faster = trial.flops <= limit and equal >= _FEWEST
+    chosen = with_cheap_steps(device, size, trial.flops, cohort_size) if is_faster else 1
+    rank_zero_info(f"Federated: clients_per_step = {chosen} ({reason})")
+    return chosen
 
 
 def _report_single_clients(reason: str, warn: bool = True) -> int:

@@ -13,6 +13,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
@@ -230,6 +231,7 @@ def _judge_difference(tried: Callable[[bool], Rehearsal]) -> Rehearsal:
     )
 
 
+@dataclass
 class _StackTrial:
     """Trial of two steps of a stack, and of the same step of its first and last client alone.
 
@@ -239,26 +241,22 @@ class _StackTrial:
         user_batch: First batch of a stack, as it is read from the loader.
         is_single: Whether user hooks handle the batch of each client separately.
         in_32_bits: Whether to compute in 32 bits although the training uses 16.
+        turns: Random sequences of the clients.
     """
 
-    def __init__(
-        self,
-        begin: Callable[[int], Client],
-        vector: Vector,
-        user_batch: Any,
-        is_single: bool,
-        in_32_bits: bool,
-    ) -> None:
-        self._begin, self._vector, self._user_batch = begin, vector, user_batch
-        self._is_single, self._in_32_bits = is_single, in_32_bits
-        self._turns = _make_turns()
+    begin: Callable[[int], Client]
+    vector: Vector
+    user_batch: Any
+    is_single: bool
+    in_32_bits: bool
+    turns: GeneratorTurns = field(default_factory=_make_turns)
 
     def run(self) -> Rehearsal:
         """Run the steps, and return the first obstacle or the difference of the gradients."""
         client = self._copy(0)
         trainer, module = client.trainer, client.module
-        handle: Any = PerClientHandling(trainer, self._turns) if self._is_single else batch_handler(trainer)
-        batch, rows = handle(self._user_batch), list[int]()
+        handle: Any = PerClientHandling(trainer, self.turns) if self.is_single else batch_handler(trainer)
+        batch, rows = handle(self.user_batch), list[int]()
         if isinstance(batch, UnequalBatches):
             groups = group_stackable(batch)
             if 2 * len(groups) > len(batch):
@@ -269,7 +267,7 @@ class _StackTrial:
             rows = max(groups, key=len)
             batch = stack_batches([batch[row] for row in rows])
         batch = self._widen(batch)
-        names, parameters = self._vector.trained, dict(module.named_parameters())
+        names, parameters = self.vector.trained, dict(module.named_parameters())
         if len({parameters[name].dtype for name in names}) > 1:
             return Rehearsal("the parameters have several dtypes")
         rows = rows or [*range(_num_clients(batch))]
@@ -289,19 +287,19 @@ class _StackTrial:
 
     def _copy(self, seed: int) -> Client:
         """Load a client's copy, in 32 bits if the trial computes so."""
-        client = self._begin(seed)
-        if self._in_32_bits:
+        client = self.begin(seed)
+        if self.in_32_bits:
             client.module.float()
         return client
 
     def _widen(self, batch: Any) -> Any:
         """Convert the 16-bit tensors of a batch, if the trial computes in 32 bits."""
-        narrow = (torch.float16, torch.bfloat16) if self._in_32_bits else ()
+        narrow = (torch.float16, torch.bfloat16) if self.in_32_bits else ()
         return map_tensors(lambda t: t.float() if t.dtype in narrow else t, batch)
 
     def _precision(self, trainer: Any) -> Any:
         """Return the context in which the trial's steps compute."""
-        return nullcontext() if self._in_32_bits else trainer.precision_plugin.train_step_context()
+        return nullcontext() if self.in_32_bits else trainer.precision_plugin.train_step_context()
 
     def _step_stack(self, client: Client, batch: Any, rows: Sequence[int]) -> list[Tensor] | str:
         """Take two steps of a stack. Return the gradients of the first, or an obstacle.
@@ -313,7 +311,7 @@ class _StackTrial:
             batch: Batch of the stack.
             rows: Index of each client in the user's batch.
         """
-        module, vector = client.module, self._vector
+        module, vector = client.module, self.vector
         parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
 
         def repeat(tensor: Tensor) -> Tensor:
@@ -321,7 +319,7 @@ class _StackTrial:
 
         weights = [repeat(parameters[name].detach()) for name in vector.trained]
         changing = [repeat(buffers[name]) for name in vector.buffer_names]
-        step = StackedStep(module, vector.trained, vector.buffer_names, self._turns)
+        step = StackedStep(module, vector.trained, vector.buffer_names, self.turns)
         further = further_arguments(module)
         before, numbers, first = _global_generator_state(), _collect_numbers(module), None
         for _ in range(2):
@@ -345,7 +343,7 @@ class _StackTrial:
 
     def _step_alone(self, client: Client, row: int) -> None:
         """Run the step of one client alone, with its own random draws."""
-        module, batches = client.module, self._user_batch
+        module, batches = client.module, self.user_batch
         module.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
         seed_for_transforms(row)  # the seed that the stack's turns use for this row
         is_unequal = isinstance(batches, UnequalBatches)
@@ -368,7 +366,7 @@ class _StackTrial:
             gradients: `(clients, *shape)` gradients of the stack. Empty if its step has no loss.
             rows: Index of each client in the user's batch.
         """
-        names, largest = self._vector.trained, (0.0, "")
+        names, largest = self.vector.trained, (0.0, "")
         for place in (0, len(rows) - 1) if gradients else ():
             alone = self._copy(1 + place)  # another seed per client for the generators in its copy
             self._step_alone(alone, rows[place])

@@ -137,12 +137,21 @@ class Vector:
     Attributes:
         members: Names of the trained and changed tensors.
         shared: Names of the buffers and frozen parameters that clients send.
+        names: Names of the trained parameters that clients send, in the order of the flat vector.
+        trained: Names of all trained parameters: sent ones, then local ones.
+        buffer_names: Names of the buffers that differ between clients: floats, integers, then counters.
+        sent: Names of all tensors that clients send, one per segment of the flat vector.
+        unsent: Names of the other tensors that differ between clients: local parameters, then buffers.
         constraints: Constraint of each sent tensor that has one, by name.
         constant_elements: Elements of sent parameters that layers keep constant, by name.
         uncarried: Names of buffers and frozen parameters that clients neither send nor keep. Training should
             not change them.
         num_uncarried: Number of values of the uncarried tensors.
         shapes: Shape of each segment.
+        segments: Number of coordinates of each segment.
+        num_parameters: Coordinates of the trained parameters, which come first in the flat vector.
+        num_buffers: Coordinates of the flat vector that belong to buffers, not to trained parameters.
+        width: Number of values in the flat vector and in the local parameters of one client.
         personal: Tensors that every client keeps for itself.
         max_counted: Largest increase of each counter over the clients of the open round, int64.
 
@@ -229,10 +238,18 @@ class Vector:
             raise ValueError(f"The model has no {', '.join(missing)}. Use the checkpoint's own model.")
         self.members = members
         self.shared = tuple(name for name in members.buffers if not self._is_personal(name))
+        self.names, self.trained = [*members.parameters], [*members.parameters, *members.local]
+        self.buffer_names = [*members.buffers, *members.integers, *members.counters]
+        self.sent, self.unsent = (*members.parameters, *self.shared), [*members.local, *self.buffer_names]
         self.shapes = [tensors[name].shape for name in self.sent]
+        self.segments = [shape.numel() for shape in self.shapes]
+        self.num_parameters = sum(self.segments[: len(self.names)])
+        self.num_buffers = sum(self.segments[len(self.names) :])
         self._get = [attrgetter(name) for name in self.sent]
         self._get_unsent = [attrgetter(name) for name in self.unsent]
         self._unsent_sizes = [tensors[name].numel() for name in self.unsent]
+        self._num_local = sum(self._unsent_sizes[: len(members.local)])
+        self.width = sum(self.segments) + self._num_local
         self._is_personal_unsent = [name in members.local or self._is_personal(name) for name in self.unsent]
         own = [name for name, is_own in zip(self.unsent, self._is_personal_unsent, strict=True) if is_own]
         self.personal.set_names(own, self.module)
@@ -262,64 +279,19 @@ class Vector:
         self.constant_elements = {name: constant[name] for name in self.names if name in constant}
 
     @property
-    def names(self) -> list[str]:
-        """Names of the trained parameters that clients send, in the order of the flat vector."""
-        return list(self.members.parameters)
-
-    @property
-    def trained(self) -> list[str]:
-        """Names of all trained parameters: sent ones, then local ones."""
-        return [*self.members.parameters, *self.members.local]
-
-    @property
-    def unsent(self) -> list[str]:
-        """Names of the other tensors that differ between clients: local parameters, then buffers."""
-        return [*self.members.local, *self.buffer_names]
-
-    @property
     def parameters(self) -> list[Tensor]:
         """Trained and sent parameters of the global model."""
-        return [get(self.module) for get in self._get[: len(self.members.parameters)]]
+        return [get(self.module) for get in self._get[: len(self.names)]]
 
     def get_parameters(self, module: nn.Module) -> list[Tensor]:
         """Return the trained and sent parameters of a client's copy."""
-        return [get(module) for get in self._get[: len(self.members.parameters)]]
-
-    @property
-    def num_parameters(self) -> int:
-        """Coordinates of the trained parameters, which come first in the flat vector."""
-        return sum(self.segments[: len(self.members.parameters)])
+        return [get(module) for get in self._get[: len(self.names)]]
 
     @property
     def normalised(self) -> list[str]:
         """Names of the running statistics of normalisation layers that clients send."""
         names = statistics_names(layers_with_statistics(self.module))
         return [name for name in self.shared if name in names]
-
-    @property
-    def buffer_names(self) -> list[str]:
-        """Names of the buffers that differ between clients: floats, integers, then counters."""
-        return [*self.members.buffers, *self.members.integers, *self.members.counters]
-
-    @property
-    def sent(self) -> tuple[str, ...]:
-        """Names of all tensors that clients send, one per segment of the flat vector."""
-        return (*self.members.parameters, *self.shared)
-
-    @property
-    def segments(self) -> list[int]:
-        """Number of coordinates of each segment of the flat vector."""
-        return [shape.numel() for shape in self.shapes]
-
-    @property
-    def width(self) -> int:
-        """Number of values in the flat vector and in the local parameters of one client."""
-        return sum(self.segments) + sum(self._unsent_sizes[: len(self.members.local)])
-
-    @property
-    def num_buffers(self) -> int:
-        """Coordinates of the flat vector that belong to buffers, not to trained parameters."""
-        return sum(self.segments[len(self.members.parameters) :])
 
     # ---- the global model ----------------------------------------------------------------------------
 
@@ -469,8 +441,7 @@ class Vector:
 
     def select_sent_columns(self, updates: Tensor) -> Tensor:
         """Select the sent columns `(clients, dim)` of a stack's `(clients, num_parameters + rest_dim)`."""
-        lead, dim = self.num_parameters, sum(self.segments)
-        stay = sum(self._unsent_sizes[: len(self.members.local)])
+        lead, dim, stay = self.num_parameters, sum(self.segments), self._num_local
         if not stay:
             return updates[:, :dim]
         return torch.cat([updates[:, :lead], updates[:, lead + stay : dim + stay]], dim=1)

@@ -8,6 +8,7 @@ decides whether a round counts. The module depends on no mechanism, round engine
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -230,21 +231,14 @@ class ClientWorker:
     def _side_by_side(self, client: Client, clients: Sequence[int], weights: Tensor) -> ClientStack:
         """Make the stack of several clients in the Trainer of a copy."""
         vector = self.vector
-        names = [*vector.trained, *vector.buffer_names]
+        names, buffers, num_local = vector.trained, vector.buffer_names, len(vector.members.local)
         if self._memory is None:
-            self._memory = StackMemory.allocate(self.trainer.lightning_module, names, self._capacity)
+            module = self.trainer.lightning_module
+            self._memory = StackMemory.allocate(module, [*names, *buffers], self._capacity)
         start, own = vector.start_weights(clients, weights)
+        turns, keep = self._loader().turns, partial(self._metrics.keep_stack, tuple(clients))
         return ClientStack(
-            client.trainer,
-            vector.trained,
-            vector.buffer_names,
-            self._memory,
-            len(clients),
-            start,
-            own,
-            self._loader().turns,
-            lambda name, values: self._metrics.keep_stack(tuple(clients), name, values),
-            len(vector.members.local),
+            client.trainer, names, buffers, self._memory, len(clients), start, own, turns, keep, num_local
         )
 
     def _check_unsent_tensors(self, client: Client) -> None:
@@ -256,11 +250,8 @@ class ClientWorker:
             ValueError: If a float tensor that no update carries has changed.
         """
         names = self.vector.uncarried
-        if (
-            not names
-            or self.vector.mode == "frozen"
-            or self._checked_tensors == self.clock.steps_before_round
-        ):
+        is_checked = self._checked_tensors == self.clock.steps_before_round
+        if not names or self.vector.mode == "frozen" or is_checked:
             return
         if self.vector.num_uncarried > _LOOKED_AT:
             self._checked_tensors = self.clock.steps_before_round

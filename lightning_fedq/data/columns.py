@@ -109,10 +109,8 @@ def read_column(dataset: Dataset[Any], by: By, what: str) -> list[Any]:
 
 def _scalar(value: Any, by: Any, what: str) -> Any:
     """Return a value of one sample as a Python value."""
-    if isinstance(value, Tensor):
-        if value.numel() != 1:
-            raise ValueError(f"{what} needs one value per sample, but {by!r} has shape {tuple(value.shape)}")
-        return value.item()
+    if isinstance(value, Tensor) and value.numel() != 1:
+        raise ValueError(f"{what} needs one value per sample, but {by!r} has shape {tuple(value.shape)}")
     return value.item() if hasattr(value, "item") else value
 
 

@@ -103,10 +103,9 @@ class FederatedDataModule(pl.LightningDataModule):
                     "val, test and predict come from the data module. Give them with a Dataset only."
                 )
             self._adopt(data)
-        elif self._sources is not None:
-            self.train_dataloader = self._sources.train_dataloader  # type: ignore[method-assign]
-            self._serve(val_dataloader=val, test_dataloader=test, predict_dataloader=predict)
         else:
+            if self._sources is not None:
+                self.train_dataloader = self._sources.train_dataloader  # type: ignore[method-assign]
             self._serve(
                 train_dataloader=data, val_dataloader=val, test_dataloader=test, predict_dataloader=predict
             )
@@ -168,10 +167,8 @@ class FederatedDataModule(pl.LightningDataModule):
         for name in _HOOKS:
             if is_overridden(name, data, pl.LightningDataModule):
                 setattr(self, name, getattr(data, name))
-        self.prepare_data_per_node = data.prepare_data_per_node
-        self.allow_zero_length_dataloader_with_multiple_devices = (
-            data.allow_zero_length_dataloader_with_multiple_devices
-        )
+        for name in ("prepare_data_per_node", "allow_zero_length_dataloader_with_multiple_devices"):
+            setattr(self, name, getattr(data, name))
         if self._batch_size is not None:
             self.train_dataloader = self._resized  # type: ignore[method-assign]
 
@@ -315,7 +312,7 @@ class ClientSources:
         """
         sources = self.load()
         for name, data in zip(self.names, sources, strict=True):
-            if not isinstance(data, DataLoader) and not hasattr(data, "__getitem__") and not _is_stream(data):
+            if not isinstance(data, DataLoader | IterableDataset) and not hasattr(data, "__getitem__"):
                 raise TypeError(
                     f"The data of client {name} must be a Dataset, a DataLoader or a function that returns "
                     f"one of them, got {type(data).__name__}"
@@ -324,20 +321,15 @@ class ClientSources:
             return _combine_loaders(sources) or PerClientLoaders(self.names, sources)
         if self._batch_size is None:
             raise ValueError("Data sets of clients need a batch_size, got None. Pass e.g. batch_size=32.")
-        if not any(isinstance(data, DataLoader) or _is_stream(data) for data in sources):
-            return DataLoader(
-                ClientDatasets(sources),
-                batch_size=self._batch_size,
-                shuffle=True,
-                num_workers=self._num_workers,
-            )
+        if not any(isinstance(data, DataLoader | IterableDataset) for data in sources):
+            return self._make_loader(ClientDatasets(sources))
         return PerClientLoaders(self.names, [self._make_loader(data) for data in sources])
 
     def _make_loader(self, one: Any) -> DataLoader[Any]:
         """Return a client's loader, or make one from its data set."""
         if isinstance(one, DataLoader):
             return one
-        shuffle = None if _is_stream(one) else True
+        shuffle = None if isinstance(one, IterableDataset) else True
         return DataLoader(one, batch_size=self._batch_size, shuffle=shuffle, num_workers=self._num_workers)
 
     @property
@@ -355,27 +347,21 @@ def _load(source: Any) -> Any:
     return as_tensors(source if plain else source())
 
 
-def _is_stream(data: object) -> bool:
-    return isinstance(data, IterableDataset)
-
-
 def _combine_loaders(loaders: Sequence[DataLoader[Any]]) -> DataLoader[Any] | None:
     """Return one loader over the data of all clients if their loaders have equal settings, else None.
 
     Clients of a common loader can train together in one step.
     """
     first = loaders[0]
-    if any(loader.batch_sampler is None for loader in loaders):
+    if any(each.batch_sampler is None or isinstance(each.dataset, IterableDataset) for each in loaders):
         return None
     try:
         kinds = {(*get_batching(each)[:2], type(get_batching(each).sampler)) for each in loaders}
-        plain = all(get_sampling(each) == (None, None) for each in loaders if not _is_stream(each.dataset))
+        plain = all(get_sampling(each) == (None, None) for each in loaders)
     except ValueError:
         return None
-    alike = len(kinds) == 1 and len({loader.collate_fn for loader in loaders}) == 1
-    if not (alike and plain) or any(_is_stream(loader.dataset) for loader in loaders):
-        return None
-    if len({(each.num_workers, each.worker_init_fn, each.pin_memory) for each in loaders}) > 1:
+    others = {(one.collate_fn, one.num_workers, one.worker_init_fn, one.pin_memory) for one in loaders}
+    if not plain or len(kinds) > 1 or len(others) > 1:
         return None
     size, drop_last, sampler = get_batching(first)
     return DataLoader(

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from operator import attrgetter
 from typing import Any, TypeGuard
 
 import torch
@@ -310,30 +311,15 @@ class ClientLoader:
                 **worker_settings(loader),
             )
 
-    @property
-    def dataset(self) -> Dataset[Any]:
-        """The user's data set, with the samples of all clients."""
-        return self.loader.dataset
-
-    @property
-    def batch_size(self) -> int:
-        """Number of samples in a full batch of one client."""
-        return self._work.batch_size
-
-    @property
-    def num_workers(self) -> int:
-        """Number of worker processes of the user's loader."""
-        return self.loader.num_workers
-
-    @property
-    def drop_last(self) -> bool:
-        """Whether the incomplete last batch of a client's pass is dropped."""
-        return self._work.drop_last
-
-    @property
-    def collate_fn(self) -> Callable[[list[Any]], Any]:
-        """The user's function that makes a batch from a list of samples."""
-        return self.loader.collate_fn
+    dataset = property(attrgetter("loader.dataset"), doc="The user's data set, of all clients.")
+    batch_size = property(attrgetter("_work.batch_size"), doc="Samples in a full batch of one client.")
+    num_workers = property(attrgetter("loader.num_workers"), doc="Worker processes of the user's loader.")
+    drop_last = property(
+        attrgetter("_work.drop_last"), doc="Whether the incomplete last batch of a client's pass is dropped."
+    )
+    collate_fn = property(
+        attrgetter("loader.collate_fn"), doc="The user's function that makes a batch from a list of samples."
+    )
 
     @property
     def sampler(self) -> Any:

@@ -286,9 +286,8 @@ class Dirichlet(Partition):
         counts = torch.unique(labels, return_counts=True)[1]
         shares = torch.stack([dirichlet_shares(self.alpha, num_clients, generator) for _ in counts])
         if self.sizes is None:
-            sizes = round_sizes(
-                (counts.double() / num_samples) @ shares, num_samples, self.min_partition_size
-            )
+            of_all = (counts.double() / num_samples) @ shares
+            sizes = round_sizes(of_all, num_samples, self.min_partition_size)
         else:
             sizes = Sizes(self.sizes).counts(num_samples, num_clients)
         return group_by_owner(_owners(shares, labels, sizes, generator), num_clients)

@@ -221,12 +221,11 @@ class SeveralLoaders:
 
     def _deal(self, combined: Any) -> list[_ClientCombinedLoader]:
         """Return each client's part of the loaders."""
-        return [
-            _ClientCombinedLoader(
-                combined, [_share(*pair) for pair in zip(combined.flattened, parts, strict=True)]
-            )
-            for parts in zip(*self._held, strict=True)
-        ]
+        dealt = []
+        for parts in zip(*self._held, strict=True):
+            shares = [_share(*pair) for pair in zip(combined.flattened, parts, strict=True)]
+            dealt.append(_ClientCombinedLoader(combined, shares))
+        return dealt
 
     def client_indices(self) -> list[Tensor]:
         """Return the sample indices of each client, numbered consecutively over all data sets."""

@@ -69,15 +69,10 @@ class Natural(Partition):
         # `labels` are the user numbers that `values` returned
         check_sizes(num_samples, num_clients)
         assert labels is not None
-        sizes = torch.bincount(labels)
-        sizes = sizes[sizes > 0]
-        users = torch.unique(labels, return_inverse=True)[1]
+        _, users, sizes = torch.unique(labels, return_inverse=True, return_counts=True)
         if len(sizes) < num_clients or (len(sizes) > num_clients and not self.merge_users):
-            more = (
-                ""
-                if len(sizes) < num_clients
-                else ", or Natural(..., merge_users=True) for clients of several users"
-            )
+            more = ", or Natural(..., merge_users=True) for clients of several users"
+            more = more if len(sizes) > num_clients else ""
             raise ValueError(
                 f"The samples are of {len(sizes)} users, but num_clients is {num_clients}. Use "
                 f"num_clients={len(sizes)}{more}."
@@ -139,10 +134,8 @@ class QuantitySkew(Partition):
         check_sizes(num_samples, num_clients)
         check_least(num_samples, num_clients, self.min_partition_size)
         rest = num_samples - num_clients * self.min_partition_size
-        sizes = (
-            round_sizes(dirichlet_shares(self.alpha, num_clients, generator), rest, 0)
-            + self.min_partition_size
-        )
+        shares = dirichlet_shares(self.alpha, num_clients, generator)
+        sizes = round_sizes(shares, rest, 0) + self.min_partition_size
         return list(torch.split(torch.randperm(num_samples, generator=generator), sizes.tolist()))
 
 
