@@ -55,6 +55,7 @@ from lightning_fedq.training.accounts import (
     noise_over_signal,
     stopped,
 )
+from lightning_fedq.training.client_evaluation import none_if_nan
 from lightning_fedq.training.client_metrics import find_mode
 from lightning_fedq.training.user_messages import describe_timing, has_revealing_lengths, unprotected_outputs
 
@@ -157,10 +158,8 @@ class RunFolder(pl.Callback):
             self.path = trainer.strategy.broadcast(new)
         assert client_log is not None
         client_log.keep, self._trains, self._ended = True, True, ""
-        self._private, self._lengths_tell = (
-            not isinstance(engine.keys, SeededKeys),
-            has_revealing_lengths(engine),
-        )
+        self._private = not isinstance(engine.keys, SeededKeys)
+        self._lengths_tell = has_revealing_lengths(engine)
         if self.config is not None and trainer.is_global_zero:
             write_atomically(self._folder() / "config.yaml", self.config)
 
@@ -358,19 +357,14 @@ class RunFolder(pl.Callback):
         known = [row for row in self.rows if not math.isnan(row["downlink_bits"])]
         coordinates = sum(row["cohort_size"] for row in known) * dim
         up, keys = (summary[name] for name in ("bits_per_parameter", "protocol_bits_per_parameter"))
-        plain = fixed_bits(engine.mechanism, engine.context(engine.next_plan()))
-
-        def known_or_none(value: float) -> float | None:
-            return None if math.isnan(value) else value
-
         return Bits(
             measured=True,
-            update=known_or_none(up - keys),
-            unmasked=plain,
-            keys=known_or_none(keys),
+            update=none_if_nan(up - keys),
+            unmasked=fixed_bits(engine.mechanism, engine.context(engine.next_plan())),
+            keys=none_if_nan(keys),
             down=sum(row["downlink_bits"] for row in known) / coordinates if coordinates else None,
-            megabytes_up=known_or_none(summary["uplink_megabytes"] + summary["setup_megabytes"]),
-            megabytes_down=known_or_none(summary["downlink_megabytes"]),
+            megabytes_up=none_if_nan(summary["uplink_megabytes"] + summary["setup_megabytes"]),
+            megabytes_down=none_if_nan(summary["downlink_megabytes"]),
             rounds=len(self.rows),
         )
 

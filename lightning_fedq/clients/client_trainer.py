@@ -51,9 +51,7 @@ class ClientTrainer:
     estimated_stepping_batches = property(
         attrgetter("home.estimated_stepping_batches"), doc="Steps of one client in the whole fit."
     )
-    checkpoint_callbacks = property(
-        attrgetter("home.checkpoint_callbacks"), doc="Callbacks of the whole fit."
-    )
+    checkpoint_callbacks = property(attrgetter("home.checkpoint_callbacks"), doc="Callbacks of the fit.")
     checkpoint_callback = property(attrgetter("home.checkpoint_callback"), doc="First checkpoint callback.")
     early_stopping_callbacks = property(attrgetter("home.early_stopping_callbacks"), doc="Stop callbacks.")
     progress_bar_callback = property(attrgetter("home.progress_bar_callback"), doc="Bar of the whole fit.")

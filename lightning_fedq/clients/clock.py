@@ -224,11 +224,8 @@ class Clock:
             if not any(config.interval == "step" for config in trainer.lr_scheduler_configs):
                 self._learning_rate_sum = sum([float(group["lr"])] * self.next_round_steps)
                 return self._learning_rate_sum
-            before = [
-                (g, {name: value for name, value in g.items() if name != "params"})
-                for optimizer in trainer.strategy.optimizers
-                for g in optimizer.param_groups
-            ]
+            groups = [g for optimizer in trainer.strategy.optimizers for g in optimizer.param_groups]
+            before = list(map(dict, groups))
             states = [deepcopy(c.scheduler.state_dict()) for c in trainer.lr_scheduler_configs]
             rates = []
             for step in range(1, self.next_round_steps + 1):
@@ -236,8 +233,8 @@ class Clock:
                 self._after_step(step)
             for config, state in zip(trainer.lr_scheduler_configs, states, strict=True):
                 config.scheduler.load_state_dict(state)
-            for g, numbers in before:
-                g.update(numbers)
+            for g, values in zip(groups, before, strict=True):
+                g.update(values)
             self._learning_rate_sum = sum(rates)
         return self._learning_rate_sum
 

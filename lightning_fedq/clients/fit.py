@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,11 +73,9 @@ class ClientFit:
 
     Args:
         trainer: User's Trainer during its fit.
-        loggers: Loggers that clients may write to. None gives a logger that writes nothing.
+        loggers: Loggers that clients may write to. Clients then update the metric objects of the user's
+            module. None gives a logger that writes nothing, and copies of these objects.
         number: Number of the only client in this process. None takes the numbers from `copy`.
-
-    Attributes:
-        shares_metrics: Whether clients update the metric objects of the user's module, not copies.
     """
 
     def __init__(self, trainer: Any, loggers: Sequence[Any] | None = None, number: int | None = None) -> None:
@@ -88,7 +86,6 @@ class ClientFit:
         self._snapshots: dict[bool, Snapshot] = {}
         self._reached: dict[int, tuple[Any, str]] | None = None
         self._loggers = loggers
-        self.shares_metrics = loggers is not None
         self._callbacks = [c for c in trainer.callbacks if trains_with_clients(c)]
         self._shared = tuple(filter(knows_clients, trainer.callbacks))
         self._crossing = [c for c in trainer.callbacks if is_shared_by_clients(c)]
@@ -157,7 +154,8 @@ class ClientFit:
         """Take the snapshot of the round, with or without the objects that clients share."""
         home, shared = self._home, list(self._shared)
         self._user_tensors = {id(one) for one in _tensors(home.lightning_module)}
-        if self.shares_metrics and not alone:
+        own_loggers = None if alone else self._loggers
+        if own_loggers is not None:
             shared += [part for part in home.lightning_module.modules() if isinstance(part, Metric)]
         copied = self._callbacks
         roots = (
@@ -169,7 +167,7 @@ class ClientFit:
             home.datamodule,
             {name: getattr(home, name) for name in user_attributes(home)},
         )
-        loggers = [_NOWHERE] * bool(home.loggers) if alone or self._loggers is None else self._loggers
+        loggers = [_NOWHERE] * bool(home.loggers) if own_loggers is None else own_loggers
         crossing = [] if alone else self._crossing
         callbacks = [one for one in home.callbacks if one in copied or one in crossing]
         snapshot = Snapshot(roots, shared, make_twins(home, loggers, callbacks, copied), self._reached)
@@ -203,11 +201,7 @@ class ClientFit:
         child._logger_connector._current_fx = "on_train_epoch_end"  # keeps values that others have logged
         loops.epoch_progress.increment_processed()
         call_hooks(child, client.callbacks, "on_train_epoch_end")
-        attributes = vars(client.module)  # `log` reads the name of the current hook from `_current_fx_name`
-        before, attributes["_current_fx_name"] = attributes["_current_fx_name"], "on_train_epoch_end"
-        hook: Callable[[], object] = client.module.on_train_epoch_end
-        hook()
-        attributes["_current_fx_name"] = before
+        loops.epoch_loop._in_hook("on_train_epoch_end", client.module.on_train_epoch_end)
 
 
 @functools.cache

@@ -161,7 +161,12 @@ class PersonalTensors:
             ValueError: If the checkpoint has rows of other tensors.
         """
         if saved is not None:
-            self.load_state_dict(saved)
+            if tuple(saved["names"]) != self.names:
+                raise ValueError(
+                    f"The checkpoint's clients keep {in_short(saved['names'])}, these "
+                    f"{in_short(self.names)}. Use the checkpoint's own model."
+                )
+            self.committed = {int(client): row for client, row in saved["rows"].items()}
         elif resumed and self.names:
             rank_zero_warn(
                 f"The checkpoint has no personal tensors ({in_short(self.names)}), so every client starts "
@@ -173,19 +178,6 @@ class PersonalTensors:
     def state_dict(self) -> dict[str, Any]:
         """Return the committed rows by client, in types that a checkpoint may contain."""
         return {"names": list(self.names), "rows": dict(self.committed)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the rows of a checkpoint.
-
-        Raises:
-            ValueError: If the checkpoint has rows of other tensors.
-        """
-        if tuple(state["names"]) != self.names:
-            raise ValueError(
-                f"The checkpoint's clients keep {in_short(state['names'])}, these {in_short(self.names)}. "
-                "Use the checkpoint's own model."
-            )
-        self.committed = {int(client): row for client, row in state["rows"].items()}
 
 
 State = dict[str, Any]

@@ -89,8 +89,7 @@ def split_loader(
     """
     if isinstance(given, Mapping | list | tuple):
         given = pl.utilities.CombinedLoader(given, "max_size_cycle")  # as Lightning does
-    several = isinstance(given, pl.utilities.CombinedLoader)
-    if not several and not isinstance(given, PerClientLoaders):
+    if not isinstance(given, pl.utilities.CombinedLoader | PerClientLoaders):
         check = check_loader if rule is None else check_plain
         loader = check(given)
         partition = split()
@@ -123,57 +122,50 @@ def split_loader(
             "overfit_batches takes the first batches of one loader, but there are several. "
             "Use limit_train_batches, and loaders that do not shuffle."
         )
-    if several:
-        shares = SeveralLoaders(given, split(), num_clients, generator)
-        numbers = [together.num_batches() for together in shares.together]
-        return _split_client_loaders(shares.client_indices(), shares.together, shares.renew, numbers, passes)
-    split()  # refuses a partition in addition to the clients' loaders
-    return _of_clients_loaders(given, num_clients, passes)
-
-
-def _of_clients_loaders(given: PerClientLoaders, num_clients: int, passes: LocalPasses) -> ClientSplits:
-    """Return the splits for clients that have separate loaders."""
-    if len(given.loaders) != num_clients:
-        raise ValueError(
-            f"There are loaders of {len(given.loaders)} clients, but num_clients is {num_clients}"
-        )
-    limit = passes.limit_batches
-    otherwise = limit if isinstance(limit, int) else passes.local_steps
-
-    def renew(again: PerClientLoaders) -> Passes:
-        if again.num_batches(otherwise) != given.num_batches(otherwise):
-            raise ValueError("The clients' reloaded loaders have other lengths. Keep the lengths.")
-        return again.loaders
-
-    return _split_client_loaders(
-        given.client_indices(), given.loaders, renew, given.num_batches(otherwise), passes
-    )
+    return _split_client_loaders(given, split, num_clients, generator, passes)
 
 
 def _split_client_loaders(
-    held: list[Tensor],
-    own: Passes,
-    renew: Callable[[Any], Passes],
-    numbers: Sequence[int],
-    passes: LocalPasses,
+    given: Any, split: Callable[[], Split], num_clients: int, generator: torch.Generator, passes: LocalPasses
 ) -> ClientSplits:
-    """Return the splits for clients that iterate separate loaders.
+    """Return the splits for clients that iterate separate loaders: given ones, or parts of several loaders.
 
     Args:
-        held: Sample indices of each client. Empty for streams.
-        own: Loader of each client.
-        renew: Function that returns each client's loader from a reloaded loader of the user.
-        numbers: Number of batches of each client in a pass.
+        given: Lightning's loader of several loaders, or the separate loaders of the clients.
+        split: Returns the partition, or the sample indices of each client.
+        num_clients: Number of clients.
+        generator: CPU generator of the partition's draws.
         passes: Settings of each client's passes over its data.
     """
+    own: Passes
+    renew: Callable[[Any], Passes]
+    if isinstance(given, pl.utilities.CombinedLoader):
+        shares = SeveralLoaders(given, split(), num_clients, generator)
+        own, renew, held = shares.together, shares.renew, shares.client_indices()
+        numbers = [together.num_batches() for together in shares.together]
+    else:
+        split()  # refuses a partition in addition to the clients' loaders
+        if len(given.loaders) != num_clients:
+            raise ValueError(
+                f"There are loaders of {len(given.loaders)} clients, but num_clients is {num_clients}"
+            )
+        otherwise = passes.limit_batches if isinstance(passes.limit_batches, int) else passes.local_steps
+
+        def renew_given(again: PerClientLoaders) -> Passes:
+            if again.num_batches(otherwise) != given.num_batches(otherwise):
+                raise ValueError("The clients' reloaded loaders have other lengths. Keep the lengths.")
+            return again.loaders
+
+        own, renew, held = given.loaders, renew_given, given.client_indices()
+        numbers = given.num_batches(otherwise)
     batches = [torch.arange(number) for number in numbers]  # a batch counts as one sample
     limits = passes.local_epochs, passes.local_steps, passes.limit_batches
     work = LocalWork(batches, 1, False, False, *limits)
 
-    def renew_loaders(given: Any) -> Passes:
-        if isinstance(given, Mapping | list | tuple):
-            given = pl.utilities.CombinedLoader(given, "max_size_cycle")
-        return renew(given)
+    def renew_loaders(again: Any) -> Passes:
+        if isinstance(again, Mapping | list | tuple):
+            again = pl.utilities.CombinedLoader(again, "max_size_cycle")
+        return renew(again)
 
     return ClientSplits(
         held, work, lambda *coming: PerClientRoundLoader(own, work, *coming), True, renew_loaders

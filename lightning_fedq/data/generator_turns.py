@@ -104,7 +104,8 @@ def states_of_defaults() -> dict[str, object]:
     return states | {f"torch's generator on GPU {i}": gpu.numpy().tobytes() for i, gpu in enumerate(cuda)}
 
 
-_OF_THE_PROCESS = (torch.default_generator, np.random.mtrand._rand, getattr(random, "_inst", None))
+_NOT_OF_TORCH = (np.random.mtrand._rand, getattr(random, "_inst", None))
+_OF_THE_PROCESS = (torch.default_generator, *_NOT_OF_TORCH)
 
 
 def is_of_the_process(generator: Any) -> bool:
@@ -212,13 +213,13 @@ def _put_state(generator: Any, state: Any) -> None:
 @contextmanager
 def preserve_generators() -> Iterator[None]:
     """Restore the default generators of torch (devices in use), NumPy and Python after the context."""
-    state, others = generator_state(), (random.getstate(), np.random.get_state())  # noqa: NPY002
+    state, others = generator_state(), list(map(get_state, _NOT_OF_TORCH))
     try:
         yield
     finally:
         set_generator_state(state)
-        random.setstate(others[0])
-        np.random.set_state(others[1])  # noqa: NPY002
+        for generator, other in zip(_NOT_OF_TORCH, others, strict=True):
+            _put_state(generator, other)
 
 
 def generator_state() -> State:
@@ -251,7 +252,7 @@ class GeneratorTurns:
         self.held = held
         self._seed_of: Callable[[int], int] | None = None
         self._states: dict[int, State] = {}
-        self._others: dict[int, tuple[Any, Any, list[Any]]] = {}
+        self._others: dict[int, list[Any]] = {}
 
     def seed(self, seed: int) -> None:
         """Seed all generators from which transforms may draw."""
@@ -286,16 +287,13 @@ class GeneratorTurns:
     @contextmanager
     def activate_all(self, index: int) -> Iterator[None]:
         """Draw from one sequence of all generators within the context: torch's, Python's, NumPy's, `held`."""
-        if self._seed_of is not None:
-            if index in self._others:
-                random.setstate(self._others[index][0])
-                np.random.set_state(self._others[index][1])  # noqa: NPY002
-                for generator, state in zip(self.held, self._others[index][2], strict=True):
-                    _put_state(generator, state)
-            else:
-                self.seed(self._seed_of(index))
+        others = (*_NOT_OF_TORCH, *self.held)
+        if self._seed_of is not None and index in self._others:
+            for generator, state in zip(others, self._others[index], strict=True):
+                _put_state(generator, state)
+        elif self._seed_of is not None:
+            self.seed(self._seed_of(index))
         with self.activate(index):
             yield
         if self._seed_of is not None:
-            states = [get_state(generator) for generator in self.held]
-            self._others[index] = random.getstate(), np.random.get_state(), states  # noqa: NPY002
+            self._others[index] = list(map(get_state, others))

@@ -98,13 +98,12 @@ class PartitionedHeldOut:
                 "Use ClientEvaluation([dataset, ...]) with a data set for each client."
             )
         if isinstance(rule, Natural):
-            named = [
-                number_groups(read_column(data, rule.by, "Natural")) for data in (training, self._dataset)
-            ]
-            names = {name: number for number, name in enumerate(named[0][1])}
-            if unknown := [name for name in named[1][1] if name not in names]:
+            kinds, known = number_groups(read_column(training, rule.by, "Natural"))
+            users, names = number_groups(read_column(self._dataset, rule.by, "Natural"))
+            numbers = {name: number for number, name in enumerate(known)}
+            if unknown := [name for name in names if name not in numbers]:
                 raise ValueError(_nobodys(unknown))
-            kinds, new = named[0][0], torch.tensor([names[name] for name in named[1][1]])[named[1][0]]
+            new = torch.tensor([numbers[name] for name in names])[users]
         elif rule.needs_labels:
             kinds, new = read_labels(training, labels), read_labels(self._dataset, labels)
         elif (values := rule.values(training)) is not None:
@@ -114,9 +113,8 @@ class PartitionedHeldOut:
             self.parts = rule.split(None, size, len(held), self._generator)
             return
         owners = torch.repeat_interleave(torch.arange(len(held)), torch.tensor([len(part) for part in held]))
-        self.parts = group_by_owner(
-            _owners(kinds[torch.cat(list(held))], owners, new, self._generator), len(held)
-        )
+        of_new = _owners(kinds[torch.cat(list(held))], owners, new, self._generator)
+        self.parts = group_by_owner(of_new, len(held))
 
 
 def _nobodys(kinds: Sequence[Any]) -> str:

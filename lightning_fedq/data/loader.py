@@ -314,12 +314,8 @@ class ClientLoader:
     dataset = property(attrgetter("loader.dataset"), doc="The user's data set, of all clients.")
     batch_size = property(attrgetter("_work.batch_size"), doc="Samples in a full batch of one client.")
     num_workers = property(attrgetter("loader.num_workers"), doc="Worker processes of the user's loader.")
-    drop_last = property(
-        attrgetter("_work.drop_last"), doc="Whether the incomplete last batch of a client's pass is dropped."
-    )
-    collate_fn = property(
-        attrgetter("loader.collate_fn"), doc="The user's function that makes a batch from a list of samples."
-    )
+    drop_last = property(attrgetter("_work.drop_last"), doc="Whether incomplete last batches are dropped.")
+    collate_fn = property(attrgetter("loader.collate_fn"), doc="The user's collation of samples.")
 
     @property
     def sampler(self) -> Any:

@@ -23,10 +23,12 @@ from lightning_fedq.clients.fit import Batches, Client, ClientFit
 from lightning_fedq.clients.hooks import call_hooks
 from lightning_fedq.clients.undo import Undo
 from lightning_fedq.dpsgd.draws import check_draws_of_data
-from lightning_fedq.dpsgd.loss_reduction import loss_reduction, samples_to_try
+from lightning_fedq.dpsgd.loss_reduction import loss_reduction
 from lightning_fedq.dpsgd.refusals import check_kinds, check_layers
 
 Reduction = Literal["mean", "sum"]
+_SAMPLES = 8
+"""Number of samples whose loss is tried in an epoch."""
 _NOISE = 10.0
 """Tolerance on devices with non-deterministic sums, in units of the difference of two equal trainings."""
 _SIZES = [2, 3, 2, 3, 4, 2]
@@ -59,14 +61,19 @@ def try_steps(
         The loss reduction, and the names of the metrics that were logged.
 
     Raises:
-        ValueError: If this check, or one of `dpsgd.loss_reduction` or `dpsgd.draws`, fails.
+        ValueError: If there are fewer than 2 samples. Also if this check, or one of `dpsgd.loss_reduction` or
+            `dpsgd.draws`, fails.
     """
     check_kinds(module)
     trainer, epoch = home, home.current_epoch
     if of_clients:
         copy = ClientFit(home).copy(0, alone=True)
         trainer, module = copy.trainer, copy.module
-    tried = samples_to_try(len(held), epoch)
+    if len(held) < 2:
+        raise ValueError(f"DPSGD needs 2 samples or more to find the loss reduction, got {len(held)}")
+    # spread over the data set, so that a set sorted by label gives several labels
+    spread = torch.linspace(0, len(held) - 1, min(_SAMPLES, len(held))).long()
+    tried = (spread + epoch) % len(held)
     check_draws_of_data(fetch, held[tried])
     batch = fetch(held[tried])
     try:

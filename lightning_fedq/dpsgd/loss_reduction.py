@@ -34,7 +34,6 @@ from lightning_fedq.dpsgd.draws import check_draws_of_step
 from lightning_fedq.dpsgd.layers import SampleGradientError, describe_layer, refuse_rows
 from lightning_fedq.dpsgd.refusals import UnchangedParameters
 
-SAMPLES = 8
 _INDICES = 8
 """Number of batch indices with which the training step is tried."""
 _TOLERANCE = 1e-3
@@ -42,22 +41,6 @@ _TOLERANCE = 1e-3
 
 _ROWS_AGREE = 0.02
 """Relative tolerance of per-sample gradients, which are less exact than losses (float32 cancellation)."""
-
-
-def samples_to_try(num_samples: int, turn: int = 0) -> Tensor:
-    """Return up to 8 indices spread over a data set, so that a set sorted by label gives several labels.
-
-    Args:
-        num_samples: Size of the data set, >= 2.
-        turn: Number of earlier trials, >= 0. Each trial takes other samples.
-
-    Raises:
-        ValueError: If there are fewer than 2 samples.
-    """
-    if num_samples < 2:
-        raise ValueError(f"DPSGD needs 2 samples or more to find the loss reduction, got {num_samples}")
-    spread = torch.linspace(0, num_samples - 1, min(SAMPLES, num_samples)).long()
-    return (spread + turn) % num_samples
 
 
 def loss_reduction(
@@ -74,7 +57,7 @@ def loss_reduction(
     Args:
         trainer: The user's Trainer, or a client's copy of it.
         module: Module that is not trained yet and has no Opacus hooks yet.
-        batch: Batch of `samples_to_try` samples, as the loader returns it.
+        batch: Batch of a few samples, as the loader returns it.
         before: Result of the first check, which stays if this check is undecided. None at the first check.
         again: Returns the loader's batch of the same samples in reverse order. None reverses `batch` itself.
 
