@@ -80,7 +80,7 @@ def test_the_wheel_holds_every_file(distributions):
     with zipfile.ZipFile(wheel_of(distributions)) as wheel:
         packed = set(wheel.namelist())
         metadata = wheel.read(next(name for name in packed if name.endswith("/METADATA"))).decode()
-    kinds = (".py", ".typed", ".json", ".csv", ".yaml", ".html", ".css")
+    kinds = (".py", ".typed", ".json", ".csv", ".yaml", ".html", ".css", ".txt")
     files = [path for path in (ROOT / "lightning_fedq").rglob("*") if path.suffix in kinds]
     expected = {str(path.relative_to(ROOT)) for path in files}
     expected |= {f"lightning_fedq/configs/{path.name}" for path in (ROOT / "configs").glob("*.yaml")}

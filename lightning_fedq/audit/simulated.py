@@ -50,6 +50,7 @@ from lightning_fedq.audit.played import Played
 from lightning_fedq.audit.probes import probe
 from lightning_fedq.audit.views import Array, Finding, Trial, View
 from lightning_fedq.mechanisms.interface import Adversary, Loss, Mechanism, PrivacyClaim
+from lightning_fedq.privacy.account import OF_SUMS
 
 FEWEST_ROUNDS = 8
 _WIRE_ROUNDS = 400
@@ -63,9 +64,6 @@ _LEVELS: tuple[tuple[Adversary, tuple[Adversary, ...]], ...] = (
 
 Adversaries with more streams come first.
 """
-_SUMS = (Adversary.SECAGG_SERVER, Adversary.OUTSIDER, Adversary.CLIENT)
-
-
 _FEWEST_OF_A_ROUND = 64
 """Number of positions from which a round is also judged by itself."""
 _MOST_TRIED = 32
@@ -135,7 +133,7 @@ def audit(
         levels = ((Adversary.SERVER, tuple(Adversary)),)
     runs: list[_Run] = []
     for level, group in levels:
-        adversaries = tuple(adversary for adversary in group if adversary in _SUMS or not case.only_sums)
+        adversaries = tuple(adversary for adversary in group if adversary in OF_SUMS or not case.only_sums)
         promised = [look.promise for run in runs for look in run.looks]
         bench = Bench(case, seed, segments, size, level, times)
         runs += [run] if (run := _Run(bench, adversaries, draws, promised)).looks else []

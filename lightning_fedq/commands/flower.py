@@ -16,137 +16,9 @@ from pathlib import Path
 from lightning_fedq import __version__
 from lightning_fedq.commands.configs import shipped_folder
 
-PYPROJECT = """\
-[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-
-[project]
-name = "{name}"
-version = "0.1.0"
-description = "A private federation: lightning_fedq over Flower"
-license = "Apache-2.0"
-dependencies = ["lightning-fedq[flower]"]
-
-[tool.hatch.build.targets.wheel]
-packages = ["{package}"]
-
-[tool.flwr.app]
-publisher = "me"
-
-[tool.flwr.app.components]
-serverapp = "{package}.server_app:app"
-clientapp = "{package}.client_app:app"
-
-[tool.flwr.app.config]
-rounds = 3
-home = "fedq-server"
-"""
-TASK = '''\
-"""Code that server and clients share: the module, the federation's settings, and each client's data."""
-
-import torch
-from flwr.app import Context
-from torch.utils.data import DataLoader, Subset
-
-from lightning_fedq import Federated
-from lightning_fedq._lightning import pl
-from lightning_fedq.data import IID
-from lightning_fedq.data.datasets import DigitsDataModule
-from lightning_fedq.mechanisms import {mechanism_class}
-from lightning_fedq.data.models import MLP, Classifier
-from lightning_fedq.rounds import RoundPlan
-from lightning_fedq.secagg import SecAgg
-
-CLIENTS = {clients}
-SEED = {seed}  # None: keys from the operating system, secret and not reproducible
-
-# This is an example without useful privacy. With a few clients and a whole network, every row of privacy.md
-# says vacuous for any mechanism. RotatedCoins with
-# privacy=PrivacyTarget(epsilon=8.0, delta=1e-5, adversary="secagg_server") is calibrated to a budget, and
-# `fedq plan --clients N --params D --rounds R --epsilon 8` prints the number of clients that it needs.
-federated = Federated(
-    {mechanism},
-    num_clients=CLIENTS,
-    local_epochs=2,
-    clients_per_step=1,
-    secure_aggregation={secagg},
-    seed=SEED,
-)
-
-# Trainer settings that affect training. Server and clients must have the same, or the client is refused.
-TRAINING = {{"accelerator": "cpu"}}
-
-
-def module() -> pl.LightningModule:
-    torch.manual_seed(0)
-    return Classifier(MLP(in_features=64, hidden=[32]), lr=0.1, momentum=0.9)
-
-
-class OwnData(pl.LightningDataModule):
-    """One client's samples. In this example they are a part of the digits."""
-
-    def __init__(self, part: int) -> None:
-        super().__init__()
-        self.part = part
-
-    def setup(self, stage: str) -> None:
-        whole = DigitsDataModule(batch_size=16)
-        whole.setup("fit")
-        seed = RoundPlan(0, (), frozenset(), SEED or 0).stream_seed("partition")
-        generator = torch.Generator().manual_seed(seed)
-        parts = IID().split(None, len(whole.train_set), CLIENTS, generator)
-        self.samples = Subset(whole.train_set, parts[self.part].tolist())
-
-    def train_dataloader(self) -> DataLoader:
-        return DataLoader(self.samples, batch_size=16, shuffle=True)
-
-
-def data(context: Context) -> OwnData:
-    return OwnData(int(context.node_config["partition-id"]))
-'''
-CLIENT = """\
-from lightning_fedq.flower import client_app
-
-from {package}.task import TRAINING, data, federated, module
-
-app = client_app(module, data, federated, trainer=TRAINING)
-"""
-SERVER = """\
-from pathlib import Path
-
-from lightning_fedq.callbacks import RunFolder
-from lightning_fedq.data.datasets import DigitsDataModule
-from lightning_fedq.flower import server_app
-
-from {package}.task import TRAINING, federated, module
-
-
-def home(context):
-    return Path(context.run_config["home"])
-
-
-def trainer(context):
-    rounds = int(context.run_config["rounds"])
-    folder = RunFolder("deployed", root=home(context) / "runs", show=False)
-    own = TRAINING.get("callbacks", [])
-    return {{**TRAINING, "max_epochs": rounds, "callbacks": [folder, *own], "logger": False}}
-
-
-def data():
-    return DigitsDataModule(batch_size=64)
-
-
-app = server_app(module, federated, data=data, trainer=trainer, home=home, round_timeout=600)
-"""
-NEXT = """\
-wrote {folder}. {folder}/{package}/task.py has the module, the data and the settings.
-{folder}/deploy has the files for the machines. These are the steps in {folder}/deploy/STEPS.txt:
-
-{steps}
-With few clients, privacy.md will say vacuous. See task.py for the choice of a mechanism for your clients.
-"""
 SERVER_NAME = "server.example"
+_APP = Path(__file__).with_name("app")
+"""Folder with a text for each file of an app, and for the steps that follow. Names in braces are replaced."""
 
 
 def _write_deploy_files(folder: Path, package: str, server: str) -> None:
@@ -220,10 +92,9 @@ def write_app(
         "secagg": "SecAgg()" if secure_aggregation else None,
     }
     (folder / package).mkdir(parents=True)
-    (folder / "pyproject.toml").write_text(PYPROJECT.format(**names))
-    files = {"task": TASK, "client_app": CLIENT, "server_app": SERVER}
-    for name, text in files.items():
-        (folder / package / f"{name}.py").write_text(text.format(**names))
+    for name in ("pyproject.toml", "task.py", "client_app.py", "server_app.py"):
+        place = folder if name.endswith(".toml") else folder / package
+        (place / name).write_text((_APP / f"{name}.txt").read_text().format(**names))
     (folder / package / "__init__.py").write_text("")
     _write_deploy_files(folder, package, server)
     return package
@@ -240,7 +111,7 @@ def init(folder: Path, *, clients: int = 4, server: str = SERVER_NAME, seed: int
     """
     package = write_app(folder, clients=clients, seed=seed, server=server)
     steps = (folder / "deploy" / "STEPS.txt").read_text()
-    print(NEXT.format(folder=folder, package=package, steps=steps))
+    print((_APP / "next.txt").read_text().format(folder=folder, package=package, steps=steps))
 
 
 def client(

@@ -147,9 +147,8 @@ class LeakageBudget(pl.Callback):
             ValueError: If a client has fewer than 4 samples.
         """
         # the attacker of a measurement needs several candidates
-        small = [
-            client for client, indices in enumerate(work.client_indices) if len(indices) < _LEAST_SAMPLES
-        ]
+        sizes = map(len, work.client_indices)
+        small = [client for client, size in enumerate(sizes) if size < _LEAST_SAMPLES]
         if small:
             raise ValueError(
                 f"LeakageBudget needs {_LEAST_SAMPLES} samples of each client, but clients {small[:10]} have "
@@ -195,20 +194,17 @@ class LeakageBudget(pl.Callback):
             old = self.settings.get(client)
             if old is not None and plan.round - old.round < self.every_n_rounds:
                 continue
-            gradients = self._gradients(plan, client)
-            moments[client] = GradientMoments.from_gradients(
-                gradients, len(self._work.client_indices[client])
-            )
+            gradients, num_samples = self._gradients(plan, client), len(self._work.client_indices[client])
+            moments[client] = GradientMoments.from_gradients(gradients, num_samples)
             generator = torch.Generator().manual_seed(plan.stream_seed("leakage attempts", client))
-            mechanism = self._mechanism
-            level = noise_for_budget(
-                rate * gradients, mechanism.clip_norm, mechanism.leakage_budget, self.attempts, generator
-            )
+            clip_norm, budget = self._mechanism.clip_norm, self._mechanism.leakage_budget
+            level = noise_for_budget(rate * gradients, clip_norm, budget, self.attempts, generator)
             # the first measurement counts as if it had been earlier, by another number of rounds for each
             # client, so that later measurements are spread over the rounds
             when = plan.round if old is not None else plan.round - client % self.every_n_rounds
-            probability = min(self._work.batch_size / len(self._work.client_indices[client]), 1.0)
-            probability = probability if old is None else old.probability
+            probability = (
+                old.probability if old is not None else min(self._work.batch_size / num_samples, 1.0)
+            )
             self.settings[client] = ClientSetting(when, *level, 0.0, probability, True)
         self._std = max((self.settings[client].std for client in clients), default=self._mechanism.noise_std)
         for client, client_moments in moments.items():
@@ -220,23 +216,21 @@ class LeakageBudget(pl.Callback):
         Raises:
             ValueError: If the training step can't be mapped over samples.
         """
-        module, indices = self._module, self._work.client_indices[client]
-        seed = plan.stream_seed("probe", client)
-        chosen = torch.randperm(len(indices), generator=torch.Generator().manual_seed(seed))[
-            : self.probe_size
-        ]
-        trainer = self._trainer
-        batch: Any = trainer.precision_plugin.convert_input(
-            self._federated.fit.fetch(indices[chosen][:, None])
-        )
+        module, trainer, fit = self._module, self._trainer, self._federated.fit
+        indices, seed = self._work.client_indices[client], plan.stream_seed("probe", client)
+        generator = torch.Generator().manual_seed(seed)
+        chosen = torch.randperm(len(indices), generator=generator)[: self.probe_size]
+        batch: Any = trainer.precision_plugin.convert_input(fit.fetch(indices[chosen][:, None]))
         batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
-        step = StackedStep(module, self._federated.fit.vector.names)
+        step = StackedStep(module, fit.vector.names)
         parameters = dict(module.named_parameters())
-        weights = [parameters[name].detach() for name in self._federated.fit.vector.names]
+        weights = [parameters[name].detach() for name in fit.vector.names]
+        device = trainer.strategy.root_device
+        cuda = [device.index or 0] if device.type == "cuda" else []
         training = [part for part in module.modules() if not part.training]
         module.train()
         try:
-            with torch.random.fork_rng(self._devices()):
+            with torch.random.fork_rng(cuda):
                 seed_everywhere(seed)
                 with trainer.precision_plugin.train_step_context():
                     _, gradients, _ = step(weights, batch, *further_arguments(module), common=True)
@@ -250,10 +244,6 @@ class LeakageBudget(pl.Callback):
                 part.training = False
         return torch.cat([part.reshape(len(part), -1) for part in gradients], dim=1).detach()
 
-    def _devices(self) -> list[int]:
-        device = self._trainer.strategy.root_device
-        return [device.index or 0] if device.type == "cuda" else []
-
     def _choose_probability(self, round: int, client: int, moments: GradientMoments, rate: float) -> None:
         """Set one client's sampling probability and total variation distance, under the round's noise.
 
@@ -261,34 +251,31 @@ class LeakageBudget(pl.Callback):
             ValueError: If no probability is feasible and `on_infeasible` is "raise".
         """
         setting, steps = self.settings[client], len(self._work.sizes[client])
-        engine = self._federated.started_engine
-        dim = engine.weights.numel()
+        dim = self._federated.started_engine.weights.numel()
         spread = steps * update_variance(moments, setting.probability, rate)
         # without variance of the batches, any noise is at distance 1
         tv = isotropic_tv(dim, dim * self._std**2 / spread) if spread > 0.0 else 1.0
         c6 = self.max_squared_distance
         if c6 is None:
             c6 = rate**2 * moments.sum_squares / moments.num_samples
-        solution = solve_probability(moments, c6 * tv / steps, rate)
-        if not solution.feasible:
-            message = f"round {round + 1}, client {client}: {solution.reason}"
+        found = solve_probability(moments, c6 * tv / steps, rate)
+        if not found.feasible:
+            message = f"round {round + 1}, client {client}: {found.reason}"
             if self.on_infeasible == "raise":
                 raise ValueError(message)
             if not self._warned:
                 rank_zero_warn(f"LeakageBudget uses the best sampling probability. {message}")
                 self._warned = True
-        self.settings[client] = setting._replace(
-            tv=tv, probability=solution.value, feasible=solution.feasible
-        )
+        self.settings[client] = setting._replace(tv=tv, probability=found.value, feasible=found.feasible)
 
     def _apply(self, clients: Sequence[int]) -> None:
         """Set the noise of the round's mechanism, and the metrics of the round."""
         cohort = [self.settings[client] for client in clients]
-        engine = self._federated.started_engine
         if not cohort:
             self._metrics = {}
             return
         limit = max(setting.leakage for setting in cohort)
+        engine = self._federated.started_engine
         engine.mechanism = replace(self._mechanism, noise_std=self._std, measured_leakage=limit)
         self._metrics = {
             "noise_std": self._std,
@@ -319,6 +306,5 @@ class LeakageBudget(pl.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue with the stored measurements. A round that restarts gets the same noise and batches."""
         self._round, self._std, self._loaded = state_dict["round"], state_dict["std"], True
-        self.settings = {
-            int(client): ClientSetting(*values) for client, values in state_dict["settings"].items()
-        }
+        stored = state_dict["settings"].items()
+        self.settings = {int(client): ClientSetting(*values) for client, values in stored}

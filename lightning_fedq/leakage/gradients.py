@@ -114,8 +114,7 @@ def _gradients(
         if not differentiable:
             # detach the weights, so that the graphs of earlier steps are freed
             weights = [weight.detach().requires_grad_() for weight in weights]
-        slopes = compute_gradients(
-            functional_call(model, dict(zip(names, weights, strict=True)), (inputs,)), weights
-        )
+        named = dict(zip(names, weights, strict=True))
+        slopes = compute_gradients(functional_call(model, named, (inputs,)), weights)
         total = [a + b for a, b in zip(total, slopes, strict=True)]
     return total

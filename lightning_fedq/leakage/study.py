@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from lightning_fedq.functional.checks import check_at_least
@@ -19,7 +20,6 @@ from lightning_fedq.keys.randomness import Keys, SeededKeys
 from lightning_fedq.leakage.batch_sampling import GradientMoments
 from lightning_fedq.leakage.estimate import LeakageEstimate
 from lightning_fedq.leakage.gradients import LocalSteps, Loss, batch_gradient, sample_gradients, trainable
-from lightning_fedq.leakage.likeness import in_order, mean_square_errors, psnr
 from lightning_fedq.leakage.matching import Attack, OutOfTimeError, Problem
 from lightning_fedq.leakage.views import Observation, observe
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism, RoundContext, group_clients
@@ -133,9 +133,8 @@ class Study:
         """Return a round of clients 0, 1, ... with the smallest range that holds every candidate's update."""
         groups = group_clients(mechanism, range(self.cohort_size))
         largest = self.learning_rate * self.gradients.abs().amax(0).double().cpu()
-        radius = torch.stack([part.max() for part in torch.split(largest, list(self.segments))]).clamp(
-            min=1e-12
-        )
+        parts = torch.split(largest, list(self.segments))
+        radius = torch.stack([part.max() for part in parts]).clamp(min=1e-12)
         return RoundContext(round, groups, self.segments, torch.zeros_like(radius), radius)
 
     def run(
@@ -260,3 +259,30 @@ class Study:
             return in_order(found[first : first + self.batch_size], self.inputs[chosen[0]])[0]
         place = int((indices == chosen[0, 0]).nonzero()[0])
         return in_order(found, self.inputs[indices])[place]
+
+
+def mean_square_errors(found: Tensor, truth: Tensor) -> Tensor:
+    """Return `(a, b)` mean squared errors of all pairs of rows of `(a, ...)` and `(b, ...)`."""
+    rows, others = found.flatten(1).double(), truth.flatten(1).double()
+    return (rows[:, None] - others[None]).square().mean(2)
+
+
+def in_order(found: Tensor, truth: Tensor) -> Tensor:
+    """Reorder the rows of a reconstruction so that the total squared error is least.
+
+    A batch has no order.
+    """
+    _, columns = linear_sum_assignment(mean_square_errors(truth, found).cpu().numpy())
+    return found[torch.as_tensor(columns, device=found.device)]
+
+
+def psnr(found: Tensor, truth: Tensor, value_range: float) -> Tensor:
+    """Return the peak signal-to-noise ratio of each row, `(n,)` in dB, at most 100.
+
+    Args:
+        found: `(n, ...)` reconstructions.
+        truth: `(n, ...)` originals.
+        value_range: Largest value minus smallest value of an input.
+    """
+    error = (found - truth).flatten(1).double().square().mean(1)
+    return (10.0 * torch.log10(value_range**2 / error.clamp(min=1e-30))).clamp(max=100.0)

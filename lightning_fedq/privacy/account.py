@@ -19,8 +19,8 @@ from lightning_fedq.privacy.losses import GaussianLoss, Loss
 from lightning_fedq.privacy.run import Run
 from lightning_fedq.privacy.sampled import find_secrecy_obstacle, secret_epsilon
 
-_OF_SUMS = (Adversary.SECAGG_SERVER, Adversary.OUTSIDER, Adversary.CLIENT)
-
+OF_SUMS = (Adversary.SECAGG_SERVER, Adversary.OUTSIDER, Adversary.CLIENT)
+"""Adversaries that see aggregates only, so that other clients hide the victim."""
 _HONEST = kind.HONEST_COINS("every other client runs its coins")
 
 
@@ -74,18 +74,6 @@ class Account:
         curious = adversary is Adversary.CLIENT and self.run.threat.num_byzantine > 0
         return min(self.run.threat.num_byzantine + curious, len(self.run.context.cohort))
 
-    def _wider_adversary(self, adversary: Adversary) -> Adversary | None:
-        """Return an adversary that sees at least as much and whose claim depends on no aggregation.
-
-        None for an adversary whose claim depends on no aggregation itself. A client that is known to the
-        adversary may be the partner with whom the victim shares bits, so the wider view then includes the
-        partner.
-        """
-        if adversary not in _OF_SUMS:
-            return None
-        alone = adversary is not Adversary.CLIENT and not self._count_known_clients(adversary)
-        return Adversary.SERVER if alone else Adversary.SERVER_AND_PARTNER
-
     def available(self, claim: PrivacyClaim, rounds: int = 0) -> float:
         """Return the part of delta that is left for the mechanism.
 
@@ -99,7 +87,7 @@ class Account:
         """
         run = self.run
         # with a confirmed number of survivors in every sum, dropouts cost no delta
-        confirmed = claim.adversary in _OF_SUMS and run.min_survivors is not None
+        confirmed = claim.adversary in OF_SUMS and run.min_survivors is not None
         depends_on_answers = claim.loss.counts_answers and run.sampling.dropout_probability > 0.0
         share = 0.5 if depends_on_answers and not confirmed else 1.0
         if claim.adversary is Adversary.SECAGG_SERVER and self.masks_hold:
@@ -241,7 +229,7 @@ class Account:
         if self.run.colluders.num_in_federation and self.run.num_clients > self.run.cohort_size:
             own[Adversary.SECAGG_SERVER] = _add_assumption(own[Adversary.SECAGG_SERVER], self._colluders())
         if self.run.threat.num_byzantine:
-            own |= {who: self._claim_among_byzantine(client, own, who) for who in _OF_SUMS}
+            own |= {who: self._claim_among_byzantine(client, own, who) for who in OF_SUMS}
         return {who: self._fitting_claims(own, who) for who in Adversary}
 
     def _claims(self, client: int | None, num_colluding: int) -> dict[Adversary, PrivacyClaim]:
@@ -252,20 +240,13 @@ class Account:
 
     def _colluders(self) -> kind.Assumption:
         """Return the assumption on how many clients collude."""
-        clients, size, known = (
-            self.run.num_clients,
-            self.run.cohort_size,
-            self.run.colluders.num_in_federation,
-        )
-        count = self.num_colluding - self.run.threat.num_byzantine
-        if not self.run.colluders.drawn:
-            return kind.COLLUSION(
-                f"{known} of {clients} clients may collude, and a lying server may ask {count} at once"
-            )
+        run, count = self.run, self.num_colluding - self.run.threat.num_byzantine
+        known = f"{run.colluders.num_in_federation} of {run.num_clients} clients may collude"
+        if not run.colluders.drawn:
+            return kind.COLLUSION(f"{known}, and a lying server may ask {count} at once")
         return kind.COLLUSION(
-            f"{known} of {clients} clients may collude: {count} are counted in a cohort of {size}, drawn at "
-            f"random, and more are in it with probability {CHANCE:.0e} delta a round at most, which delta "
-            "covers",
+            f"{known}: {count} are counted in a cohort of {run.cohort_size}, drawn at random, and more are "
+            f"in it with probability {CHANCE:.0e} delta a round at most, which delta covers",
             kind.SETTLED_COLLUDERS,
         )
 
@@ -292,21 +273,25 @@ class Account:
         return replace(_add_assumption(colluding, lie), adversary=adversary)
 
     def _fitting_claims(self, claims: dict[Adversary, PrivacyClaim], adversary: Adversary) -> PrivacyClaim:
-        """Return the claim that holds against one adversary in this run, or `NonPrivate`."""
-        claim, run, wider_view = claims[adversary], self.run, self._wider_adversary(adversary)
-        if wider_view is None:
+        """Return the claim that holds against one adversary in this run, or `NonPrivate`.
+
+        Another claim is that of a wider adversary, which depends on no aggregation. A client that is known
+        to the adversary may be the partner with whom the victim shares bits. The wider view then includes the
+        partner.
+        """
+        claim, run = claims[adversary], self.run
+        if adversary not in OF_SUMS:
             return claim
-        wider = claims[wider_view]
+        alone = adversary is not Adversary.CLIENT and not self._count_known_clients(adversary)
+        wider = claims[Adversary.SERVER if alone else Adversary.SERVER_AND_PARTNER]
         if adversary is Adversary.SECAGG_SERVER:
             if run.threat.secure_sum is None:
-                off = f"secure aggregation is off: see the row of {wider_view.value}"
+                off = f"secure aggregation is off: see the row of {wider.adversary.value}"
                 return replace(claim, loss=NonPrivate(off))
             if not self.masks_hold:
                 power = math.ceil(10 * math.log2(run.masks_open)) / 10
-                why = (
-                    f"colluders open masks with probability up to 2^{power:g} a round, more than delta covers"
-                )
-                return _claim_of_wider(wider, adversary, why)
+                why = f"colluders open masks with probability up to 2^{power:g} a round"
+                return _claim_of_wider(wider, adversary, f"{why}, more than delta covers")
             if claim.num_colluders < self.num_colluding:
                 few = (
                     f"the mechanism's claim covers {claim.num_colluders:g} colluding clients, "

@@ -122,9 +122,8 @@ def spent(
         # epsilon without slack, of a run whose infinite mass is below delta
         if simple:
             return loss.epsilon(remaining_delta, compositions * (rounds + past))
-        return composed_grid(loss, remaining_delta, compositions, rounds, participation, past).epsilon(
-            remaining_delta
-        )
+        grid = composed_grid(loss, remaining_delta, compositions, rounds, participation, past)
+        return grid.epsilon(remaining_delta)
 
     method = loss.method if simple else "privacy loss distribution, connect-the-dots, pessimistic"
     if slack == NO_SLACK:
@@ -244,9 +243,8 @@ def composed_grid(
         count = compositions * rounds  # losses are independent, so their distributions are convolved
         return loss_grid(loss, tail / count).composed(count, tail)
     # truncated tails count as infinite loss: shares that exceed `tail` in sum only cost precision
-    round_grid = loss_grid(loss, tail / (2 * compositions * rounds)).composed(
-        compositions, tail / (2 * rounds)
-    )
+    one_loss = loss_grid(loss, tail / (2 * compositions * rounds))
+    round_grid = one_loss.composed(compositions, tail / (2 * rounds))
     # a round without the client has loss 0
     return round_grid.coarser().sometimes(participation).composed(rounds, tail / 2)
 

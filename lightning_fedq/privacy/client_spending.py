@@ -92,10 +92,8 @@ class Population:
         if isinstance(claim.loss, NonPrivate):
             return math.inf if charges + self._account.run.max_rounds_to_come else 0.0
         if (claim, charges) not in self._epsilons:
-            run = self._account.run
-            spent = self._account.epsilon_replace_one(
-                claim, run.max_rounds_to_come, run.participation, charges
-            )
+            run, epsilon = self._account.run, self._account.epsilon_replace_one
+            spent = epsilon(claim, run.max_rounds_to_come, run.participation, charges)
             self._epsilons[claim, charges] = spent
         return self._epsilons[claim, charges]
 

@@ -51,7 +51,7 @@ class CohortLaw(ABC):
         own_draws: Whether every client draws for itself, so that nobody learns how many took part.
         of_all: Whether cohorts are drawn from all clients, each client with the same probability.
         rule_name: Name of a user-defined rule in a checkpoint. "" without a rule.
-        own_conditions: Conditions of a secret draw that replace those of the same name in `secret_row`.
+        own_conditions: Conditions of a secret draw that replace those of the same name in `privacy.report`.
     """
 
     size: int | None
@@ -373,9 +373,7 @@ class Poisson(CohortLaw):
 
     def draw_cohort(self, clients: int, round: int, attempt: int, stream: Streams) -> list[int]:
         coins = stream("cohort of coins", round, attempt).uniform_below(clients, clients)
-        members: list[int] = np.flatnonzero(
-            coins < self.size
-        ).tolist()  # probability is size / clients exactly
+        members: list[int] = np.flatnonzero(coins < self.size).tolist()  # with probability size / clients
         return members
 
     def max_rounds(self, rounds: int, clients: int) -> None:

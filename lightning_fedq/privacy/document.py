@@ -225,7 +225,13 @@ def _parts(report: PrivacyReport) -> Iterator[Part]:
     yield Part("Figures to check", (_open_assumptions(report_lines), _LEGEND), WHOLE)
     reasons = tuple(f"{line.row.title}, {line.group}: {line.row.sentence}" for line in report_lines)
     yield Part("What each row means", (Items(reasons),), WHOLE)
-    yield Part("What has to hold, in full", (_full_assumptions(report_lines),), WHOLE)
+    in_all = set.intersection(*(set(line.row.assumptions) for line in report_lines))
+    own = _merge_equal_texts(
+        (line.row.title, "; ".join(text for text in line.row.assumptions if text not in in_all))
+        for line in report_lines
+    )
+    in_full = Items((f"every row: {'; '.join(sorted(in_all)) or 'nothing'}", *own))
+    yield Part("What has to hold, in full", (in_full,), WHOLE)
     yield Part("Who sees what", (Items(tuple(f"{who.title}: {who.sees}" for who in ORDER)),), WHOLE)
     yield Part("How to read the numbers", (Items(report.notes),), WHOLE)
     advice = _merge_equal_texts((line.row.title, line.row.advice) for line in report_lines)
@@ -252,7 +258,10 @@ def _page_parts(report: PrivacyReport, report_lines: Sequence[ReportRow]) -> Ite
         yield Part("One sample of a client's data", (line,), PAGE)
     yield Part("What is not covered", (Items((*report.leaves, *NOT_COVERED)),), PAGE)
     yield Part("Times", (report.times,) if report.times else (), PAGE)
-    yield Part("What only you know", (Items(tuple(_stated(report))),), PAGE)
+    unknown = {"tuning": "unknown", "earlier_runs": "unknown"}
+    known = {**dict.fromkeys(STATED, "not stated"), **unknown, **report.stated}
+    stated = (f"{what}: {known[key]}." for key, what in STATED.items())
+    yield Part("What only you know", (Items(tuple(stated)),), PAGE)
     yield Part("Of which run", (_facts(report),), PAGE)
     words = tuple(f"{word}: {meaning}." for word, meaning in definitions.PAGE.items())
     yield Part("Ten words", (Items(words),), PAGE)
@@ -289,13 +298,6 @@ def _guarantee(report: PrivacyReport, condition: str) -> Iterator[str]:
         "round is proved, and its epsilon over the run is computed numerically and rounded up. Not audited "
         "by an outside party."
     )
-
-
-def _stated(report: PrivacyReport) -> Iterator[str]:
-    """Yield what only the user knows about the run, or that it is not stated."""
-    for key, words in STATED.items():
-        unknown = "unknown" if key in ("tuning", "earlier_runs") else "not stated"
-        yield f"{words}: {report.stated.get(key, unknown)}."
 
 
 def attack_accuracy(epsilon: float, delta: float) -> str:
@@ -349,16 +351,6 @@ def _assumption_list(report_lines: Sequence[ReportRow], samples: SampleStatement
         rows += [(what, who, "rows of DPSGD") for what, who in samples.assumptions]
     rows = rows or [("nothing", "", "every row")]
     return Table(("what", "responsible party", "for"), tuple(rows))
-
-
-def _full_assumptions(report_lines: Sequence[ReportRow]) -> Items:
-    """Return all assumptions in full: those of every row first, then those of single rows."""
-    common_to_all = set.intersection(*(set(line.row.assumptions) for line in report_lines))
-    special = _merge_equal_texts(
-        (line.row.title, "; ".join(text for text in line.row.assumptions if text not in common_to_all))
-        for line in report_lines
-    )
-    return Items((f"every row: {'; '.join(sorted(common_to_all)) or 'nothing'}", *special))
 
 
 def _merge_equal_texts(named_texts: Iterator[tuple[str, str]]) -> tuple[str, ...]:

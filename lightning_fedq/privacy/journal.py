@@ -45,7 +45,7 @@ class Entry(NamedTuple):
         round: Number of the round, from 0.
         attempt: Number of earlier attempts at this round.
         state: Digest of the model and the range with which the attempt began.
-        clients: Charged clients, a tuple or an array. None is all clients, and an empty one is an entry that
+        clients: Charged clients. None is all clients, and an empty one is an entry that
             only raises `dim`.
         dim: Number of coordinates of the vector that is charged for.
         terms: Terms on which the price of the charge depends, as JSON. "" where they are not known.
@@ -56,7 +56,7 @@ class Entry(NamedTuple):
     round: int
     attempt: int
     state: str
-    clients: tuple[int, ...] | NDArray[np.int64] | None
+    clients: Sequence[int] | NDArray[np.int64] | None
     dim: int
     terms: str = ""
     ledger: str = ""
@@ -165,7 +165,7 @@ class Journal:
             ) from error
         return Entry(*entry, dim, terms, name, number)
 
-    def _written(self, clients: Sequence[int] | None) -> object:
+    def _written(self, clients: Sequence[int] | NDArray[np.int64] | None) -> object:
         """Return clients as they are written: a list of numbers, or bits if that is shorter.
 
         Bits are used for sorted clients only, because they would lose the order.
@@ -192,38 +192,19 @@ class Journal:
             raise ValueError("the bits are of another number of clients")
         return np.flatnonzero(np.unpackbits(packed, count=self._num_clients))
 
-    def append(
-        self,
-        round: int,
-        attempt: int,
-        state: str,
-        clients: Sequence[int] | None,
-        dim: int,
-        terms: str = "",
-        ledger: str = "",
-        number: int = 0,
-    ) -> None:
+    def append(self, entry: Entry) -> None:
         """Write one entry at `position` and return when it is on the disk. Call `unread` before.
-
-        Args:
-            round: Number of the round, from 0.
-            attempt: Number of earlier attempts at this round.
-            state: Digest of the model and the range with which the attempt began.
-            clients: Clients to charge. None is all clients.
-            dim: Number of coordinates of the vector that is charged for.
-            terms: Terms on which the price of the charge depends, as JSON.
-            ledger: Name under which the charge is made.
-            number: Number of charges under this name, this one included.
 
         Raises:
             RuntimeError: If another process wrote to the file meanwhile. The entry stays in the file.
             OSError: If the entry can't be written.
         """
-        entry = {"round": round, "attempt": attempt, "state": state}
-        entry |= ({"terms": terms} if terms else {}) | (
-            {"ledger": ledger, "number": number} if ledger else {}
-        )
-        line = sign_entry({**entry, "clients": self._written(clients), "dim": dim}) + b"\n"
+        fields: dict[str, object] = {"round": entry.round, "attempt": entry.attempt, "state": entry.state}
+        if entry.terms:
+            fields["terms"] = entry.terms
+        if entry.ledger:
+            fields |= {"ledger": entry.ledger, "number": entry.number}
+        line = sign_entry({**fields, "clients": self._written(entry.clients), "dim": entry.dim}) + b"\n"
         end = self._write(line)
         if end != self.position + len(line):  # another process has written a line before this one
             raise RuntimeError(

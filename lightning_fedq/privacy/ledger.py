@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedq.mechanisms.interface import RoundContext
-from lightning_fedq.privacy.journal import Journal, is_journal_for
+from lightning_fedq.privacy.journal import Entry, Journal, is_journal_for
 
 
 class Ledger:
@@ -294,10 +294,9 @@ class Ledger:
             known = self.rounds
             try:
                 if path not in self._other_charges:
-                    ours = is_journal_for(path, self.mechanism, self.num_clients)
-                    self._other_charges[path] = (
-                        Journal(path, self.mechanism, self.num_clients) if ours else None
-                    )
+                    owner = self.mechanism, self.num_clients
+                    is_ours = is_journal_for(path, *owner)
+                    self._other_charges[path] = Journal(path, *owner) if is_ours else None
                 journal = self._other_charges[path]
                 if isinstance(journal, Journal):
                     self._read_entries(journal, own=False)
@@ -390,15 +389,12 @@ class Ledger:
             )
         self._check_limits(rows, round)
         if self.journal is not None and (round, attempt) not in (self._repeatable or {}):
-            everybody = len(rows) == self.num_clients
-            charged, terms = (
-                None if everybody else rows.tolist(),
-                json.dumps(self.terms) if self.terms else "",
-            )
+            charged = None if len(rows) == self.num_clients else rows.tolist()
+            terms = json.dumps(self.terms) if self.terms else ""
             number = self._get_charges(self._id)[0] + 1
             # written first: after a crash, clients may have paid for a message that was never sent, but
             # never have sent a message that was not paid for
-            self.journal.append(round, attempt, state, charged, dim, terms, self._id, number)
+            self.journal.append(Entry(round, attempt, state, charged, dim, terms, self._id, number))
             if self._repeatable is not None:
                 self._repeatable[round, attempt] = state
         self._streams[rows] = torch.tensor((round, attempt))
@@ -418,7 +414,7 @@ class Ledger:
             OSError: If the journal can't be written. Then nothing may be sent.
         """
         if dim > self.dim and self.journal is not None:
-            self.journal.append(round, attempt, "", (), dim)  # an entry without clients adds no charge
+            self.journal.append(Entry(round, attempt, "", (), dim))  # without clients, it adds no charge
         self.dim = max(self.dim, dim)
 
     def check_spent(self) -> None:
@@ -506,9 +502,12 @@ class Ledger:
         _check_terms(state["terms"], self.terms)
         self.terms = self.terms or state["terms"]
         self.dim = max(self.dim, state["dim"])
-        self._streams = (
-            state["streams"].clone() if repeatable else _latest_attempts(self._streams, state["streams"])
-        )
+        streams = state["streams"]
+        if not repeatable:  # the later of two pairs of round and attempt, per client
+            rounds, attempts = (streams - self._streams).T
+            ahead = (rounds > 0) | ((rounds == 0) & (attempts > 0))
+            streams = torch.where(ahead[:, None], streams, self._streams)
+        self._streams = streams.clone()
         self._load_other_runs(state)
         parts, name = _parts(state), state["id"]
         self.recorded_names = frozenset({"", *parts})
@@ -577,15 +576,3 @@ def _check_terms(charged: Mapping[str, str] | None, terms: Mapping[str, str] | N
             "Go on with the settings and the version of the charged rounds, or, for other clients, "
             "with a new Federated and a new Ledger."
         )
-
-
-def _latest_attempts(left: Tensor, right: Tensor) -> Tensor:
-    """Return, per client, the later of two (round, attempt) pairs.
-
-    Args:
-        left: `(clients, 2)` round and attempt of each client.
-        right: `(clients, 2)` round and attempt of each client.
-    """
-    rounds, attempts = (right - left).T
-    ahead = (rounds > 0) | ((rounds == 0) & (attempts > 0))
-    return torch.where(ahead[:, None], right, left)

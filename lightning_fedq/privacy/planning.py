@@ -15,12 +15,12 @@ on MNIST: R 0.04 lost nothing, 0.4 five points, 1.5 fifteen, above 4 nearly ever
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, SeededKeys
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism, RoundContext, group_clients
+from lightning_fedq.privacy.account import OF_SUMS
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.cohorts import CohortLaw, DisjointOnce, Everybody
 from lightning_fedq.privacy.run import Run, Sampling, ThreatModel
@@ -149,8 +149,7 @@ class Problem:
     @property
     def sees_sums(self) -> bool:
         """Whether the adversary sees aggregates only, so that other clients hide the victim."""
-        of_sums = (Adversary.SECAGG_SERVER, Adversary.OUTSIDER, Adversary.CLIENT)
-        return self.plain_sum and self.target.against in of_sums
+        return self.plain_sum and self.target.against in OF_SUMS
 
 
 @dataclass(frozen=True)
@@ -380,7 +379,13 @@ def bits_behind(mechanism: Mechanism, context: RoundContext, secagg: SecAgg | No
         context: Round whose messages are measured.
         secagg: Settings of secure aggregation. None is no masks.
     """
-    plain = _unmasked(mechanism, context)
+    plain = fixed_bits(mechanism, context)
+    if plain is None:
+        dim = min(context.dim, _MOST_ENCODED)
+        part = RoundContext(0, context.groups, (dim,), context.center, context.radius)
+        update = torch.randn(dim, generator=torch.Generator().manual_seed(0)) / math.sqrt(context.dim)
+        rand = ClientRandomness(SeededKeys(0), [context.cohort[0]], 0)
+        plain = mechanism.encode(update[None], part, rand).num_bits / dim
     if secagg is None:
         return plain, plain
     layout = secagg.layout(mechanism, context, PublicRandomness(SeededKeys(0), 0))
@@ -397,18 +402,6 @@ def fixed_bits(mechanism: Mechanism, context: RoundContext) -> float | None:
     if not isinstance(code, FixedLength):
         return None
     return code.bits_per_symbol * mechanism.num_symbols(context) / context.dim
-
-
-def _unmasked(mechanism: Mechanism, context: RoundContext) -> float:
-    """Return bits per parameter of one client's message without masks, measured where the length varies."""
-    keys = SeededKeys(0)
-    if (fixed := fixed_bits(mechanism, context)) is not None:
-        return fixed
-    dim = min(context.dim, _MOST_ENCODED)
-    part = RoundContext(0, context.groups, (dim,), context.center, context.radius)
-    update = torch.randn(dim, generator=torch.Generator().manual_seed(0)) / math.sqrt(context.dim)
-    message = mechanism.encode(update[None], part, ClientRandomness(keys, [context.cohort[0]], 0))
-    return message.num_bits / dim
 
 
 def _estimate_clients_needed(
@@ -436,13 +429,19 @@ def _estimate_clients_needed(
         return math.ceil(guess) if guess < 1e15 else None
     clients = max(math.ceil(guess), problem.rounds if once else 1)
     cohort = clients // problem.rounds if once else clients
-    larger = {
-        "clients": math.ceil(problem.clients * clients / here),
-        "law": law.with_size(cohort),
-        "num_byzantine": math.ceil(problem.num_byzantine * clients / here),
-    }
     near = level * (clients / here) ** (0.5 * (power - 1.0))
-    reached = _ratio_with(mechanism, problem, larger, cohort, near)
+    try:  # with more clients, the target may be out of reach, or its delta too large
+        larger = replace(
+            problem,
+            clients=math.ceil(problem.clients * clients / here),
+            law=law.with_size(cohort),
+            num_byzantine=math.ceil(problem.num_byzantine * clients / here),
+        )
+        found = calibrate(problem.target, larger.run(mechanism), near).mechanism
+    except ValueError:
+        return clients
+    error = found.mean_error(make_plan_context(found, cohort, problem.params), cohort, problem.homogeneity)
+    reached = noise_ratio(error, problem.rounds, problem.homogeneity)
     if reached is None:
         return clients
     slope = math.log(ratio / reached) / math.log(clients / here)
@@ -450,23 +449,3 @@ def _estimate_clients_needed(
         return None
     better: float = clients * (reached / GOOD) ** (1.0 / slope)
     return math.ceil(better)
-
-
-def _ratio_with(
-    mechanism: Mechanism, problem: Problem, changes: Mapping[str, Any], cohort: int, near: float
-) -> float | None:
-    """Return R of a candidate in a changed federation. None where the target or R is out of reach.
-
-    Args:
-        mechanism: Candidate, not calibrated.
-        problem: Resources and target.
-        changes: Fields of the problem that change.
-        cohort: Number of clients of a round after the change.
-        near: Level where the search starts.
-    """
-    try:  # with more clients, the target may be out of reach, or its delta too large
-        found = calibrate(problem.target, replace(problem, **changes).run(mechanism), near).mechanism
-    except ValueError:
-        return None
-    error = found.mean_error(make_plan_context(found, cohort, problem.params), cohort, problem.homogeneity)
-    return noise_ratio(error, problem.rounds, problem.homogeneity)

@@ -25,7 +25,7 @@ from lightning_fedq.privacy.client_spending import ChargedClients, Population, c
 from lightning_fedq.privacy.report_notes import notes_on
 from lightning_fedq.privacy.row import Row, format_times, is_met
 from lightning_fedq.privacy.run import ASSUMED, Run
-from lightning_fedq.privacy.secret_row import secret_row
+from lightning_fedq.privacy.sampled import find_amplification_obstacle, find_secrecy_obstacle
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS, VACUOUS_EPSILON, verdict
 
@@ -37,6 +37,24 @@ _SECURE_ONLY = (
     "keys are reproducible, so everybody who knows the seed can compute all randomness. "
     "Use secure keys (seed=None)"
 )
+
+CONDITIONS = tuple(
+    kind.SECRET_SAMPLE(sentence)
+    for sentence in (
+        "S1: every cohort is a uniform draw of fixed size, by a key that only the server has",
+        "S2: every released round has its own draw, and none was begun twice",
+        "S3: the set of clients is fixed, and every drawn client answers",
+        "S4: clients are treated identically: one mechanism, equal weights, no pairs, no Byzantine clients",
+        "S5: clients keep nothing from one round to the next, and none has a limit of its own",
+        "S6: the end of the run and the choice of the model follow from released models and public data",
+        "S7: the noise of rounds is independent",
+        "S8: nothing else that depends on the draw is revealed: no server's memory, no logs or files of "
+        "clients, no duration of a round",
+        "S9: the ledger has charges of this training only",
+        "S10: the claim is about any two updates and a whole round",
+    )
+)
+"""Conditions of the row, by name. A law of cohorts may replace conditions by others of the same name."""
 
 STATED = {
     "client": "What a client is",
@@ -270,7 +288,7 @@ def privacy_report(
     if run.sampling.law.secret:
         broken = run.sampling.broken or ("" if threat.secure_keys else f"S1, a secret key: {_SECURE_ONLY}")
         outsider = next(row for row in rows if row.adversary == Adversary.OUTSIDER.name)
-        hidden = secret_row(outsider, account, broken)
+        hidden = _secret_row(outsider, account, broken)
     shown = rows if threat.secure_keys else tuple(row.refused(_SECURE_ONLY, "use seed=None") for row in rows)
     report = PrivacyReport(
         state,
@@ -341,11 +359,8 @@ def _row_behind_masks(row: Row, masks: Masks, server: str, run: Run) -> Row:
         return row
     if run.min_survivors is not None:
         server += f", and at least {run.min_survivors} of {run.cohort_size} clients confirm each sum"
-    words = {
-        "counted": "masks run (they are only counted here)",
-        "assumed": "masks run (assumed, no protocol does)",
-    }
-    stated = kind.SUM_ALONE(f"{words.get(masks, 'masks run')}, {server}")
+    doubt = {"counted": " (they are only counted here)", "assumed": " (assumed, no protocol does)"}
+    stated = kind.SUM_ALONE(f"masks run{doubt.get(masks, '')}, {server}")
     return replace(row, assumptions=(*row.assumptions, stated))
 
 
@@ -386,14 +401,49 @@ def _row(claim: PrivacyClaim, charges: int, account: Account) -> Row:
     )
 
 
+def _secret_row(blank: Row, account: Account, broken: str) -> Row:
+    """Return the row of an outsider who never learns who took part: its epsilon, or why there is none.
+
+    It depends on the numbers of clients, of clients in a cohort and of released rounds. It never depends on
+    how often single clients were charged, because that would reveal who was drawn.
+
+    Args:
+        blank: Row of an outsider who may learn who took part. It is not changed.
+        account: Account of the run. Each of its rounds is released and has its own draw.
+        broken: Name of a condition that this run does not meet, with the cure. "" for none.
+
+    Returns:
+        A new row, without a guarantee if a condition is not met.
+    """
+    claim, run = account.claims()[Adversary.OUTSIDER], account.run
+    law, clients, rounds = run.sampling.law, run.num_clients, run.rounds
+    named = {line.partition(":")[0]: line for line in (*CONDITIONS, *law.own_conditions)}
+    assumptions = (*claim.assumptions, *named.values())
+    row = replace(blank, cohorts="secret", assumptions=assumptions, advice="")
+    row = replace(row, epsilon_unit=None, infinite_mass=0.0)
+    broken = broken or find_secrecy_obstacle(run.sampling, run.threat.plain_sum, run.threat.num_byzantine)
+    if why := broken or find_amplification_obstacle(run.mechanism, claim, law, clients):
+        return row.refused(f"secret cohorts need {why}")
+    spent = account.secret(claim, rounds)
+    word, reason = verdict(spent), ""
+    if word == VACUOUS:
+        reason = f"epsilon is above {VACUOUS_EPSILON:g}: the bound excludes nothing"
+    return replace(
+        row,
+        epsilon_round=account.secret(claim, min(rounds, 1)),
+        epsilon_run=spent,
+        epsilon_any_two=spent,
+        method=law.method(rounds, clients),
+        verdict=word,
+        reason=reason,
+    )
+
+
 def _verdict(run: Spending, epsilon: float) -> tuple[str, str]:
     """Return verdict and reason for a run, by its epsilon under replace-one adjacency."""
     if run.infinite_mass > run.delta:
-        chance = f"{run.infinite_mass:.3g}"
-        return (
-            VACUOUS,
-            f"with probability {chance}, above delta, an outcome occurs that excludes one of two updates",
-        )
+        chance = f"with probability {run.infinite_mass:.3g}, above delta"
+        return VACUOUS, f"{chance}, an outcome occurs that excludes one of two updates"
     if math.isinf(run.epsilon):
         return VACUOUS, run.method
     if math.isinf(epsilon):

@@ -8,13 +8,18 @@ from typing import TYPE_CHECKING
 
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.row import Row
-from lightning_fedq.privacy.secret_row import NOTE
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, format_epsilon
 
 if TYPE_CHECKING:
     from lightning_fedq.privacy.account import Account
     from lightning_fedq.privacy.client_spending import Population
     from lightning_fedq.privacy.run import Run
+
+_SECRET = (
+    "Cohorts are secret: no figure of this page depends on who was drawn. If it becomes known who took part, "
+    "the outsider's other row holds instead, on average over the draw. The server knows who took part, and "
+    "every other row is about an adversary that may know."
+)
 
 
 def notes_on(account: Account, population: Population, rows: Sequence[Row]) -> Iterator[str]:
@@ -68,7 +73,7 @@ def _notes_on_participation(run: Run, finished: bool) -> Iterator[str]:
                 f"A client takes part in {most_rounds} rounds at most. The rows of other adversaries than "
                 "the outsider assume that these know in which."
             )
-        yield NOTE
+        yield _SECRET
     elif run.participation < 1.0 and most_rounds is None:
         top = "" if run.charges is None else ", in addition to what each client has been charged for"
         yield (

@@ -67,9 +67,8 @@ def report_rows(report: PrivacyReport) -> list[ReportRow]:
     """
     as_run, report_lines = AS_RUN[report.state], list[ReportRow]()
     masks_state = {"counted": "only counted", "assumed": "only assumed"}.get(report.masks, "not there")
-    behind_masks = (
-        f"behind secure aggregation, which {'was' if report.state == 'ended' else 'is'} {masks_state}"
-    )
+    was = "was" if report.state == "ended" else "is"
+    behind_masks = f"behind secure aggregation, which {was} {masks_state}"
     for row in report.readable_rows:
         asked = report.asked is not None and report.asked.adversary == row.name
         hypothetical = needs_masks(row) and not report.masked
@@ -150,11 +149,9 @@ def summarise_privacy(report: PrivacyReport, adversary: str | None = None) -> Pr
         report: Report of the run.
         adversary: Name of a row. None is `PrivacyReport.about`.
     """
-    row = (
-        report.about
-        if adversary is None
-        else next((row for row in report.all_rows if row.name == adversary), None)
-    )
+    row: Row | None = report.about
+    if adversary is not None:
+        row = next((row for row in report.all_rows if row.name == adversary), None)
     if row is None:
         return PrivacySummary("", None, "")
     summary = PrivacySummary(row.name, row.epsilon, row.verdict)
@@ -163,10 +160,8 @@ def summarise_privacy(report: PrivacyReport, adversary: str | None = None) -> Pr
     asked = report.asked
     if asked is None or asked.adversary != row.name:
         return summary
-    over = "a round" if asked.over == "round" else "the run"
-    return summary._replace(
-        asked=f"asked for {asked.epsilon:g} over {over}: {describe_target(report)}", met=asked.met
-    )
+    wanted = f"asked for {asked.epsilon:g} over {'a round' if asked.over == 'round' else 'the run'}"
+    return summary._replace(asked=f"{wanted}: {describe_target(report)}", met=asked.met)
 
 
 def common_adversary(reports: Sequence[PrivacyReport]) -> str:

@@ -264,10 +264,6 @@ class Run:
             terms["parameters"] = str(self.context.dim)
         return terms
 
-    def with_mechanism(self, mechanism: Mechanism) -> Run:
-        """Return the same run with another mechanism."""
-        return replace(self, mechanism=mechanism)
-
     @classmethod
     def ideal(
         cls, mechanism: Mechanism, context: RoundContext, rounds: int, secure_sum: SecureSum | None

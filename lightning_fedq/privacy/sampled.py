@@ -212,6 +212,5 @@ def secret_epsilon(
         run = amplify_loss(base, law.cohort_size(num_clients), num_clients)
         return run.composed(rounds, _TAIL_SHARE * remaining_delta).epsilon(remaining_delta)
 
-    return with_slack(
-        exact, delta, Slack(composed_mass(min(slack.distance, 1.0), rounds), rounds * slack.log_ratio)
-    )
+    distance = composed_mass(min(slack.distance, 1.0), rounds)
+    return with_slack(exact, delta, Slack(distance, rounds * slack.log_ratio))

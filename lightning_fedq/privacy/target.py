@@ -202,7 +202,7 @@ def calibrate(target: PrivacyTarget, run: Run, start: float | None = None) -> Ca
         return mechanism.with_level(level, run.context, dropped)
 
     def priced(level: float) -> Account:
-        return replace(account, run=run.with_mechanism(at(level)))
+        return replace(account, run=replace(run, mechanism=at(level)))
 
     lowest = find_smallest_level(at)
     guess, within = (0.1, 2e-4) if start is None else (start, 0.02)

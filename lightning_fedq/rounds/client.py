@@ -29,7 +29,7 @@ from lightning_fedq.functional.accumulate import sum_of_squares
 from lightning_fedq.keys.randomness import ClientRandomness, Keys, PublicRandomness
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism, Message, RoundContext
 from lightning_fedq.privacy.accounting import check_delta
-from lightning_fedq.privacy.journal import Journal
+from lightning_fedq.privacy.journal import Entry, Journal
 from lightning_fedq.privacy.ledger import pad_segments
 from lightning_fedq.privacy.run import Run, SecureSum
 from lightning_fedq.privacy.target import PrivacyTarget, spent_on
@@ -176,7 +176,7 @@ class StreamLog:
         self.check(round, attempt)
         check()
         if self._journal is not None:
-            self._journal.append(round, attempt, mechanism, None, dim, terms)
+            self._journal.append(Entry(round, attempt, mechanism, None, dim, terms))
         self._used(round, attempt, dim, mechanism, terms)
 
     def check(self, round: int, attempt: int) -> None:

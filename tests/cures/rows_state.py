@@ -9,7 +9,7 @@ from torch import nn
 from lightning_fedq._lightning import pl
 from lightning_fedq.algorithms import FedAvgM
 from lightning_fedq.mechanisms import LDPQ, RotatedAxes
-from lightning_fedq.privacy.journal import Journal
+from lightning_fedq.privacy.journal import Entry, Journal
 from lightning_fedq.rounds import BudgetSpentError
 from tests.cures.rows import dpsgd, fed, fit, row
 from tests.digits_run import Classifier
@@ -30,11 +30,11 @@ def journal(*entries):
 
 def two_writers(one_at_a_time):
     first, second = journal(), Journal(Path("ledger.jsonl"), "m", 3)
-    first.append(0, 0, "", None, 8)
+    first.append(Entry(0, 0, "", None, 8))
     if one_at_a_time:  # whoever goes on reads first
         second = Journal(Path("ledger.jsonl"), "m", 3)
         assert [entry.round for entry in second.unread()] == [0]
-    second.append(1, 0, "", None, 8)
+    second.append(Entry(1, 0, "", None, 8))
 
 
 def private():

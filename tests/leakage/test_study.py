@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from lightning_fedq.leakage import observe, study as study_module
+from lightning_fedq.leakage.study import in_order, psnr
 from lightning_fedq.mechanisms import LDPQ, CorBin, FedAvg, NearOptimalUtility
 from lightning_fedq.mechanisms.interface import Adversary
-from tests.leakage.settings import generator, mlp, study
+from tests.leakage.settings import candidates, generator, mlp, study
 
 VIEW = Adversary.EAVESDROPPER
 
@@ -111,3 +112,16 @@ def test_refusals():
         study(model=study().model.train())
     with pytest.raises(ValueError, match="attempts must be >= 1"):
         study().run(FedAvg(), VIEW, 0, generator())
+
+
+def test_psnr_by_hand():
+    truth = torch.zeros(2, 1, 4, 4)
+    found = truth + torch.tensor([0.2, 0.0]).reshape(2, 1, 1, 1)
+    # range 2, error .04: 10 log10(4 / .04) = 20 dB
+    assert psnr(found, truth, 2.0).tolist() == pytest.approx([20.0, 100.0], abs=1e-5)
+
+
+def test_a_batch_is_put_in_order():
+    truth, _ = candidates(6)
+    order = torch.tensor([3, 1, 5, 0, 2, 4])
+    assert torch.equal(in_order(truth[order] + 0.01, truth), truth + 0.01)

@@ -12,7 +12,7 @@ import lightning_fedq.privacy
 from lightning_fedq import FixedSize, Poisson
 from lightning_fedq.mechanisms import LDPQ, AugCorBin, BandedGaussian
 from lightning_fedq.mechanisms.interface import Adversary
-from lightning_fedq.privacy import report, secret_row
+from lightning_fedq.privacy import report
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.assumptions import KINDS, Assumption, kinds_of
 from lightning_fedq.privacy.document import document
@@ -108,7 +108,7 @@ def sentences():
         made = privacy_report(Problem(100, 40, 3, target, masks).run(LDPQ(1.0)), 1e-5)
         yield from (sentence for row in made.rows for sentence in row.assumptions)
     yield from of_own_draws().secret.assumptions
-    yield from secret_row.CONDITIONS
+    yield from report.CONDITIONS
     yield report.OWN_CODE
 
 

@@ -14,8 +14,8 @@ def path(tmp_path):
 
 def test_entries_come_back_in_order(path):
     journal = Journal(path, "m", 3)
-    journal.append(0, 0, "a", None, 8)
-    journal.append(1, 2, "", (0, 2), 9)
+    journal.append(Entry(0, 0, "a", None, 8))
+    journal.append(Entry(1, 2, "", (0, 2), 9))
     assert journal.unread() == []
     again = Journal(path, "m", 3)
     assert again.unread() == [Entry(0, 0, "a", None, 8), Entry(1, 2, "", (0, 2), 9)]
@@ -24,9 +24,9 @@ def test_entries_come_back_in_order(path):
 
 def test_only_what_lies_beyond_the_position_is_unread(path):
     journal = Journal(path, "m", 3)
-    journal.append(0, 0, "", None, 8)
+    journal.append(Entry(0, 0, "", None, 8))
     position = journal.position
-    journal.append(1, 0, "", None, 8)
+    journal.append(Entry(1, 0, "", None, 8))
     assert [entry.round for entry in Journal(path, "m", 3, position).unread()] == [1]
 
 
@@ -53,9 +53,9 @@ def test_many_clients_are_written_in_bits(path):
     """Half of 10^6 took 3.95 MB a round as numbers."""
     chosen = tuple(range(0, 1_000_000, 2))
     journal = Journal(path, "m", 1_000_000)
-    journal.append(0, 0, "a", chosen, 8)
-    journal.append(1, 0, "a", (3, 999_999), 8)
-    journal.append(2, 0, "a", (), 9)
+    journal.append(Entry(0, 0, "a", chosen, 8))
+    journal.append(Entry(1, 0, "a", (3, 999_999), 8))
+    journal.append(Entry(2, 0, "a", (), 9))
     assert path.stat().st_size < 180_000
     found = Journal(path, "m", 1_000_000).unread()
     assert [entry.clients for entry in found] == [chosen, (3, 999_999), ()]
@@ -63,7 +63,7 @@ def test_many_clients_are_written_in_bits(path):
 
 @pytest.mark.parametrize("bits", ['"!"', '"AAAA"', "3", "null"])
 def test_damaged_bits_are_refused(path, bits):
-    Journal(path, "m", 100).append(0, 0, "a", tuple(range(50)), 8)
+    Journal(path, "m", 100).append(Entry(0, 0, "a", tuple(range(50)), 8))
     lines = path.read_text().splitlines()
     entry = json.loads(lines[1]) | {"clients": {"bits": json.loads(bits)}}
     path.write_bytes(lines[0].encode() + b"\n" + sign_entry(entry) + b"\n")

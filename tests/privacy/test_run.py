@@ -105,6 +105,6 @@ def test_what_a_price_hangs_on_is_a_term(part, change, name):
 
 
 def test_a_price_of_nothing_has_no_terms():
-    assert RUN.with_mechanism(FedAvg()).terms == {"claims": "nothing"}
-    short = RUN.with_mechanism(RotatedAxes(4.0, clip_norm=1.0))
+    assert replace(RUN, mechanism=FedAvg()).terms == {"claims": "nothing"}
+    short = replace(RUN, mechanism=RotatedAxes(4.0, clip_norm=1.0))
     assert short.terms["parameters"] == "10"

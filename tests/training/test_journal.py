@@ -6,7 +6,7 @@ import lightning_fedq as fedq
 from lightning_fedq._lightning import pl
 from lightning_fedq.commands.privacy import report_of_checkpoint
 from lightning_fedq.mechanisms.interface import Adversary
-from lightning_fedq.privacy.journal import Journal
+from lightning_fedq.privacy.journal import Entry, Journal
 from lightning_fedq.training.checkpoints import find_journal
 from tests.callbacks.steps import Fails
 from tests.callbacks.test_federated_resume import ROUNDS, federation, fit, latest, module, pytestmark  # noqa: F401
@@ -117,7 +117,7 @@ def test_a_journal_elsewhere_is_found_by_the_names_that_it_was_charged_under(tmp
     journal = Journal(tmp_path / "there" / "ledger-0.jsonl", "LDPQ(1.0)", 3)
     recorded, checkpoint = str(journal.path), tmp_path / "last.ckpt"
     assert find_journal(recorded, checkpoint, {"mine"}) == journal.path  # nothing is charged in it
-    journal.append(0, 0, "", None, 4, ledger="mine", number=1)
+    journal.append(Entry(0, 0, "", None, 4, ledger="mine", number=1))
     assert find_journal(recorded, checkpoint, {"mine", ""}) == journal.path
     assert find_journal(recorded, checkpoint, {"other", ""}) is None
     assert journal.path.stat().st_mode & 0o777 == 0o600

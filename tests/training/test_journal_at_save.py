@@ -12,7 +12,7 @@ import torch
 import lightning_fedq as fedq
 from lightning_fedq._lightning import pl
 from lightning_fedq.commands.privacy import report_of_checkpoint
-from lightning_fedq.privacy.journal import Journal
+from lightning_fedq.privacy.journal import Entry, Journal
 from lightning_fedq.privacy.ledger import Ledger
 from tests.callbacks.test_federated_resume import Interrupted, federation, module
 from tests.callbacks.test_federated_resume_killed import Point, journal_lines
@@ -149,10 +149,10 @@ def test_a_restart_that_does_not_resume_says_so_and_counts_both(tmp_path):
 
 
 def test_a_journal_of_another_federation_or_of_other_terms_is_not_counted(tmp_path):
-    Journal(tmp_path / "ledger-1.jsonl", "FedAvg()", 6).append(0, 0, "", None, 4)
+    Journal(tmp_path / "ledger-1.jsonl", "FedAvg()", 6).append(Entry(0, 0, "", None, 4))
     assert run(tmp_path, max_epochs=1).ledger.rounds == 1
     other = Journal(tmp_path / "ledger-2.jsonl", "CorBin(epsilon_per_coordinate=5.0, shared_bits=5)", 6)
-    other.append(0, 0, "", None, 4, terms='{"clients": "real"}', ledger="x", number=1)
+    other.append(Entry(0, 0, "", None, 4, terms='{"clients": "real"}', ledger="x", number=1))
     with pytest.warns(UserWarning, match="is not counted: Rounds of these clients were charged with"):
         assert run(tmp_path, max_epochs=1).ledger.rounds == 1
 
@@ -160,7 +160,7 @@ def test_a_journal_of_another_federation_or_of_other_terms_is_not_counted(tmp_pa
 def test_counting_a_journal_beside_changes_nothing_in_it(tmp_path):
     """Another process may be writing it."""
     journal = Journal(tmp_path / "ledger-0.jsonl", "m", 3)
-    journal.append(0, 0, "", (1,), 8, ledger="x", number=1)
+    journal.append(Entry(0, 0, "", (1,), 8, ledger="x", number=1))
     with journal.path.open("ab") as file:
         file.write(b'{"round": 1, ')
     before = journal.path.read_bytes()

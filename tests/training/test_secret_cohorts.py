@@ -18,8 +18,8 @@ from lightning_fedq.cli import main
 from lightning_fedq.mechanisms.interface import Adversary, Neighbours
 from lightning_fedq.privacy.losses import GaussianLoss
 from lightning_fedq.privacy.planning import make_plan_context
+from lightning_fedq.privacy.report import CONDITIONS
 from lightning_fedq.privacy.sampled import secret_epsilon
-from lightning_fedq.privacy.secret_row import CONDITIONS
 from lightning_fedq.rounds import RoundPlanner
 from lightning_fedq.training.accounts import make_report
 from lightning_fedq.training.secret_cohorts import check_processes

@@ -1,6 +1,6 @@
 """Robust aggregation rules in place of the plain mean, and weights by the clients' noise."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -90,20 +90,9 @@ class RobustAggregation:
         if self.bucket_size > 1:
             generator = torch.Generator().manual_seed(plan.stream_seed("buckets"))
             rows = robust.bucketing(rows, torch.randperm(len(rows), generator=generator), self.bucket_size)
-        if self.rule in ("trimmed_mean", "krum", "multi_krum"):
-            rules = {
-                "trimmed_mean": robust.trimmed_mean,
-                "krum": robust.krum,
-                "multi_krum": robust.multi_krum,
-            }
-            return rules[self.rule](rows, self.num_byzantine)
-        plain = {
-            "mean": robust.mean,
-            "median": robust.median,
-            "geometric_median": robust.geometric_median,
-            "centered_clipping": robust.centered_clipping,
-        }
-        return plain[self.rule](rows)
+        rule: Callable[..., Tensor] = getattr(robust, self.rule)
+        takes_number = self.rule in ("trimmed_mean", "krum", "multi_krum")
+        return rule(rows, self.num_byzantine) if takes_number else rule(rows)
 
     def warn_if_broken(self, num_clients: int, fraction: float) -> None:
         """Warn if the share of Byzantine clients exceeds the breakdown point. One client spoils a bucket."""

@@ -226,27 +226,19 @@ class PoissonGaussianLoss(Loss):
     def curve(self, epsilons: Array) -> Array:
         # the ratio of the two densities rises with y, so the best test is {y > threshold}
         shift, q = 0.5 / self.noise_multiplier, self.chance
-        size = np.minimum(
-            np.abs(epsilons), 700.0
-        )  # the curve falls, so its value at 700 bounds larger epsilons
-        threshold = self._threshold(size)
+        # the curve falls, so its value at 700 bounds larger epsilons
+        size = np.minimum(np.abs(epsilons), 700.0)
+        # P is e^size times Q at the outcome y = threshold: with m = 1 / (2 z), c = q e^(-m^2 / 2) and
+        # b = (1 - q) (1 - e^-size), u = e^(m y) solves c u^2 - b e^size u - c e^size = 0. So
+        # u = e^size (b + sqrt(b^2 + 4 c^2 e^-size)) / (2 c)
+        with np.errstate(divide="ignore"):
+            log_c, log_b = math.log(q) - 0.5 * shift * shift, np.log1p(-q) + np.log(-np.expm1(-size))
+        log_root = 0.5 * np.logaddexp(2.0 * log_b, 2.0 * (math.log(2.0) + log_c) - size)
+        threshold = (size + np.logaddexp(log_b, log_root) - math.log(2.0) - log_c) / shift
         # P - e^size Q beyond the threshold: of the rounds with the client, and of those without
         drawn = special.ndtr(shift - threshold) - np.exp(size + special.log_ndtr(-shift - threshold))
         absent = np.exp(special.log_ndtr(-threshold) + size) * -np.expm1(-size)
         return both_sides(epsilons, np.maximum(q * drawn - (1.0 - q) * absent, 0.0))
-
-    def _threshold(self, size: Array) -> Array:
-        """Return the outcome y at which the density P is e^size times Q.
-
-        With m = 1 / (2 z), c = q e^(-m^2 / 2) and b = (1 - q) (1 - e^-size), u = e^(m y) solves c u^2 - b
-        e^size u - c e^size = 0. So u = e^size (b + sqrt(b^2 + 4 c^2 e^-size)) / (2 c).
-        """
-        m, q = 0.5 / self.noise_multiplier, self.chance
-        with np.errstate(divide="ignore"):
-            log_c, log_b = math.log(q) - 0.5 * m * m, np.log1p(-q) + np.log(-np.expm1(-size))
-        log_root = 0.5 * np.logaddexp(2.0 * log_b, 2.0 * (math.log(2.0) + log_c) - size)
-        threshold: Array = (size + np.logaddexp(log_b, log_root) - math.log(2.0) - log_c) / m
-        return threshold
 
     @property
     def scale(self) -> tuple[float, float]:
