@@ -86,7 +86,7 @@ class Bench:
         self.mechanism, self._case = case.mechanism, case
         self.concentrated, self.everybody = case.concentrated, case.everybody
         self.segments, self.times, self.dim = segments * times, times, sum(segments) * times
-        self._ranges, self._level, self._seed = ranges, level, seed
+        self._ranges, self._level, self.seed = ranges, level, seed
         self.keys: list[Keys] = [SeededKeys(3 * seed + world) for world in range(3)]
         self._decoy = SeededKeys(3 * seed + (1 << 50))
         self._turns = _TURNS if self.mechanism.reuses_noise else 1
@@ -176,9 +176,8 @@ class Bench:
     def context(self, round: int) -> RoundContext:
         """Return the public part of a round."""
         ones = torch.ones(2 * self.times, dtype=torch.float64)
-        return RoundContext(
-            round, self.groups, self.segments, self._ranges.center * ones, self._ranges.radius * ones
-        )
+        center, radius = self._ranges.center * ones, self._ranges.radius * ones
+        return RoundContext(round, self.groups, self.segments, center, radius)
 
     def private_claim(self, adversary: Adversary) -> PrivacyClaim | None:
         """Return the claim against an adversary, or None if there is no guarantee."""
@@ -297,7 +296,7 @@ class Bench:
             attempt: Number of earlier attempts at the round.
         """
         if stage not in self._stages:
-            own = SeededKeys(3 * self._seed + (1 << 49) + stage)
+            own = SeededKeys(3 * self.seed + (1 << 49) + stage)
             self._stages[stage] = own, self._engine(own, self.segments)
         keys, engine = self._stages[stage]
         # the same public range in every round, so that a range that follows the updates tells nothing of them

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from lightning_fedq.audit.bench import Bench
 from lightning_fedq.audit.bins import Bins, Integers
 from lightning_fedq.audit.played import Played
-from lightning_fedq.audit.views import MOST, Array, Evidence, Trial, View
+from lightning_fedq.audit.views import MOST, Array, Trial, View, describe_evidence
 from lightning_fedq.functional.trade_off import binomial_bounds
 from lightning_fedq.mechanisms.contract_suite.updates import PlayedUpdate
 from lightning_fedq.mechanisms.interface import Loss, Neighbours, PrivacyClaim
@@ -113,7 +113,7 @@ class Cell:
                 alarm, at = "", worst[number]
                 if at >= 0:
                     counted = (hits[at, number], misses[at, number]), (draws[first], draws[second])
-                    seen = Evidence(names, self.describe(event[at, number]), *counted)
+                    seen = describe_evidence(names, self.describe(event[at, number]), *counted)
                     alarm = f"{self.place}: {seen} {implied[number]}"
                 claim, bound = float(claims[number]), float(bounds[number])
                 trials.append(Trial(self.view, names, (self.num_clients,), claim, bound, alarm))
@@ -144,48 +144,34 @@ class ByRound:
 
     def cells(self) -> list[Cell]:
         """Return the counts of the rounds."""
-        names, size = self._bench.inputs, len(self._bench.clients)
-        allowed = View("", self._view.loss, self._view.copies, 1, 2, self._view.failure)
-        return [
-            Cell(
-                self._view.name,
-                f"{clients_text(size)}, round {round}",
-                counts,
-                [(0, 1, names, allowed)],
-                self._bins.describe,
-                size,
-                False,
-            )
-            for round, counts in self._counts.items()
-        ]
+        names, size, view = self._bench.inputs, len(self._bench.clients), self._view
+        pairs = [(0, 1, names, View("", view.loss, view.copies, 1, 2, view.failure))]
+        cells = []
+        for round, counts in self._counts.items():
+            place = f"{clients_text(size)}, round {round}"
+            cells.append(Cell(view.name, place, counts, pairs, self._bins.describe, size, False))
+        return cells
 
 
-class Probes:
-    """Counted rounds, ready to be judged."""
+def judge_cells(cells: list[Cell], alpha: float) -> list[Trial]:
+    """Return the result of every pair, the alarms first. True claims raise one with at most `alpha`."""
+    total = sum(cell.num_tests for cell in cells)
+    found: dict[tuple[str, frozenset[str]], Trial] = {}
+    played: dict[tuple[str, frozenset[str]], set[int]] = {}
 
-    def __init__(self, cells: list[Cell]) -> None:
-        self._cells = cells
+    def closeness(trial: Trial) -> tuple[bool, float]:
+        return bool(trial.alarm), trial.lower_bound / trial.claim
 
-    def judge(self, alpha: float) -> list[Trial]:
-        """Return the result of every pair, the alarms first. True claims raise one with at most `alpha`."""
-        total = sum(cell.num_tests for cell in self._cells)
-        found: dict[tuple[str, frozenset[str]], Trial] = {}
-        played: dict[tuple[str, frozenset[str]], set[int]] = {}
-
-        def closeness(trial: Trial) -> tuple[bool, float]:
-            return bool(trial.alarm), trial.lower_bound / trial.claim
-
-        for cell in self._cells:
-            for trial in cell.judge(alpha / total):
-                key = trial.view, frozenset(trial.pair)
-                before = found.get(key)
-                if not (cell.is_listed or trial.alarm):
-                    continue
-                played.setdefault(key, set()).add(cell.num_clients)
-                if before is None or closeness(trial) > closeness(before):
-                    found[key] = trial
-        trials = [replace(trial, num_clients=tuple(sorted(played[key]))) for key, trial in found.items()]
-        return sorted(trials, key=closeness, reverse=True)
+    for cell in cells:
+        for trial in cell.judge(alpha / total):
+            if not (cell.is_listed or trial.alarm):
+                continue
+            key = trial.view, frozenset(trial.pair)
+            played.setdefault(key, set()).add(cell.num_clients)
+            if key not in found or closeness(trial) > closeness(found[key]):
+                found[key] = trial
+    trials = [replace(trial, num_clients=tuple(sorted(played[key]))) for key, trial in found.items()]
+    return sorted(trials, key=closeness, reverse=True)
 
 
 class Allowed:

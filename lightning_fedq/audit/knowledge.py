@@ -27,20 +27,20 @@ the H of a partner who knows the shared word. A worst pair that depends on the s
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_fedq.audit.audit_case import AuditCase
 from lightning_fedq.audit.bench import CROWD_SEGMENTS, FEW_SEGMENTS, Bench
+from lightning_fedq.audit.cells import Tested
 from lightning_fedq.audit.fixed_parts import HeldKeys
 from lightning_fedq.audit.played import Played
 from lightning_fedq.audit.simulated import cohort_size, position_loss
 from lightning_fedq.audit.views import MOST, Array, Finding, View
 from lightning_fedq.keys.randomness import SeededKeys
-from lightning_fedq.mechanisms.interface import Adversary, Mechanism, PrivacyClaim
+from lightning_fedq.mechanisms.interface import Adversary, Mechanism
 
 SEGMENTS = (104, 101)
 _CROWD = 16
@@ -56,16 +56,6 @@ _HELD_ALIKE = (
 """Groups of adversaries that hold the same streams and are tested on the same rounds."""
 _FRESH = 1 << 40
 """First seed of the streams that the adversary does not hold."""
-
-
-@dataclass(frozen=True)
-class _Sight:
-    """One adversary's view: a number per position, extracted from a round, and the claim under test."""
-
-    adversary: Adversary
-    name: str
-    extract: Callable[[Played], Array]
-    claim: PrivacyClaim
 
 
 def audit_knowledge(
@@ -110,13 +100,13 @@ def audit_knowledge(
     findings: list[Finding] = []
     for together in _HELD_ALIKE:
         bench = Bench(case, seed, segments, size, together[0])
-        seen = [sight for who in together if who in against and (sight := _sight(bench, who))]
+        seen = {who: test for who in together if who in against and (test := _sight(bench, who))}
         if seen:
-            findings += _judge(bench, seen, trials, alpha / len(Adversary), seed, cells, repetitions)
+            findings += _judge(bench, seen, trials, alpha / len(Adversary), cells, repetitions)
     return tuple(findings)
 
 
-def _sight(bench: Bench, adversary: Adversary) -> _Sight | None:
+def _sight(bench: Bench, adversary: Adversary) -> Tested | None:
     """Return the view of an adversary, or None if there is no claim or no other client to observe."""
     claim = bench.private_claim(adversary)
     if claim is None:
@@ -126,17 +116,17 @@ def _sight(bench: Bench, adversary: Adversary) -> _Sight | None:
         if len(bench.clients) < 2:
             return None  # there is no other client whose update the sum could reveal
         others = Played.honest_total if bench.rotated else Played.honest_sum
-        return _Sight(adversary, "the sum less what a curious client knows", others, claim)
+        return Tested("the sum less what a curious client knows", claim, others)
     if adversary is Adversary.OUTSIDER:
         released = Played.total if bench.rotated else Played.released  # the rotation is public
-        return _Sight(adversary, "the released sum", released, claim)
+        return Tested("the released sum", claim, released)
     if adversary is Adversary.SECAGG_SERVER and bench.mechanism.homomorphic:
         if bench.symbolic:
-            return _Sight(adversary, "the sum of all messages", Played.total, claim)
-        return _Sight(adversary, "the decoded sum of all messages", Played.released, claim)
+            return Tested("the sum of all messages", claim, Played.total)
+        return Tested("the decoded sum of all messages", claim, Played.released)
     if adversary is Adversary.SERVER and len(bench.groups[0]) > 1 and bench.aligned:
-        return _Sight(adversary, "all messages of a group", Played.group, claim)
-    return _Sight(adversary, "one message", message, claim)
+        return Tested("all messages of a group", claim, Played.group)
+    return Tested("one message", claim, message)
 
 
 def _insiders(bench: Bench, victim: int, adversary: Adversary) -> frozenset[int]:
@@ -149,42 +139,39 @@ def _insiders(bench: Bench, victim: int, adversary: Adversary) -> frozenset[int]
     return frozenset()
 
 
-def _trials(bench: Bench, sight: _Sight, victim: int, held: int, trials: int) -> Iterator[Played]:
-    """Yield the same round `trials` times with the same held streams and alternating labels."""
-    known, insiders = SeededKeys(held), _insiders(bench, victim, sight.adversary)
-    for trial in range(trials):
-        fresh = SeededKeys(_FRESH + held * trials + trial)
-        keys = HeldKeys(sight.adversary, known, fresh, insiders)
-        yield bench.play_alone(keys, victim, trial % 2, told=known)
-
-
 def _judge(
-    bench: Bench, sights: list[_Sight], trials: int, alpha: float, seed: int, cells: int, repetitions: int
+    bench: Bench, tests: dict[Adversary, Tested], trials: int, alpha: float, cells: int, repetitions: int
 ) -> list[Finding]:
     """Run the rounds of adversaries that hold the same streams, and test each claim."""
-    values: list[list[Array]] = [[] for _ in sights]
-    labels: list[list[NDArray[np.int64]]] = [[] for _ in sights]
+    adversary = next(iter(tests))
+    values: list[list[Array]] = [[] for _ in tests]
+    labels: list[list[NDArray[np.int64]]] = [[] for _ in tests]
     for repeat in range(repetitions):
         victim = bench.clients[repeat % len(bench.clients)]
-        held = (1 << 20) * (seed + 1) + repeat
-        played = list(_trials(bench, sights[0], victim, held, trials))
-        for number, sight in enumerate(sights):
-            seen = np.stack([sight.extract(trial) for trial in played])
+        held = (1 << 20) * (bench.seed + 1) + repeat
+        known, insiders = SeededKeys(held), _insiders(bench, victim, adversary)
+        played: list[Played] = []  # the same round with the same held streams and alternating labels
+        for trial in range(trials):
+            fresh = SeededKeys(_FRESH + held * trials + trial)
+            keys = HeldKeys(adversary, known, fresh, insiders)
+            played.append(bench.play_alone(keys, victim, trial % 2, told=known))
+        for number, test in enumerate(tests.values()):
+            seen = np.stack([test.extract(part) for part in played])
             if bench.concentrated and not bench.follows_streams:
                 seen = seen[:, :1]
-            labelled = np.stack([trial.position_labels(seen.shape[1]) for trial in played])
+            labelled = np.stack([part.position_labels(seen.shape[1]) for part in played])
             counted = labelled[0] >= 0
             values[number].append(seen[:, counted])
             labels[number].append(labelled[:, counted])
         if min(sum(part.shape[1] for part in parts) for parts in values) >= cells:
             break
     findings = []
-    for sight, seen_parts, label_parts in zip(sights, values, labels, strict=True):
+    for (who, test), seen_parts, label_parts in zip(tests.items(), values, labels, strict=True):
         drawn = np.concatenate(seen_parts, axis=1)
-        loss, copies = position_loss(bench, sight.claim, len(sight.extract(played[0])))
-        view = View(sight.name, loss, copies, 1, 2)
+        loss, copies = position_loss(bench, test.claim, len(test.extract(played[0])))
+        view = View(f"{test.view}, {who.name.lower()}", loss, copies, 1, 2)
         own, other = estimates(drawn, np.concatenate(label_parts, axis=1), view.epsilons)
-        findings.append(_finding(view, own, other, drawn.shape[1], drawn.size // 4, alpha, sight))
+        findings.append(_finding(view, own, other, drawn.shape[1], drawn.size // 4, alpha))
     return findings
 
 
@@ -244,9 +231,7 @@ def _chosen(
     return own, other
 
 
-def _finding(
-    view: View, own: Array, other: Array, cells: int, draws: int, alpha: float, sight: _Sight
-) -> Finding:
+def _finding(view: View, own: Array, other: Array, cells: int, draws: int, alpha: float) -> Finding:
     """Bound the mean probabilities and compare the proven delta with the claimed delta."""
     each = math.log(2.0 * own.size / alpha) / cells
     lower = np.vectorize(lambda mean: mean_bounds(mean, each)[0])(own)
@@ -262,8 +247,7 @@ def _finding(
             f"with all keys of the adversary fixed, delta is at least {proven[worst]:.3g} at epsilon "
             f"{view.epsilons[worst]:.3g}, and the claim is {allowed[worst]:.3g}"
         )
-    name = f"{sight.name}, {sight.adversary.name.lower()}"
-    return Finding(name, float(allowed[worst]), float(proven[worst]), draws, alarm, view.epsilons[worst])
+    return Finding(view.name, float(allowed[worst]), float(proven[worst]), draws, alarm, view.epsilons[worst])
 
 
 def mean_bounds(mean: float, exponent: float) -> tuple[float, float]:

@@ -49,11 +49,6 @@ _LARGE_ROUNDS, _ENDS_ROUNDS = 4, 2
 _WHEN = tuple(f"rounds from {first}" for first in BLOCKS)
 
 
-def _rounds(bench: Bench, per_block: int) -> list[tuple[int, int]]:
-    """Return block and number of every round."""
-    return [(block, first + step) for block, first in enumerate(BLOCKS) for step in range(per_block)]
-
-
 def count_attempts(round: int) -> int:
     """Return the number of earlier attempts at a round: one in some rounds of every block, else none."""
     return int(round % 30 in (1, 3, 11))
@@ -78,9 +73,11 @@ class _Messages:
         place = 0 if len(bench.clients) == LARGE else -1
         counted = [group[place] for group in groups]
         self.clients = np.array(counted)
-        kinds, step = len(self.updates), 1 if len(groups) > len(self.updates) else len(groups)
-        self.rounds = _rounds(bench, per_block)
-        self.step = step
+        kinds = len(self.updates)
+        self.step = step = 1 if len(groups) > kinds else len(groups)
+        steps = range(per_block)
+        self.rounds = [(block, first + step) for block, first in enumerate(BLOCKS) for step in steps]
+        """Block and number of every round."""
         self.labels = np.empty((len(self.rounds), len(groups)), np.int64)
         self.played: list[Played] = []
         for number, (_, round) in enumerate(self.rounds):
@@ -98,13 +95,9 @@ class _Messages:
         """Return `(rounds, counted clients, positions)` numbers that the view shows."""
         rows = []
         for played in self.played:
-            seen = [extract(_as_victim(played, int(client))) for client in self.clients]
-            rows.append(np.stack(seen))
+            views = [replace(played, victim=int(client), everybody=False) for client in self.clients]
+            rows.append(np.stack([extract(view) for view in views]))
         return np.stack(rows)
-
-
-def _as_victim(played: Played, client: int) -> Played:
-    return replace(played, victim=client, everybody=False)
 
 
 def message_cells(bench: Bench, tests: list[Tested]) -> list[Cell]:
@@ -285,13 +278,11 @@ def _changes(seen: _Seen, shift: int, what: str) -> list[Comparison]:
 def _ends(seen: _Seen) -> list[Cell]:
     """Return the counts of rounds in which the two ends of the range are sent, by round and by client."""
     played, pairs, cells = seen.played, _pairs(seen.played, seen.allowed), []
+    counted = seen.half, seen.label, seen.outcome
     rounds = [f"round {round}" + ", attempt 1" * count_attempts(round) for _, round in played.rounds]
     clients = [f"client {int(client)}" for client in played.clients]
     for axis, places in ((0, rounds), (1, clients)):
         for number, place in enumerate(places):
-            half, label, outcome = (
-                np.take(array, number, axis) for array in (seen.half, seen.label, seen.outcome)
-            )
-            counts = tally(half, label, outcome, 2, seen.bins.size)
-            cells.append(seen.cell(place, counts, pairs))
+            half, label, outcome = (np.take(array, number, axis) for array in counted)
+            cells.append(seen.cell(place, tally(half, label, outcome, 2, seen.bins.size), pairs))
     return cells

@@ -23,7 +23,6 @@ from lightning_fedq.audit.cells import (
     LARGE,
     Allowed,
     Cell,
-    Probes,
     Tested,
     clients_text,
     difference,
@@ -51,8 +50,8 @@ def probe(
     seed: int,
     size: int,
     cells: Sequence[Cell],
-) -> Probes:
-    """Play the rounds of a case.
+) -> list[Cell]:
+    """Play the rounds of a case, and return their counts after the counts of other rounds.
 
     Args:
         case: Mechanism under audit and its setting.
@@ -60,7 +59,7 @@ def probe(
         draws: Draws of the main simulation, which set the number of draws here.
         seed: Seed of the audit's own keys.
         size: Size of the small cohort.
-        cells: Counts of other rounds that are judged as well.
+        cells: Counts of other rounds.
     """
     cells = [*cells]
     effort = min(draws / 1_000_000, 1.0)
@@ -77,7 +76,7 @@ def probe(
         sums = [test for test in tested(bench, tuple(Adversary)) if not test.of_message]
         if sums and clients != ALONE:
             cells += _sum_cells(bench, sums, effort)
-    return Probes(cells)
+    return cells
 
 
 def _bench(case: AuditCase, seed: int, dim: int, num_clients: int) -> Bench:

@@ -44,7 +44,7 @@ from lightning_fedq.audit.bench import (
     Bench,
 )
 from lightning_fedq.audit.bins import Bins, Integers
-from lightning_fedq.audit.cells import BLOCKS, SMALL_ROUNDS, ByRound, Tested
+from lightning_fedq.audit.cells import BLOCKS, SMALL_ROUNDS, ByRound, Tested, judge_cells
 from lightning_fedq.audit.message_probes import describe_pairs
 from lightning_fedq.audit.played import Played
 from lightning_fedq.audit.probes import probe
@@ -140,19 +140,15 @@ def audit(
     for run in runs:
         run.play(max(draws // len(runs), fewest))
     count = sum(len(run.views) + 1 for run in runs)
-    probed = _is_probed(case) and bool(runs)
+    missing = case.num_dropped or case.dropout_probability or case.min_survivors is not None
+    # all kinds of updates are played in cases without one of their own
+    probed = bool(runs) and not (case.only_sums or case.to_center or missing)
     findings = [finding for run in runs for finding in run.judge(alpha / count * (0.5 if probed else 1.0))]
     if not probed:
         return tuple(findings)
     counted = [cell for run in runs for cell in run.by_round.cells()]
-    probes = probe(case, tested_claims, draws, seed, size, counted)
-    return with_trials(findings, probes.judge(0.5 * alpha), size)
-
-
-def _is_probed(case: AuditCase) -> bool:
-    """Return whether a case is played with all kinds of updates: cases without one of their own."""
-    missing = case.num_dropped or case.dropout_probability or case.min_survivors is not None
-    return not (case.only_sums or case.to_center or missing)
+    cells = probe(case, tested_claims, draws, seed, size, counted)
+    return with_trials(findings, judge_cells(cells, 0.5 * alpha), size)
 
 
 def with_trials(findings: Sequence[Finding], trials: Sequence[Trial], size: int) -> tuple[Finding, ...]:
@@ -186,8 +182,13 @@ class _Run:
     def __init__(
         self, bench: Bench, adversaries: tuple[Adversary, ...], draws: int, promised: list[Loss]
     ) -> None:
-        self._bench = bench
-        self.looks = _looks(bench, adversaries, draws // bench.draws // 2 * 2, promised)
+        self._bench, self.looks = bench, list[_Look]()
+        if tested := tested_claims(bench, adversaries, promised):
+            # the classes are chosen on rounds of their own
+            rounds = draws // bench.draws // 2 * 2
+            sample = bench.calibration(min(max(rounds // 4, 8), MOST_CALIBRATIONS))
+            sample = [played for played in sample if len(played.clients) >= _FEWEST_ANSWERS]
+            self.looks = [_look(bench, test, sample) for test in tested]
         self.views: list[View] = []
         self._rounds = 0
         if self.looks:
@@ -197,8 +198,10 @@ class _Run:
         """Run as many rounds as give `draws` draws of one coordinate."""
         bench, joint = self._bench, _Joint(self._bench, self.looks[0])
         rounds = self._rounds = draws // bench.draws // 2 * 2
-        message = self.looks[0].extract in (Played.message, Played.decoded_message)
-        wire = _WireBits.from_bench(bench) if message and not bench.concentrated else None
+        claim, message = bench.private_claim(Adversary.EAVESDROPPER), self.looks[0].extract is Played.message
+        wire = None
+        if claim is not None and message and bench.symbolic and not (bench.concentrated or bench.everybody):
+            wire = _WireBits(bench, claim)
         self._grid = _OnGrid(bench)
         for round in range(rounds):
             half = int(2 * (round // 2 * 2) >= rounds)
@@ -222,10 +225,8 @@ class _Run:
     def judge(self, each: float) -> tuple[Finding, ...]:
         """Test the claim of every view, each with error probability `each`."""
         found = (*(view.judge(each) for view in self.views), *self._grid.judge())
-        size = len(self._bench.context(0).cohort)
-        return tuple(
-            replace(finding, num_clients=(size,), rounds=((0, self._rounds - 1),)) for finding in found
-        )
+        sizes, rounds = (len(self._bench.context(0).cohort),), ((0, self._rounds - 1),)
+        return tuple(replace(finding, num_clients=sizes, rounds=rounds) for finding in found)
 
 
 def tested_claims(
@@ -260,24 +261,6 @@ def tested_claims(
         if claim is not None and possible and (claim.loss not in promised or extract is Played.group):
             tested.append(Tested(name, claim, extract))
     return tested
-
-
-def _looks(
-    bench: Bench, adversaries: Sequence[Adversary], rounds: int, before: Sequence[Loss]
-) -> list[_Look]:
-    """Return the views to count, with classes that are chosen on rounds of their own.
-
-    Args:
-        bench: Bench that runs the rounds.
-        adversaries: Adversaries that are tested.
-        rounds: Number of rounds that will be run.
-        before: Claimed losses of views of earlier levels.
-    """
-    if not (tested := tested_claims(bench, adversaries, before)):
-        return []
-    sample = bench.calibration(min(max(rounds // 4, 8), MOST_CALIBRATIONS))
-    calibration = [played for played in sample if len(played.clients) >= _FEWEST_ANSWERS]
-    return [_look(bench, test, calibration) for test in tested]
 
 
 def _look(bench: Bench, test: Tested, calibration: list[Played]) -> _Look:
@@ -350,23 +333,14 @@ class _Joint:
 class _WireBits:
     """Bits of the victim's packed message with padding, each checked against the claim of its symbol."""
 
-    def __init__(self, view: View, symbol_of: Integers) -> None:
-        self.view, self._symbol_of = view, symbol_of
-
-    @classmethod
-    def from_bench(cls, bench: Bench) -> _WireBits | None:
-        """Return the counter for a bench, or None if the claim is not about single symbols."""
-        claim = bench.private_claim(Adversary.EAVESDROPPER)
-        if claim is None or not bench.symbolic or bench.everybody:
-            return None
+    def __init__(self, bench: Bench, claim: PrivacyClaim) -> None:
         bits = 8 * len(bench.packed(bench.play_alone(bench.keys[2], bench.clients[0], 0, CALIBRATION)))
         loss, copies = position_loss(bench, claim, bench.num_symbols)
         width = bits // bench.num_symbols
-        symbol_of = np.minimum(np.arange(bits) // width, bench.num_symbols - 1)
+        self._symbol_of = np.minimum(np.arange(bits) // width, bench.num_symbols - 1)
         period = width * (bench.num_symbols // bench.times)
-        view = View("bits on the wire", loss, copies, bits, 2, period=period)
-        view.name_outputs(bench.inputs, lambda event: f"a bit of {int(np.argmax(event))}")
-        return cls(view, symbol_of)
+        self.view = View("bits on the wire", loss, copies, bits, 2, period=period)
+        self.view.name_outputs(bench.inputs, lambda event: f"a bit of {int(np.argmax(event))}")
 
     def add(self, half: int, played: Played) -> None:
         bits = np.unpackbits(np.frombuffer(Bench.packed(played), np.uint8)).astype(np.int64)

@@ -43,32 +43,22 @@ _DRAWS_OF_AN_OUTLIER = 3000
 """The weight of one draw is at most 1/3000 of all draws. A larger range would widen the bound too much."""
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """Draws of two updates in an event that the claim does not allow to be so unequally frequent.
+def describe_evidence(
+    updates: tuple[str, str], outputs: str, hits: tuple[int, int], draws: tuple[int, int]
+) -> str:
+    """Return a sentence on an event that the claim does not allow to be so unequally frequent.
 
     Args:
         updates: Names of the two updates.
         outputs: Description of the event.
         hits: Number of draws in the event, by update.
         draws: Number of draws, by update.
-        place: Position of the outputs, "" for all positions together.
     """
-
-    updates: tuple[str, str]
-    outputs: str
-    hits: tuple[int, int]
-    draws: tuple[int, int]
-    place: str = ""
-
-    def __str__(self) -> str:
-        """Return both updates, the outputs and their frequencies."""
-        shares = [f"{hit / max(drawn, 1):.4f}" for hit, drawn in zip(self.hits, self.draws, strict=True)]
-        place = f"{self.place}: " if self.place else ""
-        return (
-            f"{place}update '{self.updates[0]}' gives {self.outputs} with frequency {shares[0]}, update "
-            f"'{self.updates[1]}' with frequency {shares[1]} ({self.draws[0]} and {self.draws[1]} draws)."
-        )
+    shares = [f"{hit / max(drawn, 1):.4f}" for hit, drawn in zip(hits, draws, strict=True)]
+    return (
+        f"update '{updates[0]}' gives {outputs} with frequency {shares[0]}, update "
+        f"'{updates[1]}' with frequency {shares[1]} ({draws[0]} and {draws[1]} draws)."
+    )
 
 
 def proven_epsilons(low: Array, high: Array, epsilons: Array) -> Array:
@@ -410,9 +400,8 @@ class View:
         proven = np.max([deltas for _, deltas, _ in results], axis=0)
         allowed = [self.allowed(epsilon) for epsilon in self.epsilons]
         closest = int(np.argmax(proven / np.maximum(allowed, 1e-12)))
-        by_delta = Finding(
-            self.name, allowed[closest], float(proven[closest]), draws, alarm, self.epsilons[closest]
-        )
+        epsilon, bound = self.epsilons[closest], float(proven[closest])
+        by_delta = Finding(self.name, allowed[closest], bound, draws, alarm, epsilon)
         return self._judge_divergences(by_delta, divergences, 0.25 * alpha)
 
     def _tables(self) -> dict[str, Counts]:
@@ -424,10 +413,8 @@ class View:
         positions = self.counts.shape[2]
         pooled = [self.counts.sum(2, keepdims=True)]
         if positions >= 2 * _POSITION_CLASSES:
-            pooled += [
-                self.counts[:, :, start::_POSITION_CLASSES].sum(2, keepdims=True)
-                for start in range(_POSITION_CLASSES)
-            ]
+            classes = (self.counts[:, :, start::_POSITION_CLASSES] for start in range(_POSITION_CLASSES))
+            pooled += [counts.sum(2, keepdims=True) for counts in classes]
         tables = {"pooled": np.concatenate(pooled, axis=2)}
         if (times := positions // self._period) > 1:
             stretches = self.counts[:, :, : times * self._period]
@@ -491,6 +478,6 @@ class View:
             return best, proven, ""
         at, event, hits, draws = evidence[found[0]]
         names = self._inputs[label], self._inputs[1 - label]
-        place = "" if position == "pooled" else f"{position} {at}"
-        seen = Evidence(names, self._describe(event), hits, draws, place)
-        return best, proven, f"{seen} {implied[0]}"
+        place = "" if position == "pooled" else f"{position} {at}: "
+        seen = describe_evidence(names, self._describe(event), hits, draws)
+        return best, proven, f"{place}{seen} {implied[0]}"

@@ -121,11 +121,6 @@ def _of_run(folder: Path) -> list[str]:
     return ["--config", str(config), "--trainer.logger", "false", "--ckpt_path", str(model)]
 
 
-def _line(path: Path) -> str:
-    """Return the first line of a YAML file, a comment that describes it."""
-    return path.read_text().splitlines()[0].removeprefix("# ")
-
-
 def main(name: str | None = None, *, out: Path | None = None) -> None:
     """List the runs and fragments that ship with the package, print one, or write it out.
 
@@ -145,7 +140,8 @@ def main(name: str | None = None, *, out: Path | None = None) -> None:
         ):
             print(f"{head}\n")
             for label, path in shipped.items():
-                print(f"  {label:<34} {_line(path)}")
+                comment = path.read_text().splitlines()[0].removeprefix("# ")
+                print(f"  {label:<34} {comment}")
             print()
         return
     every = {**fragments(), **configs()}

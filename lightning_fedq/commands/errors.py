@@ -40,7 +40,8 @@ def suggest(message: str, keys: Iterable[str]) -> str:
     wrong = re.findall(r'Parser key "(\w+)":\n(?: .*\n)*? *Expected (?:an? )?(.*)\. Got value: (.*)', message)
     if wrong and "class_path" in message:
         key, kind, value = wrong[-1]
-        return f" {key} must be {_named(kind)}, got {value}"
+        plain = re.sub(r"<class '([\w.]+)'>", r"\1", kind)  # "int" for `<class 'int'>`
+        return f" {key} must be {plain}, got {value}"
     unknown = re.search(r"[uU]nrecognized arguments?: --([^\s=]+)", message)
     if unknown:
         return nearest(unknown[1].rstrip("+"), keys) or _nearest_start(unknown[1], keys)
@@ -57,7 +58,13 @@ def suggest(message: str, keys: Iterable[str]) -> str:
     if refused:
         owners = re.findall(r"class_path '([\w.]+)'", message[: refused.start()])
         if owners and owners[-1].endswith((".LightningModule", ".LightningDataModule")):
-            return _class_wanted("data" if owners[-1].endswith("DataModule") else "model")
+            # the configuration is of a script that names its classes in Python
+            key = "data" if owners[-1].endswith("DataModule") else "model"
+            return (
+                f" `{key}` names no class. Write {key}: {{class_path: MODULE.CLASS, init_args: {{...}}}}, "
+                "or run the script that calls LightningCLI: python train.py fit --config YOURS.yaml "
+                "--config FRAGMENT.yaml (`fedq configs NAME --out FRAGMENT.yaml` writes a fragment)."
+            )
         if owners:
             module, _, name = owners[-1].rpartition(".")
             parameters = inspect.signature(getattr(importlib.import_module(module), name)).parameters
@@ -81,11 +88,6 @@ def mechanism_misplaced(message: str) -> str:
     return ""
 
 
-def _named(kind: str) -> str:
-    """Return the plain name of a type, for example "int" for `<class 'int'>`."""
-    return re.sub(r"<class '([\w.]+)'>", r"\1", kind)
-
-
 def concise(message: str) -> str:
     """Return the first line of a parser's error and the line with the cause, without the long dump."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
@@ -94,16 +96,6 @@ def concise(message: str) -> str:
     )
     refused = [line for line in lines[1:] if causes.search(line)]
     return "\n".join(lines if len(lines) < 4 or not refused else [lines[0], *refused[-1:]])
-
-
-def _class_wanted(key: str) -> str:
-    """Return a hint for the configuration of a script that names its classes in Python, not in YAML."""
-    return (
-        f" `{key}` names no class. Write "
-        f"{key}: {{class_path: MODULE.CLASS, init_args: {{...}}}}, "
-        "or run the script that calls LightningCLI: python train.py fit --config YOURS.yaml "
-        "--config FRAGMENT.yaml (`fedq configs NAME --out FRAGMENT.yaml` writes a fragment)."
-    )
 
 
 def _wrong_package_hint(path: str) -> str:

@@ -41,10 +41,8 @@ def collect_rows(
     from lightning_fedq.commands.resolver import resolved
 
     result = resolved(asked, DIM, target=False).some()
-    rows = [
-        dict(own.get(name) or describe(type(mechanism), mechanism, name))
-        for name, mechanism in result.rows.items()
-    ]
+    found = result.rows.items()
+    rows = [dict(own.get(name) or describe(type(kind), kind, name)) for name, kind in found]
     return rows, result.words
 
 

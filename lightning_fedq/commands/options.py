@@ -196,30 +196,19 @@ def import_named_classes(arguments: Sequence[str]) -> None:
     Models and data come before callbacks and loggers. The parser reports modules that can't be imported,
     with their place in the configuration.
     """
-    for module in _modules(arguments):
-        if any(package in sys.modules for package in _PACKAGES):
-            return
-        with suppress(ImportError):
-            import_module(module)
-
-
-def _modules(arguments: Sequence[str]) -> Iterator[str]:
-    """Yield the modules of named classes outside this package, models and data first."""
+    words = [word for argument in arguments for word in argument.split("=", 1)]
+    flags = ("--model", "--data", "--model.class_path", "--data.class_path")
+    paths = [value for flag, value in pairwise(words) if flag in flags]
     configs = list(_configs(arguments))
     first = [config.get(key) for key in ("model", "data") for config in configs]
-    paths = [*_flags(arguments), *(str(node["class_path"]) for _, node in classes([first, configs]))]
+    paths += [str(node["class_path"]) for _, node in classes([first, configs])]
     for path in paths:
         module = path.rpartition(".")[0]
+        if any(package in sys.modules for package in _PACKAGES):
+            return
         if module and not module.startswith("lightning_fedq"):
-            yield module
-
-
-def _flags(arguments: Sequence[str]) -> Iterator[str]:
-    """Yield the class paths of `--model CLASS`, `--model=CLASS` and the same for `--data`."""
-    words = [word for argument in arguments for word in argument.split("=", 1)]
-    for flag, value in pairwise(words):
-        if flag.removesuffix(".class_path") in ("--model", "--data"):
-            yield value
+            with suppress(ImportError):
+                import_module(module)
 
 
 def _configs(arguments: Sequence[str]) -> Iterator[dict[str, Any]]:

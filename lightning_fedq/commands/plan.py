@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -143,7 +142,6 @@ def _plan(problem: Problem, federated: Federated | None, asked: Resolved) -> tup
         problem: Target and sizes.
         federated: Callback of the configuration, whose aggregation may refuse mechanisms. None if there is no
             configuration.
-        told: Listener that gets each option when it is calibrated.
         asked: Mechanisms to calibrate, and the names that have none.
     """
     allowed = dict(asked.rows)
@@ -168,7 +166,9 @@ def read_sizes(config: str, asking: str = "fedq plan") -> tuple[dict[str, Any], 
     """
     from lightning_fedq.callbacks.trainer_lookup import find_federated
     from lightning_fedq.commands.configs import find
-    from lightning_fedq.commands.run import FedqCLI  # imports Lightning's command line, needed only here
+
+    # imports Lightning's command line, needed only here
+    from lightning_fedq.commands.run import FedqCLI, configuration_file
 
     path = find(config)
     try:
@@ -176,25 +176,18 @@ def read_sizes(config: str, asking: str = "fedq plan") -> tuple[dict[str, Any], 
     except ValueError as error:
         if not isinstance(error.__cause__, TypeError):
             raise
-        # masks refuse the mechanism, which those that are planned replace
-        with tempfile.TemporaryDirectory() as folder:
-            replaced = Path(folder) / path.name
-            replaced.write_text(_with_placeholder(path.read_text()))
-            cli = FedqCLI(["--config", str(replaced)], run=False)
+        # masks refuse the mechanism, which those that are planned replace, so take one that they accept
+        values = yaml.safe_load(path.read_text())
+        placeholder = {"class_path": class_path(LDPQ), "init_args": {"epsilon_per_coordinate": 1.0}}
+        for callback in (values.get("trainer") or {}).get("callbacks") or ():
+            if callback["class_path"].endswith(".Federated"):
+                callback["init_args"]["mechanism"] = placeholder
+        with configuration_file(values) as replaced:
+            cli = FedqCLI(["--config", replaced], run=False)
     federated = find_federated(cli.trainer, asking)
     values = parse_call(repr(federated.mechanism))[1]
     clip = getattr(values.get("mechanism", federated.mechanism), "clip_norm", 1.0)
     return sizes_for(cli.trainer, federated, cli.model), federated, float(clip)
-
-
-def _with_placeholder(text: str) -> str:
-    """Return a configuration with a mechanism that masks accept in the place of its own."""
-    values = yaml.safe_load(text)
-    for callback in (values.get("trainer") or {}).get("callbacks") or ():
-        if callback["class_path"].endswith(".Federated"):
-            placeholder = {"class_path": class_path(LDPQ), "init_args": {"epsilon_per_coordinate": 1.0}}
-            callback["init_args"]["mechanism"] = placeholder
-    return yaml.safe_dump(values)
 
 
 def sizes_for(trainer: pl.Trainer, federated: Federated, model: pl.LightningModule) -> dict[str, Any]:

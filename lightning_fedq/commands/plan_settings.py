@@ -80,7 +80,5 @@ def _cohort(law: CohortLaw) -> Any:
     short = None if isinstance(law, Everybody) else law.size
     if make_cohort_law(short) == law:
         return short
-    return {
-        "class_path": f"{type(law).__module__}.{type(law).__name__}",
-        "init_args": parse_call(repr(law))[1],
-    }
+    path = f"{type(law).__module__}.{type(law).__name__}"
+    return {"class_path": path, "init_args": parse_call(repr(law))[1]}

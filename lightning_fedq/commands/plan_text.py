@@ -38,9 +38,10 @@ def print_options(console: Console, problem: Problem, found: Sequence[Option]) -
     """Print the problem, the table of possible options and an explanation of its columns."""
     target = problem.target
     whom = target.against.value + (" who never learns who took part" if problem.law.secret else "")
+    drawn = f", {problem.cohort:,} a round by {problem.law}" if problem.cohort < problem.clients else ""
     console.print(
         f"epsilon {target.epsilon:g} at delta {target.delta:g} over the {target.over}, against "
-        f"{whom}. {problem.clients:,} clients{_drawn(problem)}, {problem.params:,} "
+        f"{whom}. {problem.clients:,} clients{drawn}, {problem.params:,} "
         f"parameters, {problem.rounds} rounds{_trust(problem)}.",
         highlight=False,
     )
@@ -201,11 +202,6 @@ def describe_known_cohorts(problem: Problem, mechanism: Mechanism) -> str:
         f"part, {secagg} against a server behind secure aggregation and {server} against a server that sees "
         f"messages. These hold for a client that is drawn {charges} times."
     )
-
-
-def _drawn(problem: Problem) -> str:
-    """Return a text on the size and law of the cohort, or "" if all clients take part."""
-    return f", {problem.cohort:,} a round by {problem.law}" if problem.cohort < problem.clients else ""
 
 
 def _trust(problem: Problem) -> str:

@@ -84,11 +84,10 @@ def report_of_config(
     delta = _choose_delta(config, target, delta, f", or add --set Federated.privacy.delta={delta}")
     report = _report(run, delta, secagg, "planned", target)
     update, unmasked = bits_behind(mechanism, run.context, federated.server.secure_aggregation)
-    origin = Origin(config=hashlib.sha256(Path(config).read_bytes()).hexdigest())
     down = float(federated.server.broadcast_bits or _FLOAT_BITS)
-    return replace(
-        report, bits=Bits(measured=False, update=update, unmasked=unmasked, down=down), origin=origin
-    )
+    bits = Bits(measured=False, update=update, unmasked=unmasked, down=down)
+    origin = Origin(config=hashlib.sha256(Path(config).read_bytes()).hexdigest())
+    return replace(report, bits=bits, origin=origin)
 
 
 def report_of_checkpoint(
@@ -127,19 +126,15 @@ def report_of_checkpoint(
     run_of = _recorded_run(federation, engine, charged.dim, callbacks, kind)
     run = run_of(rounds=past, charges=charged.charges)
     charged.set_terms(run.terms)
-    if rounds is None:
-        report = _report(run, delta, secagg, "running", target)
-    else:
-        if run.max_rounds is not None and past == engine["round"]:
-            # disjoint cohorts take turns and no round was repeated, so the charges of all rounds are known
-            run = run_of(rounds=rounds, charges=None)
-        else:
-            run = run_of(rounds=rounds, charges=charged.charges, to_come=rounds - past)
-        report = _report(run, delta, secagg, "planned", target)
-    private_sgd = _state_with("histories", callbacks)
-    samples = (
-        None if private_sgd is None else _samples(private_sgd, charged if rounds is None else None, delta)
-    )
+    if rounds is not None and run.max_rounds is not None and past == engine["round"]:
+        # disjoint cohorts take turns and no round was repeated, so the charges of all rounds are known
+        run = run_of(rounds=rounds, charges=None)
+    elif rounds is not None:
+        run = run_of(rounds=rounds, charges=charged.charges, to_come=rounds - past)
+    report = _report(run, delta, secagg, "running" if rounds is None else "planned", target)
+    samples = None
+    if (private_sgd := _state_with("histories", callbacks)) is not None:
+        samples = _samples(private_sgd, charged if rounds is None else None, delta)
     origin = Origin(model=hashlib.sha256(path.read_bytes()).hexdigest())
     return replace(report, leaves=(_NOT_KNOWN,), origin=origin, samples=samples)
 
@@ -184,7 +179,17 @@ def _recorded_run(
     """
     # a Trainer that only tests has no ByzantineClients callback, so their number is also in the terms
     terms = engine["ledger"].get("terms") or {}
-    planner = _make_planner(federation, terms.get("clients") == "real")
+    limit = federation.get("deadline")
+    deadline = None if limit is None else Deadline(**parse_call(limit)[1])
+    simulated = deadline is not None and deadline.durations is not None
+    planner = RoundPlanner(
+        int(federation["num_clients"]),
+        0,
+        read_law(federation),
+        float(federation["dropout_probability"]),
+        terms.get("clients") == "real" and not simulated,
+        deadline=deadline,
+    )
     listed = (_state_with("byzantine", callbacks) or {"byzantine": ()})["byzantine"]
     num_byzantine = max(min(len(listed), planner.cohort_size), int(terms.get("num_byzantine", "0")))
     protocol = federation["secure_aggregation"]
@@ -228,21 +233,6 @@ def _read_target(state: Mapping[str, Any]) -> PrivacyTarget | None:
     # the text has the adversary as an enum member or as its name
     text = re.sub(r"<Adversary\.(\w+):.*>", r"'\1'", calibration["target"])
     return PrivacyTarget(**parse_call(text)[1])
-
-
-def _make_planner(federation: Mapping[str, Any], may_be_silent: bool) -> RoundPlanner:
-    """Return the planner of future rounds from the state of a federation."""
-    deadline = federation.get("deadline")
-    limit = None if deadline is None else Deadline(**parse_call(deadline)[1])
-    simulated = limit is not None and limit.durations is not None
-    return RoundPlanner(
-        int(federation["num_clients"]),
-        0,
-        read_law(federation),
-        float(federation["dropout_probability"]),
-        may_be_silent and not simulated,
-        deadline=limit,
-    )
 
 
 def _state_with(key: str, callbacks: Mapping[str, dict[str, Any]]) -> dict[str, Any] | None:
@@ -289,12 +279,11 @@ def _read_ledger(path: Path, state: dict[str, Any], repeatable: bool) -> Ledger:
     ledger.load_state_dict(state)
     recorded, position = ledger.recorded
     journal = find_journal(recorded, path)
+    uncounted = "so this report does not count later rounds"
     if recorded and journal is None:
-        rank_zero_warn(
-            f"The journal {recorded} of {path} is missing, so this report does not count later rounds"
-        )
+        rank_zero_warn(f"The journal {recorded} of {path} is missing, {uncounted}")
     if ledger.names_no_journal and not repeatable:
-        rank_zero_warn(f"{path} names no journal, so this report does not count later rounds")
+        rank_zero_warn(f"{path} names no journal, {uncounted}")
     if journal is not None:
         ledger.keep(Journal(journal, ledger.mechanism, ledger.num_clients, position), repeatable)
     if not repeatable:
@@ -364,13 +353,20 @@ def main(
     if delta is not None:
         check_delta(delta)
     source, *others = sources
-    path, changes = Path(source), (mechanism, params, rounds) != (None, None, None) or secagg or bool(set_)
+    path = Path(source)
+    sets_more = (mechanism, params, rounds) != (None, None, None) or secagg or bool(set_)
     if others:
-        if changes:
+        if sets_more:
             raise ValueError("Several runs have their own settings. Use no options except --delta and --out.")
-        return _together(sources, _DELTA if delta is None else delta, out)
+        joint_delta = _DELTA if delta is None else delta
+        costs = [cost_of_folder(Path(folder), joint_delta) for folder in sources]
+        page = page_of_runs(costs, joint_delta, "Privacy of several runs together")
+        print(page)
+        if out is not None:
+            write_atomically(out / "privacy.md", page)
+        return None
     if path.is_dir():
-        if changes or delta is not None:
+        if sets_more or delta is not None:
             raise ValueError(f"A finished run has its own settings. Give {path}/config.yaml to change them.")
         return _print(report_of_folder(path), out)
     if path.suffix != ".ckpt":
@@ -380,23 +376,13 @@ def main(
     if path.suffix in SUFFIXES:
         if mechanism is not None:
             raise ValueError("--mechanism is for checkpoints. A configuration names its class itself.")
-        report = report_of_config(
-            str(path), rounds, delta, secagg, params=params, changes=parse_changes(set_)
-        )
+        changes = parse_changes(set_)
+        report = report_of_config(str(path), rounds, delta, secagg, params=params, changes=changes)
         return _print(report, out)
     if set_ or params is not None:
         raise ValueError("A checkpoint has its own settings. Only configurations allow --set and --params.")
     kind = None if mechanism is None else mechanism_class(mechanism)
     return _print(report_of_checkpoint(path, rounds, delta, secagg, kind), out)
-
-
-def _together(folders: Sequence[str], delta: float, out: Path | None) -> None:
-    """Print the joint privacy cost of several runs, and write it to `out` if given."""
-    costs = [cost_of_folder(Path(folder), delta) for folder in folders]
-    page = page_of_runs(costs, delta, "Privacy of several runs together")
-    print(page)
-    if out is not None:
-        write_atomically(out / "privacy.md", page)
 
 
 def _print(report: PrivacyReport, out: Path | None) -> None:

@@ -85,9 +85,8 @@ def resolved(names: Sequence[str], params: int, *, target: bool = True) -> Resol
             if name in every:
                 rows[name] = every[name]
             elif "," in name:
-                left_out[name] = (
-                    f"there is no row of this name.{nearest(name, every)} `fedq plan` lists rows."
-                )
+                hint = nearest(name, every)
+                left_out[name] = f"there is no row of this name.{hint} `fedq plan` lists rows."
             else:
                 left_out[name] = str(error)
             continue

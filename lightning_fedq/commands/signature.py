@@ -44,7 +44,7 @@ def run(command: Command | Mapping[str, Command], prog: str, argv: Sequence[str]
             formatter = parser.formatter_class
             added = several.add_parser(name, help=first, formatter_class=formatter, allow_abbrev=False)
             _describe(added, function)
-    words = [re.sub(r"^--[^=]+", _with_dashes, word) for word in argv]
+    words = [re.sub(r"^--[^=]+", lambda flag: flag[0].replace("_", "-"), word) for word in argv]
     parser.refuse_unknown(words)
     options = vars(parser.parse_args(words))
     status: int | None = options.pop("command")(**options)
@@ -80,10 +80,6 @@ class _Parser(argparse.ArgumentParser):
         choices = [action.choices for action in self._actions if isinstance(action.choices, Mapping)]
         parsers = [self, *(parser for mapping in choices for parser in mapping.values())]
         return [option for parser in parsers for option in parser._option_string_actions]
-
-
-def _with_dashes(flag: re.Match[str]) -> str:
-    return flag[0].replace("_", "-")
 
 
 def _describe(parser: argparse.ArgumentParser, command: Command) -> None:

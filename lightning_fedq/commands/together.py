@@ -161,10 +161,8 @@ def composed(runs: Sequence[tuple[RunCost, int]], adversary: Adversary, delta: f
         return epsilon
     # the common grid is too narrow for wide losses
     share = remaining / len(kinds)
-    return sum(
-        spent_together({kind._replace(loss=kind.loss.standalone): count}, share)
-        for kind, count in kinds.items()
-    )
+    alone = [(kind._replace(loss=kind.loss.standalone), count) for kind, count in kinds.items()]
+    return sum(spent_together({kind: count}, share) for kind, count in alone)
 
 
 def page_of_runs(runs: Sequence[tuple[RunCost, int]], delta: float, title: str) -> str:

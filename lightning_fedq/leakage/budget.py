@@ -202,9 +202,8 @@ class LeakageBudget(pl.Callback):
             # the first measurement counts as if it had been earlier, by another number of rounds for each
             # client, so that later measurements are spread over the rounds
             when = plan.round if old is not None else plan.round - client % self.every_n_rounds
-            probability = (
-                old.probability if old is not None else min(self._work.batch_size / num_samples, 1.0)
-            )
+            probability = min(self._work.batch_size / num_samples, 1.0)
+            probability = probability if old is None else old.probability
             self.settings[client] = ClientSetting(when, *level, 0.0, probability, True)
         self._std = max((self.settings[client].std for client in clients), default=self._mechanism.noise_std)
         for client, client_moments in moments.items():

@@ -37,11 +37,6 @@ _FEWEST_LONG = 200
 """Minimum number of rounds with repeated layers. A fault of one place shows only once per round."""
 
 
-def count_repetitions(draws: int) -> int:
-    """Return the number of repetitions of both layers in a round, for a number of draws per coordinate."""
-    return min(max(draws // (_FEWEST_LONG * sum(bench.SEGMENTS)), 1), _MOST_TIMES)
-
-
 def audit_case(
     case: AuditCase, draws: int, alpha: float, seed: int = 0, times: int = 1
 ) -> tuple[Finding, ...]:
@@ -74,7 +69,7 @@ def rows(name: str, draws: int, alpha: float) -> Iterator[tuple[str, ...]]:
     The eighth string names pairs of updates in which little is proven, or is "".
     """
     kind = mechanism_class(name)
-    times = count_repetitions(draws)
+    times = min(max(draws // (_FEWEST_LONG * sum(bench.SEGMENTS)), 1), _MOST_TIMES)
     found = cases(kind, times)
     if not found:
         loss = claimed_losses(example(kind), _DIM)[Adversary.OUTSIDER]
@@ -85,11 +80,10 @@ def rows(name: str, draws: int, alpha: float) -> Iterator[tuple[str, ...]]:
         findings = audit_case(case, draws, alpha / len(found), times=times)
         seconds = f"{time.process_time() - start:.0f}"
         title = f"{name}, {case.title}" if case.title else name
-        name_of_case = title
-        for finding in findings:
-            blind = f"{name_of_case}, {finding.view}: {finding.blind_spots}" if finding.blind else ""
-            yield title, *_cells(finding), seconds, finding.report, blind
-            title = seconds = ""
+        for place, finding in enumerate(findings):
+            blind = f"{title}, {finding.view}: {finding.blind_spots}" if finding.blind else ""
+            first = (title, seconds) if place == 0 else ("", "")
+            yield first[0], *_cells(finding), first[1], finding.report, blind
 
 
 def knowledge(names: Sequence[str], alpha: float) -> list[Finding]:
