@@ -341,10 +341,9 @@ class Bench:
             self.everybody,
             behind=self.behind,
         )
-        return played if self._turns == 1 else self._followed(engine, played)
-
-    def _followed(self, engine: RoundEngine, played: Played) -> Played:
-        """Return the round combined with the rounds after it, which cancel part of its noise."""
+        if self._turns == 1:
+            return played
+        # the rounds after it cancel part of its noise
         later_sums = np.stack([self._play_zeros(engine) for _ in range(self._turns - 1)])
         own, *others = self._weights
         return replace(played, own_weight=float(own), later=np.array(others) @ later_sums)

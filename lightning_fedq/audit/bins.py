@@ -36,9 +36,8 @@ class Bins:
             frequent = levels[counts * _BINS >= len(values)]  # each has a class of its own
             self._whole = bool((levels == np.rint(levels)).all())
             after = frequent + 1.0 if self._whole else np.nextafter(frequent, np.inf)
-            levels = np.unique(
-                np.concatenate([np.quantile(values, np.arange(_BINS) / _BINS), frequent, after])
-            )
+            quantiles = np.quantile(values, np.arange(_BINS) / _BINS)
+            levels = np.unique(np.concatenate([quantiles, frequent, after]))
         self.edges, self.size = levels[1:], len(levels)
         # pairs of outcomes would need size^2 bins, so they use at most 8 coarse classes each
         self._width = -(-self.size // 8)

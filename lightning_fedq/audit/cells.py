@@ -7,7 +7,8 @@ over the coordinates in which the two updates differ.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,7 +20,7 @@ from lightning_fedq.audit.played import Played
 from lightning_fedq.audit.views import MOST, Array, Trial, View, describe_evidence
 from lightning_fedq.functional.trade_off import binomial_bounds
 from lightning_fedq.mechanisms.contract_suite.updates import PlayedUpdate
-from lightning_fedq.mechanisms.interface import Loss, Neighbours, PrivacyClaim
+from lightning_fedq.mechanisms.interface import Adversary, Loss, Neighbours, PrivacyClaim
 
 LARGE = 201
 """Number of clients of the large cohort, odd so that one client of pairs is left alone."""
@@ -49,6 +50,40 @@ class Tested:
     def of_message(self) -> bool:
         """Whether the view is one client's message."""
         return self.extract in (Played.message, Played.decoded_message)
+
+
+def tested_claims(
+    bench: Bench, adversaries: Sequence[Adversary] = tuple(Adversary), before: Sequence[Loss] = ()
+) -> list[Tested]:
+    """Return the claims to test, at most one for every adversary with a claim.
+
+    An adversary that sees a function of an earlier view, with the same claim, is left out. Examples are the
+    released sum after the sum of the messages, and every later adversary if each message has its own claim.
+    All messages of a group are always counted, because they are not a function of one message.
+
+    Args:
+        bench: Bench that runs the rounds.
+        adversaries: Adversaries that are tested.
+        before: Claimed losses of views of earlier levels, whose adversaries hold more streams.
+    """
+    claims = {who: bench.private_claim(who) for who in adversaries}
+    coupled, summed = len(bench.groups[0]) > 1, bench.mechanism.homomorphic
+    message = Played.message if bench.symbolic else Played.decoded_message
+    others = Played.honest_total if bench.rotated else Played.honest_sum
+    wanted: list[tuple[str, Adversary, Callable[[Played], Array], bool]] = [
+        ("one message", Adversary.EAVESDROPPER, message, True),
+        ("all messages of a group", Adversary.SERVER, Played.group, bench.aligned and coupled),
+        ("one message", Adversary.SERVER, message, not coupled),
+        ("the sum of all messages", Adversary.SECAGG_SERVER, Played.total, bench.symbolic and summed),
+        ("the released sum", Adversary.OUTSIDER, Played.released, True),
+        ("a curious client", Adversary.CLIENT, others, len(bench.clients) > 1),
+    ]
+    tested: list[Tested] = []
+    for name, who, extract, possible in wanted:
+        claim, promised = claims.get(who), [*before, *(earlier.claim.loss for earlier in tested)]
+        if claim is not None and possible and (claim.loss not in promised or extract is Played.group):
+            tested.append(Tested(name, claim, extract))
+    return tested
 
 
 Comparison = tuple[int, int, tuple[str, str], View]
@@ -85,11 +120,6 @@ class Cell:
                 both = by_view.setdefault(id(allowed), (allowed, []))[1]
                 both += [(first, second, names), (second, first, names[::-1])]
         yield from by_view.values()
-
-    @property
-    def num_tests(self) -> int:
-        """Number of probabilities that are bounded."""
-        return sum(2 * len(pairs) * len(view.epsilons) for view, pairs in self.ordered())
 
     def judge(self, alpha: float) -> list[Trial]:
         """Compare all pairs of labels with the claim.
@@ -155,7 +185,8 @@ class ByRound:
 
 def judge_cells(cells: list[Cell], alpha: float) -> list[Trial]:
     """Return the result of every pair, the alarms first. True claims raise one with at most `alpha`."""
-    total = sum(cell.num_tests for cell in cells)
+    compared = [compared for cell in cells for compared in cell.ordered()]
+    total = sum(2 * len(pairs) * len(view.epsilons) for view, pairs in compared)  # bounded probabilities
     found: dict[tuple[str, frozenset[str]], Trial] = {}
     played: dict[tuple[str, frozenset[str]], set[int]] = {}
 
@@ -195,19 +226,28 @@ class Allowed:
         if not divisible or bench.follows_streams or bench.concentrated or not is_even:
             differing = 1
         if (view := self._views.get((differing, times))) is None:
-            loss, copies = self._loss(claim.loss, differing)
+            loss, copies = divided(claim, self._positions, bench.dim, differing)
             view = self._views[differing, times] = View("", loss, copies * times, 1, 2, bench.failure)
         return view
 
-    def _loss(self, loss: Loss, differing: int) -> tuple[Loss, int]:
-        if self._claim.compositions == 1:
-            try:
-                return (loss.spread(differing) if differing > 1 else loss), 1
-            except TypeError:
-                return loss, 1
-        if self._claim.compositions in (self._positions, self._bench.dim):
-            return loss, 1
-        return loss, self._claim.compositions
+
+def divided(claim: PrivacyClaim, positions: int, dim: int, differing: int) -> tuple[Loss, int]:
+    """Return the claimed loss of one position and the number of its compositions there.
+
+    A claim that can't be divided over positions bounds every function of the view.
+
+    Args:
+        claim: Claim about a whole view.
+        positions: Number of positions of the view.
+        dim: Number of coordinates of an update.
+        differing: Number of coordinates over which the difference of two updates is spread.
+    """
+    if claim.compositions > 1:
+        return claim.loss, 1 if claim.compositions in (positions, dim) else claim.compositions
+    if differing > 1:
+        with suppress(TypeError):  # a loss that can't be divided
+            return claim.loss.spread(differing), 1
+    return claim.loss, 1
 
 
 def halves(positions: int, shift: int) -> Integers:

@@ -115,9 +115,8 @@ class Played:
         group, _ = self.context.place(self.victim)
         partners = [client for client in group if client in self.clients and client != self.victim]
         own = self.row(self.victim).to(torch.int64)
-        partners_sum = torch.zeros_like(own)
-        for partner in partners:
-            partners_sum += self.row(partner).to(torch.int64)
+        rows = [self.clients.index(partner) for partner in partners]
+        partners_sum = self.symbols[rows].sum(0, dtype=torch.int64)
         missing = largest_group - 1 - len(partners)
         joint = own * largest_group + partners_sum + 4 * largest_group * missing
         return np.asarray(joint.numpy(), np.float64)

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -44,10 +43,17 @@ from lightning_fedq.audit.bench import (
     Bench,
 )
 from lightning_fedq.audit.bins import Bins, Integers
-from lightning_fedq.audit.cells import BLOCKS, SMALL_ROUNDS, ByRound, Tested, judge_cells
-from lightning_fedq.audit.message_probes import describe_pairs
+from lightning_fedq.audit.cells import (
+    BLOCKS,
+    SMALL_ROUNDS,
+    ByRound,
+    Tested,
+    divided,
+    judge_cells,
+    tested_claims,
+)
 from lightning_fedq.audit.played import Played
-from lightning_fedq.audit.probes import probe
+from lightning_fedq.audit.probes import describe_pairs, probe
 from lightning_fedq.audit.views import Array, Finding, Trial, View
 from lightning_fedq.mechanisms.interface import Adversary, Loss, Mechanism, PrivacyClaim
 from lightning_fedq.privacy.account import OF_SUMS
@@ -146,8 +152,8 @@ def audit(
     findings = [finding for run in runs for finding in run.judge(alpha / count * (0.5 if probed else 1.0))]
     if not probed:
         return tuple(findings)
-    counted = [cell for run in runs for cell in run.by_round.cells()]
-    cells = probe(case, tested_claims, draws, seed, size, counted)
+    cells = [cell for run in runs for cell in run.by_round.cells()]
+    cells += probe(case, draws, seed, size)
     return with_trials(findings, judge_cells(cells, 0.5 * alpha), size)
 
 
@@ -229,40 +235,6 @@ class _Run:
         return tuple(replace(finding, num_clients=sizes, rounds=rounds) for finding in found)
 
 
-def tested_claims(
-    bench: Bench, adversaries: Sequence[Adversary], before: Sequence[Loss] = ()
-) -> list[Tested]:
-    """Return the claims to test, at most one for every adversary with a claim.
-
-    An adversary that sees a function of an earlier view, with the same claim, is left out. Examples are the
-    released sum after the sum of the messages, and every later adversary if each message has its own claim.
-    All messages of a group are always counted, because they are not a function of one message.
-
-    Args:
-        bench: Bench that runs the rounds.
-        adversaries: Adversaries that are tested.
-        before: Claimed losses of views of earlier levels, whose adversaries hold more streams.
-    """
-    claims = {who: bench.private_claim(who) for who in adversaries}
-    coupled, summed = len(bench.groups[0]) > 1, bench.mechanism.homomorphic
-    message = Played.message if bench.symbolic else Played.decoded_message
-    others = Played.honest_total if bench.rotated else Played.honest_sum
-    wanted: list[tuple[str, Adversary, Callable[[Played], Array], bool]] = [
-        ("one message", Adversary.EAVESDROPPER, message, True),
-        ("all messages of a group", Adversary.SERVER, Played.group, bench.aligned and coupled),
-        ("one message", Adversary.SERVER, message, not coupled),
-        ("the sum of all messages", Adversary.SECAGG_SERVER, Played.total, bench.symbolic and summed),
-        ("the released sum", Adversary.OUTSIDER, Played.released, True),
-        ("a curious client", Adversary.CLIENT, others, len(bench.clients) > 1),
-    ]
-    tested: list[Tested] = []
-    for name, who, extract, possible in wanted:
-        claim, promised = claims.get(who), [*before, *(earlier.claim.loss for earlier in tested)]
-        if claim is not None and possible and (claim.loss not in promised or extract is Played.group):
-            tested.append(Tested(name, claim, extract))
-    return tested
-
-
 def _look(bench: Bench, test: Tested, calibration: list[Played]) -> _Look:
     """Return a view whose classes are chosen on the calibration rounds."""
     extract = test.extract
@@ -281,18 +253,9 @@ def _look(bench: Bench, test: Tested, calibration: list[Played]) -> _Look:
 
 
 def position_loss(bench: Bench, claim: PrivacyClaim, positions: int) -> tuple[Loss, int]:
-    """Return the claimed loss of one position and the number of its compositions there.
-
-    If the claim can't be divided over positions, the loss of one position is the whole claim, which bounds
-    every function of the view.
-    """
-    if claim.compositions in (positions, bench.dim) and claim.compositions > 1:
-        return claim.loss, 1
+    """Return the claimed loss of one position and the number of its compositions there, see `divided`."""
     is_even = not bench.follows_streams or (bench.rotated and positions == bench.num_symbols)
-    if claim.compositions == 1 and is_even and not bench.concentrated:
-        with suppress(TypeError):  # a loss that can't be divided
-            return claim.loss.spread(positions), 1
-    return claim.loss, claim.compositions
+    return divided(claim, positions, bench.dim, positions if is_even and not bench.concentrated else 1)
 
 
 class _Joint:

@@ -31,6 +31,8 @@ from lightning_fedq.privacy.grid import LossGrid
 
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
+Event = NDArray[np.bool_]
+"""Whether each outcome is part of an event."""
 
 _POSITION_CLASSES = 4
 MOST = 700.0
@@ -287,11 +289,9 @@ class View:
         self.loss = loss
         self.counts: Counts = np.zeros((2, 2, positions, outcomes), np.int64)
         self._inputs = "first", "second"
-        self._describe: Callable[[NDArray[np.bool_]], str] = lambda event: (
-            f"one of {int(event.sum())} outputs"
-        )
+        self._describe: Callable[[Event], str] = lambda event: f"one of {int(event.sum())} outputs"
 
-    def name_outputs(self, inputs: tuple[str, str], describe: Callable[[NDArray[np.bool_]], str]) -> None:
+    def name_outputs(self, inputs: tuple[str, str], describe: Callable[[Event], str]) -> None:
         """Set the names of the two updates, and a function that names a set of outcomes, for alarms."""
         self._inputs, self._describe = inputs, describe
 

@@ -193,11 +193,9 @@ def wheels(app: Path, *, into: Path | None = None, constraint: Path | None = Non
     if done.returncode != 0:
         print("error: pip built no wheels. See its output above.", file=sys.stderr)
         return 2
-    found = sorted(folder.glob("*.whl"))
+    found, machine = sorted(folder.glob("*.whl")), f"{platform.system()} {platform.machine()}"
     version = ".".join(map(str, sys.version_info[:2]))
-    print(
-        f"{len(found)} wheels in {folder}, for Python {version} on {platform.system()} {platform.machine()}"
-    )
+    print(f"{len(found)} wheels in {folder}, for Python {version} on {machine}")
     return 0
 
 

@@ -192,11 +192,9 @@ def describe_known_cohorts(problem: Problem, mechanism: Mechanism) -> str:
     run = replace(problem.run(mechanism), threat=threat)
     charges = planned_charges(run, secret=False)
     account = Account(run, check_delta(problem.target.delta, problem.clients, "clients"))
-    epsilons = {
-        who: account.epsilon(who, charges, secret=False)
-        for who in (Adversary.OUTSIDER, Adversary.SECAGG_SERVER, Adversary.SERVER)
-    }
-    outsider, secagg, server = (format_epsilon(value) for value in epsilons.values())
+    adversaries = (Adversary.OUTSIDER, Adversary.SECAGG_SERVER, Adversary.SERVER)
+    epsilons = (account.epsilon(who, charges, secret=False) for who in adversaries)
+    outsider, secagg, server = map(format_epsilon, epsilons)
     return (
         f"It has epsilon {outsider} against an outsider who learns who took "
         f"part, {secagg} against a server behind secure aggregation and {server} against a server that sees "

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from lightning_fedq.reports.html.folders import Run, read
-from lightning_fedq.reports.html.page import page
+from lightning_fedq.reports.html.page import Run, page, read
 from lightning_fedq.reports.runs import first_metric, write_atomically
 
 

@@ -137,11 +137,8 @@ class FedqCLI(LightningCLI):
                 "(`fedq configs` lists them), or write one to a file (fedq configs NAME --out mine.yaml) "
                 "and change its mechanism."
             )
-        if (
-            self.subcommand == "fit"
-            and "WandbRounds" in names
-            and "RunFolder" in names[names.index("WandbRounds") :]
-        ):
+        after_wandb = names[names.index("WandbRounds") :] if "WandbRounds" in names else []
+        if self.subcommand == "fit" and "RunFolder" in after_wandb:
             self.parser.error(
                 "WandbRounds sends the run folder and must come after RunFolder. Give --with wandb after "
                 "the other fragments, or change the order in trainer.callbacks."

@@ -61,13 +61,9 @@ def plan_cost(federated: Any, trainer: Any, module: Any, delta: float) -> RunCos
         most = min(most, affordable(make_account(asked, run), asked.against, asked.epsilon, secret=False))
     whole = Account(run, check_delta(delta, run.num_clients, "clients"))
     claims = whole.claims()
-    own_epsilons = len(mechanism.protection_groups(planner.num_clients)) > 1
-    composable = {
-        who: _find_obstacle(federated, claim)
-        or ("clients have different epsilons" if own_epsilons else "")
-        or claim
-        for who, claim in claims.items()
-    }
+    groups = mechanism.protection_groups(planner.num_clients)
+    differ = "clients have different epsilons" if len(groups) > 1 else ""
+    composable = {who: _find_obstacle(federated, claim) or differ or claim for who, claim in claims.items()}
     chances = {who: delta - whole.available(claim) for who, claim in claims.items()}
     return RunCost(repr(mechanism), composable, most, chances)
 

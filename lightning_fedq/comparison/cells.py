@@ -1,4 +1,8 @@
-"""Cells of a comparison: one run of a row, an epsilon and a seed, and how it is tuned and logged."""
+"""Folder and cells of a comparison.
+
+An interrupted comparison continues in its folder only with the same settings. A cell is one run of a row, an
+epsilon and a seed, which is tuned and logged.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,14 @@ import csv
 import os
 import re
 import shutil
+from collections.abc import Iterator, Mapping
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+
+import yaml
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.commands.configs import find
@@ -19,7 +26,11 @@ from lightning_fedq.comparison.processes import DONE
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.mechanisms.registry import installed
 from lightning_fedq.privacy.planning import KAPPA
+from lightning_fedq.reports.runs import write_atomically
 
+SETTINGS = "comparison.yaml"
+_NAMED = 5
+"""Number of different settings that an error names."""
 Logger = Literal["wandb", "csv", "tensorboard"]
 TUNING_SEED = 1000
 """Seed of the runs that find range and learning rate. No cell has it."""
@@ -97,6 +108,50 @@ def find_config_file(on: str, data: Path | None) -> str:
         raise ValueError(f"There is no task {on}, only {', '.join(TASKS)}. {error}") from None
 
 
+def check_folder(out: Path, settings: Mapping[str, Any]) -> None:
+    """Write the settings of a comparison into its folder, or compare them with those that are there.
+
+    Args:
+        out: Folder of the comparison.
+        settings: All settings, with the configuration. Every comparison has the same keys.
+
+    Raises:
+        ValueError: If the folder holds another comparison, or settings that can't be read.
+    """
+    path = out / SETTINGS
+    if path.exists() or (out / "runs").exists():
+        try:
+            there = dict(yaml.safe_load(path.read_text()))
+            known = {key: there[key] for key in settings}
+        except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
+            raise ValueError(f"{path} is damaged. Name another folder with --out.") from None
+        old, new = dict(_flatten("", known)), dict(_flatten("", settings))
+        changed = [name for name in dict.fromkeys([*old, *new]) if old.get(name) != new.get(name)]
+        if names := [f"{name} {old.get(name)}, not {new.get(name)}" for name in changed]:
+            more = f", and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+            raise ValueError(
+                f"{out} holds another comparison ({', '.join(names[:_NAMED])}{more}). Name another folder "
+                "with --out."
+            )
+    write_atomically(path, yaml.safe_dump(dict(settings), sort_keys=False))
+
+
+def _flatten(name: str, node: Any) -> Iterator[tuple[str, Any]]:
+    """Yield dotted names and values. A class has its own name, as in `--set Federated.num_clients=7`."""
+    if isinstance(node, Mapping) and "class_path" in node:
+        kind = str(node["class_path"])
+        yield name, kind
+        yield from _flatten(kind.rpartition(".")[2], node.get("init_args") or {})
+    elif isinstance(node, Mapping):
+        for key, value in node.items():
+            yield from _flatten(f"{name}.{key}".removeprefix(".").removeprefix("configuration."), value)
+    elif isinstance(node, list) and any(isinstance(item, Mapping) for item in node):
+        for place, item in enumerate(node):
+            yield from _flatten(f"{name}.{place}", item)
+    else:
+        yield name, node
+
+
 def find_run_folder(root: Path, cell: Cell) -> Path | None:
     """Return the run folder of a finished cell, or None if the cell has not finished."""
     done = root / f"{cell.name}{DONE}"
@@ -115,12 +170,11 @@ def delete_checkpoints(root: Path, cell: Cell) -> None:
 def known_tunings() -> dict[tuple[str, str, str, float], Tuning]:
     """Return known ranges and learning rates by task, mechanism, adversary and epsilon."""
     with (files("lightning_fedq.comparison") / "tasks" / "tuned.csv").open() as file:
-        return {
-            (line["task"], line["mechanism"], line["adversary"], float(line["epsilon"])): Tuning(
-                float(line["range"]), float(line["rate"])
-            )
-            for line in csv.DictReader(file)
-        }
+        known = {}
+        for line in csv.DictReader(file):
+            key = line["task"], line["mechanism"], line["adversary"], float(line["epsilon"])
+            known[key] = Tuning(float(line["range"]), float(line["rate"]))
+    return known
 
 
 def scaled(mechanism: Mechanism, norm: float) -> Mechanism:

@@ -28,12 +28,14 @@ from lightning_fedq.commands.resolver import Resolved, resolved
 from lightning_fedq.comparison.baselines import NAMES, with_opacus_noise
 from lightning_fedq.comparison.cells import (
     RANGES,
+    SETTINGS,
     TASKS,
     TUNING_SEED,
     Cell,
     Logger,
     Task,
     Tuning,
+    check_folder,
     delete_checkpoints,
     find_config_file,
     find_run_folder,
@@ -41,7 +43,6 @@ from lightning_fedq.comparison.cells import (
     logger_settings,
     scaled,
 )
-from lightning_fedq.comparison.folder_settings import SETTINGS, check_folder
 from lightning_fedq.comparison.joint_cost import describe_joint_cost, write_joint_cost
 from lightning_fedq.comparison.processes import REFUSED, STARTS, describe_duration, quiet, train_all
 from lightning_fedq.comparison.table import ABOVE, Line, Pivot, describe_calibration, read_line
@@ -273,9 +274,8 @@ class Comparison:
         folder.setdefault("init_args", {}).update(name=cell.name, root=str(root))
         if changed["privacy"] is None:  # there is no target, which has a delta
             reported = "lightning_fedq.comparison.reported_delta.ReportedDelta"
-            callbacks.insert(
-                callbacks.index(folder), {"class_path": reported, "init_args": {"delta": self.delta}}
-            )
+            told = {"class_path": reported, "init_args": {"delta": self.delta}}
+            callbacks.insert(callbacks.index(folder), told)
         if logger is not None:
             group, salt = f"{self.name}, {self._adversary_name}", (root.parent / SETTINGS).read_text()
             config["trainer"]["logger"] = logger_settings(cell, root.parent, logger, group, salt)
@@ -342,7 +342,10 @@ class Comparison:
             ValueError: If the folder holds another comparison, or every mechanism is refused.
             OSError: If files can't be written. Existing files are kept.
         """
-        check_folder(out, self._folder_settings())
+        # all runs in a folder share these settings, and `--rounds` may set the rounds
+        config = {**self.config, "trainer": {**self.config["trainer"], "max_epochs": None}}
+        asked = {"configuration": config, "rounds": self.sizes["rounds"], "adversary": self._adversary_name}
+        check_folder(out, {**asked, "delta": self.delta, "tune": self.tune})
         root = out / "runs"
         options: dict[tuple[str, float], Option] = {}
         self.refused.clear()
@@ -355,9 +358,8 @@ class Comparison:
                 self.refused[key] = " ".join(str(refused).split())
         self._some()
         choices = {key: self._tunings(*key, option.mechanism) for key, option in options.items()}
-        tried = [
-            Cell(*key, TUNING_SEED, tuning) for key, some in choices.items() for tuning in some if some[1:]
-        ]
+        searched = [(key, tuning) for key, some in choices.items() for tuning in some if some[1:]]
+        tried = [Cell(*key, TUNING_SEED, tuning) for key, tuning in searched]
         cells = [Cell(*key, seed) for key in choices for seed in self.seeds]
         searches = [cell for cell in tried if not find_run_folder(root, cell)]
         missing = [cell for cell in cells if not find_run_folder(root, cell)]
@@ -415,12 +417,6 @@ class Comparison:
         folder = find_run_folder(root, cell._replace(seed=TUNING_SEED))
         value = math.nan if folder is None else read_line(folder, "val_acc")["score"]
         return -math.inf if math.isnan(value) else value
-
-    def _folder_settings(self) -> dict[str, Any]:
-        """Return the settings that all runs in a folder share. `--rounds` may set the rounds."""
-        config = {**self.config, "trainer": {**self.config["trainer"], "max_epochs": None}}
-        asked = {"configuration": config, "rounds": self.sizes["rounds"], "adversary": self._adversary_name}
-        return {**asked, "delta": self.delta, "tune": self.tune}
 
     def _some(self) -> None:
         """Raise a ValueError if every mechanism is refused at every epsilon, baselines not counted."""

@@ -42,9 +42,8 @@ def write_joint_cost(out: Path, delta: float, coming: Sequence[Path] = ()) -> li
                 except ValueError:  # `Federated` will refuse this run, so its clients send nothing
                     costs[group] = None
             if cost := costs[group]:
-                runs.append(
-                    (cost, cost.most_charges if place in coming else count_charged_rounds(place, cost))
-                )
+                charged = cost.most_charges if place in coming else count_charged_rounds(place, cost)
+                runs.append((cost, charged))
     title = "Privacy of all runs of a comparison, for clients and the server"
     page = page_of_runs(runs, delta, title)
     rest = [run for run in runs if not _is_plain(run)]

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.box import SIMPLE
 from rich.console import Console
@@ -143,9 +143,8 @@ def log_figures(loggers: Sequence[Any], settings: Mapping[str, Any], folder: Pat
     """Log the settings and the figures of a comparison's run, with the names of the table's columns."""
     if not loggers:
         return
-    line = read_line(
-        folder, settings["monitor"], settings["adversary"].upper() if settings["epsilon"] else None
-    )
+    who = settings["adversary"].upper() if settings["epsilon"] else None
+    line = read_line(folder, settings["monitor"], who)
     figures = {f"compare/{name}": v for name, v in line.items() if isinstance(v, float) and math.isfinite(v)}
     logged = {**settings, "setting": line["setting"], "epsilon_spent": figures.get("compare/epsilon_spent")}
     for logger in loggers:
@@ -227,13 +226,10 @@ class Pivot:
         lines = []
         if self.above:
             bits = _mean(self.above, "bits_up", "bits_keys")
+            down = f"{_mean(self.above, 'bits_down'):.3g}"
             cell = f"{_word(mean_and_deviation(self.above))}\n{bits:.3g} bits"
-            first = [
-                f"{ABOVE}, no finite ε",
-                describe_calibration(ABOVE),
-                f"{_mean(self.above, 'bits_down'):.3g}",
-            ]
-            lines.append([*first, *[cell] * len(self.epsilons)])
+            cells = [cell] * len(self.epsilons)
+            lines.append([f"{ABOVE}, no finite ε", describe_calibration(ABOVE), down, *cells])
         for row in self.rows:
             whole = [line for (of, _), some in self.of.items() if of == row for line in some]
             cells = [_cell(self.of.get((row, epsilon), []), epsilon) for epsilon in self.epsilons]
@@ -268,11 +264,10 @@ class Pivot:
             for axes, x in zip(drawn, (known, up, ways), strict=True):
                 style = {**series(place), "linestyle": "-" if axes is by_epsilon else ":"}
                 axes.errorbar(x, y, yerr=bars, label=name, capsize=2, **style)
+            beside: dict[str, Any] = {"textcoords": "offset points", "xytext": (4, 3), "fontsize": 7}
             for axes, x in ((by_up, up), (by_both, ways)) if not name.endswith(OPACUS) else ():
                 for at, value, epsilon in zip(x, y, known, strict=True):
-                    axes.annotate(
-                        f"{epsilon:g}", (at, value), textcoords="offset points", xytext=(4, 3), fontsize=7
-                    )
+                    axes.annotate(f"{epsilon:g}", (at, value), **beside)
         if self.above:
             score, bits = mean_and_deviation(self.above)[0], _mean(self.above, "bits_up", "bits_keys")
             label = f"{ABOVE}: no privacy, no finite ε"
@@ -368,13 +363,9 @@ def compare(
     finished = {name: read_run(folder) for name, folder in runs.items()}
     reports = {name: read_report(folder) for name, folder in runs.items()}
     known = [report for report in reports.values() if report is not None]
-    who = (
-        common_adversary(known)
-        if adversary is None and known
-        else None
-        if adversary is None
-        else adversary.name
-    )
+    who = None if adversary is None else adversary.name
+    if who is None and known:
+        who = common_adversary(known)
     monitor = monitor or first_metric([row for rows, _ in finished.values() for row in rows]) or "val_acc"
     mode = mode or _common_mode((summary.get("modes") or {}).get(monitor) for _, summary in finished.values())
     table, curves, plain = [], {}, set()
@@ -445,9 +436,8 @@ def print_table(table: Sequence[Mapping[str, Any]], monitor: str) -> None:
     shown = Table(title=monitor, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
     hidden = ("delta", "verdict", "view", "downlink_megabytes", "seconds")  # the files have them
     for column in [column for column in table[0] if column not in hidden]:
-        shown.add_column(
-            HEADS.get(column, column), no_wrap=True, justify="left" if column == "run" else "right"
-        )
+        side: Literal["left", "right"] = "left" if column == "run" else "right"
+        shown.add_column(HEADS.get(column, column), no_wrap=True, justify=side)
     for row in table:
         cells = {name: f"{v:.4g}" if isinstance(v, float) else str(v) for name, v in row.items()}
         if isinstance(row["epsilon"], float):

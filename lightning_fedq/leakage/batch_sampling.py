@@ -96,9 +96,9 @@ class SamplingProbability:
 
 
 def solve_probability(
-    moments: GradientMoments, wanted: float, learning_rate: float = 1.0, smallest: float | None = None
+    moments: GradientMoments, wanted: float, learning_rate: float = 1.0
 ) -> SamplingProbability:
-    """Return the largest p at which `update_variance` is `wanted`.
+    """Return the largest p at which `update_variance` is `wanted`, and which gives at least one sample.
 
     It gives the largest batches, and so the least noise.
 
@@ -106,7 +106,6 @@ def solve_probability(
         moments: Moments of the gradients of the client's samples.
         wanted: Wanted variance C6 TV, in squared units of the update, >= 0.
         learning_rate: Learning rate, > 0.
-        smallest: Smallest p. None is 1 / num_samples, an expected batch of one sample.
 
     Raises:
         ValueError: If `wanted` or the learning rate is out of its range.
@@ -115,7 +114,7 @@ def solve_probability(
         raise ValueError(f"wanted must be >= 0 and finite, got {wanted}")
     if not learning_rate > 0.0:
         raise ValueError(f"learning_rate must be > 0, got {learning_rate}")
-    least = min(1.0 / moments.num_samples, 0.5) if smallest is None else smallest
+    least = min(1.0 / moments.num_samples, 0.5)  # an expected batch of one sample
     if wanted == 0.0:
         return SamplingProbability(least, 0.0, True, "no distortion, so there is no constraint")
     if moments.sum_squares <= 0.0:
@@ -128,12 +127,10 @@ def solve_probability(
     best = max(best, least, key=variance)
     needed = wanted / variance(best) if variance(best) > 0.0 else math.inf
     if needed > 1.0:
-        return SamplingProbability(
-            best,
-            needed,
-            False,
+        reason = (
             f"the batches need {needed:.4g} times the largest variance that any p in [{least:.4g}, 1] gives. "
-            "Lower the noise, clip to a smaller norm or allow more leakage.",
+            "Lower the noise, clip to a smaller norm or allow more leakage."
         )
+        return SamplingProbability(best, needed, False, reason)
     value = float(brentq(lambda p: variance(p) - wanted, best, 1.0, xtol=1e-13)) if needed < 1.0 else best
     return SamplingProbability(value, needed, True, "largest p that reaches the variance")

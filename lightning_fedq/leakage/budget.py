@@ -134,7 +134,7 @@ class LeakageBudget(pl.Callback):
             return
         self._federated = find_federated(trainer, "LeakageBudget")
         self._mechanism = check_controllable(self._federated.mechanism)
-        allowed_hits(self.attempts, self.probe_size, self._mechanism.leakage_budget, 0.95)
+        allowed_hits(self.attempts, self.probe_size, self._mechanism.leakage_budget)
         self._trainer, self._module = trainer, pl_module
         self._federated.use_batches(self)
 

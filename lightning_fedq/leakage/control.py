@@ -26,6 +26,8 @@ from lightning_fedq.functional.trade_off import recovery_leakage
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.mechanisms.near_optimal_utility import NearOptimalUtility
 
+_CONFIDENCE = 0.95
+"""Confidence of one-sided limits."""
 LEAST_NOISE = 1e-5
 """Smallest noise std, in units of the clipping norm, also where the budget needs no noise."""
 
@@ -74,14 +76,13 @@ def failing_levels(updates: Tensor, attempts: int, generator: torch.Generator) -
 
 
 @lru_cache(maxsize=256)
-def allowed_hits(attempts: int, num_candidates: int, budget: float, confidence: float) -> int:
+def allowed_hits(attempts: int, num_candidates: int, budget: float) -> int:
     """Return the largest number of hits whose upper confidence limit is within the budget.
 
     Args:
         attempts: Number of attempts, >= 1.
         num_candidates: Number of candidates, >= 2.
         budget: Leakage budget tau, in (0, sqrt(ln 2)).
-        confidence: Confidence of the one-sided limit.
 
     Raises:
         ValueError: If even zero hits in so many attempts can't show the budget, or a guess already exceeds
@@ -89,7 +90,7 @@ def allowed_hits(attempts: int, num_candidates: int, budget: float, confidence: 
     """
 
     def within(hits: int) -> bool:
-        return recovery_leakage(_upper(hits, attempts, confidence), num_candidates) <= budget
+        return recovery_leakage(_upper(hits, attempts), num_candidates) <= budget
 
     guess = recovery_leakage(1.0 / num_candidates, num_candidates)
     if guess >= budget:
@@ -105,18 +106,13 @@ def allowed_hits(attempts: int, num_candidates: int, budget: float, confidence: 
     return bisect.bisect(range(attempts + 1), False, key=lambda hits: not within(hits)) - 1
 
 
-def _upper(hits: int, attempts: int, confidence: float) -> float:
+def _upper(hits: int, attempts: int) -> float:
     """Return the upper Clopper-Pearson limit of a hit rate."""
-    return 1.0 if hits == attempts else float(beta.ppf(confidence, hits + 1, attempts - hits))
+    return 1.0 if hits == attempts else float(beta.ppf(_CONFIDENCE, hits + 1, attempts - hits))
 
 
 def noise_for_budget(
-    updates: Tensor,
-    clip_norm: float,
-    budget: float,
-    attempts: int,
-    generator: torch.Generator,
-    confidence: float = 0.95,
+    updates: Tensor, clip_norm: float, budget: float, attempts: int, generator: torch.Generator
 ) -> NoiseLevel:
     """Return the smallest noise whose measured leakage is within the budget, by its upper confidence limit.
 
@@ -126,7 +122,6 @@ def noise_for_budget(
         budget: Leakage budget tau, in (0, sqrt(ln 2)).
         attempts: Number of attempts, >= 1.
         generator: Random generator on the CPU.
-        confidence: Confidence of the one-sided limit.
 
     Raises:
         ValueError: If an update is not finite, so few attempts can't show the budget, or no noise meets it.
@@ -134,7 +129,7 @@ def noise_for_budget(
     if not bool(torch.isfinite(updates).all()):
         raise ValueError("the gradients of the probe must be finite. Lower the learning rate.")
     count = len(updates)
-    hits = allowed_hits(attempts, count, budget, confidence)
+    hits = allowed_hits(attempts, count, budget)
     lengths = updates.norm(dim=1, keepdim=True)
     clipped = updates * (clip_norm / lengths.clamp(min=1e-30)).clamp(max=1.0)
     levels = failing_levels(clipped, attempts, generator).sort(descending=True).values
@@ -148,7 +143,7 @@ def noise_for_budget(
     if level < LEAST_NOISE * clip_norm:
         level = LEAST_NOISE * clip_norm
         hits = int((levels > level).sum())
-    leakage = recovery_leakage(_upper(hits, attempts, confidence), count)
+    leakage = recovery_leakage(_upper(hits, attempts), count)
     return NoiseLevel(level, min(leakage, budget), unprotected)
 
 

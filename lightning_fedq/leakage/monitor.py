@@ -135,9 +135,8 @@ class LeakageMonitor(pl.Callback):
         try:
             rate = trainer.optimizers[0].param_groups[0]["lr"]
             count = self._affordable(module, inputs, labels, start)
-            study = Study(
-                module, self.loss, inputs[:count], labels[:count], rate, self.attack, cohort_size=_COHORT
-            )
+            inputs, labels = inputs[:count], labels[:count]
+            study = Study(module, self.loss, inputs, labels, rate, self.attack, cohort_size=_COHORT)
             generator = torch.Generator().manual_seed(self.seed + round)
             result = study.run(
                 find_federated(trainer, "LeakageMonitor").started_engine.mechanism,  # as of this round

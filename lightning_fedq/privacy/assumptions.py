@@ -133,11 +133,8 @@ SECRET_SAMPLE = Kind(
     "Flower are refused, and with `Poisson` (S11) all mechanisms without noise of a trusted server. You: "
     "S6, S8 and S9, so that nothing else reveals the draw",
 )
-KINDS = (
-    *(VIEW, SECRET_KEYS, TRUSTED_CODE, HONEST_COINS, MODELS_ONLY, SUM_ALONE, AUTHENTIC_KEYS, COLLUSION),
-    *(SETTLED_COLLUDERS, DROPOUTS, EQUAL_WEIGHTS, FLOAT_ERROR, NOISE_IN_ORDER, SECRET_SELECTION),
-    *(TRUSTED_SERVER, SECRET_SAMPLE),
-)
+KINDS = tuple(value for value in tuple(globals().values()) if isinstance(value, Kind))
+"""All kinds above, in their order."""
 _BY_TERM = {kind.term: kind for kind in KINDS}
 
 

@@ -106,9 +106,8 @@ class Population:
             kinds = sorted(kinds, key=lambda kind: -kind.charges)
             while len(kinds) > _MOST_LINES:
                 place = _thinnest([kind.clients for kind in kinds])
-                joined = _ClientGroup(  # the first group has more charges, which is an upper bound for both
-                    kinds[place].clients + kinds[place + 1].clients, kinds[place].charges, kinds[place].claims
-                )
+                more, fewer = kinds[place : place + 2]  # more charges are an upper bound for both
+                joined = _ClientGroup(more.clients + fewer.clients, more.charges, more.claims)
                 kinds[place : place + 2] = [joined]
         lines: dict[tuple[float, ...], ChargedClients] = {}
         for kind in kinds:

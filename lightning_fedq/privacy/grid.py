@@ -100,9 +100,8 @@ class LossGrid:
         lost = -math.expm1(count * math.log1p(-self.infinite)) if self.infinite < 1.0 else 1.0
         # rounding of the transform can give negative masses; all of `tail` counts as infinite loss, although
         # each side lost at most a quarter of it
-        return LossGrid(
-            self.step, self.lowest * count + first, np.maximum(masses, 0.0), min(lost + tail, 1.0)
-        )
+        infinite = min(lost + tail, 1.0)
+        return LossGrid(self.step, self.lowest * count + first, np.maximum(masses, 0.0), infinite)
 
     def _bounds(self, count: int, tail: float) -> tuple[int, int]:
         """Return the first and last index of the `count`-fold sum, with at most `tail` beyond each."""

@@ -386,6 +386,11 @@ def _row(claim: PrivacyClaim, charges: int, account: Account) -> Row:
     any_two = account.epsilon_replace_one(claim, rounds, participation, charges)
     # the verdict is under replace-one adjacency, so that rows of different adjacencies can be compared
     word, reason = _verdict(run, max(run.epsilon, any_two))
+    advice = ""
+    if word not in ("strong", "good"):
+        steps = claim.compositions * max(account.run.horizon, 1) * participation
+        enough, advice = claim.loss.advice(steps, account.delta), account.run.mechanism.advice(claim)
+        advice = f"{enough}; or {advice}" if enough else advice
     # a law that is known only up to a distance has no finite pure epsilon of a unit
     return replace(
         blank,
@@ -397,7 +402,7 @@ def _row(claim: PrivacyClaim, charges: int, account: Account) -> Row:
         verdict=word,
         reason=reason,
         epsilon_any_two=any_two,
-        advice="" if word in ("strong", "good") else _advice(claim, account),
+        advice=advice,
     )
 
 
@@ -455,11 +460,3 @@ def _verdict(run: Spending, epsilon: float) -> tuple[str, str]:
     if word != "weak":
         return word, ""
     return word, f"outcomes may be {format_times(epsilon)} as likely under one update as under another"
-
-
-def _advice(claim: PrivacyClaim, account: Account) -> str:
-    """Return the loss's setting for a useful epsilon, if it is known, and the mechanism's advice."""
-    steps = claim.compositions * max(account.run.horizon, 1) * account.run.participation
-    enough = claim.loss.advice(steps, account.delta)
-    own = account.run.mechanism.advice(claim)
-    return f"{enough}; or {own}" if enough else own

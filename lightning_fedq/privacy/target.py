@@ -225,11 +225,9 @@ def calibrate(target: PrivacyTarget, run: Run, start: float | None = None) -> Ca
         best = priced(lowest)
         claim = best.claims()[adversary]
         least = best.epsilon(adversary, charges, secret=secret)
-        spends_least = (
-            f"spend {least:.3g}"
-            if math.isfinite(least)
-            else f"have no finite epsilon: {best.spent(claim, charges).method}"
-        )
+        spends_least = f"spend {least:.3g}"
+        if math.isinf(least):
+            spends_least = f"have no finite epsilon: {best.spent(claim, charges).method}"
         raise ValueError(
             f"{type(mechanism).__name__} can't meet {target}: with its largest noise, {charges} rounds "
             f"of a client still {spends_least}. {_cure(best.epsilon_replace_one(claim, 1))}."

@@ -177,9 +177,8 @@ def format_metric(name: str, value: float) -> str:
 
 def summary_lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return a summary as pairs of a name and its value with units, for readers."""
-    lines = [
-        ("trained", f"{summary['rounds']} rounds, {summary['num_clients']} clients send {summary['target']}")
-    ]
+    trained = f"{summary['rounds']} rounds, {summary['num_clients']} clients send {summary['target']}"
+    lines = [("trained", trained)]
     if (charged := summary.get("rounds_charged", summary["rounds"])) != summary["rounds"]:
         lines.append(("rounds charged", f"{charged}, with earlier trainings, repeated and open rounds"))
     stages: dict[str, list[str]] = {}
@@ -214,40 +213,35 @@ _NO_LENGTHS = (
 
 def describe_bits(report: PrivacyReport) -> str:
     """Return a sentence with the bits of uplink and downlink and their saving. "" if nothing is known."""
-    report_bits = report.bits
-    if report_bits is None:
+    bits = report.bits
+    if bits is None:
         return ""
-    if report_bits.update is None:
+    if bits.update is None:
         return f"Bits a parameter: {_NO_LENGTHS}."
-    approximately = "" if report_bits.measured else "about "
+    about = "" if bits.measured else "about "
     hidden = report.masks in ("ran", "asked", "counted")
-    word, total_up = "unmasked", report_bits.update
+    rest = hidden and bits.keys is None
+    word = "unmasked"
     if hidden:
-        word = "masked" if report_bits.unmasked is None else f"masked ({report_bits.unmasked:.3g} unmasked)"
-    keys = ""
-    if report_bits.keys:
-        total_up += report_bits.keys
-        keys = f" + {report_bits.keys:.3g} keys and shares = {total_up:.3g}"
-    rest = hidden and report_bits.keys is None
-    text = f"Bits a parameter, one client in a round: up {approximately}{report_bits.update:.3g} {word}{keys}"
+        word = "masked" if bits.unmasked is None else f"masked ({bits.unmasked:.3g} unmasked)"
+    text, total_up = f"up {about}{bits.update:.3g} {word}", bits.update
+    if bits.keys:
+        total_up += bits.keys
+        text += f" + {bits.keys:.3g} keys and shares = {total_up:.3g}"
     text += ", keys and shares on top" if rest else ""
-    if report_bits.down is not None:
-        both = total_up + report_bits.down
+    if bits.down is not None:
+        both = total_up + bits.down
         saved = 100.0 * (1.0 - both / 64.0)
         what = f"{saved:.0f}% less" if saved >= 0.0 else f"{-saved:.0f}% more"
         before = ", before keys and shares" if rest else ""
-        text += (
-            f"; down {approximately}{report_bits.down:.3g}"
-            f"; both ways {both:.3g}, {what} than 32 each way{before}"
-        )
-    if report_bits.megabytes_up is not None:
-        rounds = report.rounds if report_bits.rounds is None else report_bits.rounds
-        text += f". All clients, {rounds:,} rounds: {report_bits.megabytes_up:.4g} MB up"
-        down = report_bits.megabytes_down
-        text += "" if down is None else f", {down:.4g} MB down"
-    elif report_bits.measured:
+        text += f"; down {about}{bits.down:.3g}; both ways {both:.3g}, {what} than 32 each way{before}"
+    if bits.megabytes_up is not None:
+        rounds = report.rounds if bits.rounds is None else bits.rounds
+        text += f". All clients, {rounds:,} rounds: {bits.megabytes_up:.4g} MB up"
+        text += "" if bits.megabytes_down is None else f", {bits.megabytes_down:.4g} MB down"
+    elif bits.measured:
         text += f". All clients: {_NO_LENGTHS}"
-    return f"{text}."
+    return f"Bits a parameter, one client in a round: {text}."
 
 
 def print_summary(summary: Mapping[str, Any], privacy: PrivacyReport, folder: Path) -> None:
@@ -257,21 +251,16 @@ def print_summary(summary: Mapping[str, Any], privacy: PrivacyReport, folder: Pa
     from lightning_fedq.privacy.document import AT_THE_END, document
     from lightning_fedq.reports.layouts import terminal
 
-    metrics = {
-        name: value for name, value in summary["metrics"].items() if metric_stage(name) in ("val", "test")
-    }
-    result = ", ".join(
-        f"{name} {format_metric(name, value)}" for name, value in list(metrics.items())[-_METRICS:]
-    )
+    metrics = [pair for pair in summary["metrics"].items() if metric_stage(pair[0]) in ("val", "test")]
+    result = ", ".join(f"{name} {format_metric(name, value)}" for name, value in metrics[-_METRICS:])
     console = Console()
     console.width = max(console.width, 80)
     console.print(f"{summary['name']}: {result or 'no val or test metric'}", highlight=False, markup=False)
     terminal(console, *document(privacy, AT_THE_END))
     if sent := describe_bits(privacy):
         console.print(sent, highlight=False, markup=False)
-    console.print(
-        f"{folder}/: report.md, privacy.md, model.ckpt", highlight=False, markup=False, soft_wrap=True
-    )
+    files = f"{folder}/: report.md, privacy.md, model.ckpt"
+    console.print(files, highlight=False, markup=False, soft_wrap=True)
 
 
 _METRICS = 4
@@ -388,9 +377,8 @@ def plot_progress(
         by_round.plot(rounds, values, label=name, **style)
         by_size.plot(megabytes, values, label=name, **style)
         if not points:
-            there = ", ".join(
-                sorted({key for done in rows for key in done if "_" in key and key[:3] != "num"})
-            )
+            keys = {key for done in rows for key in done}
+            there = ", ".join(sorted(key for key in keys if "_" in key and key[:3] != "num"))
             text = f"{name} never logged {monitor}. It logged:\n{there}"
             by_round.text(0.5, 0.5, text, transform=by_round.transAxes, ha="center", wrap=True, fontsize=7)
     if baseline is not None:

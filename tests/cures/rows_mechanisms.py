@@ -246,15 +246,15 @@ row(
 )
 row(
     "can't be shown with {} attempts, even without a hit. Use more attempts",
-    lambda: allowed_hits(10, 100, 0.2, 0.95),
-    lambda: allowed_hits(100, 100, 0.2, 0.95),
-    lambda: allowed_hits(10, 100, 0.9, 0.95),
+    lambda: allowed_hits(10, 100, 0.2),
+    lambda: allowed_hits(100, 100, 0.2),
+    lambda: allowed_hits(10, 100, 0.9),
 )
 row(
     "the leakage of a guess among {} candidates. Use a larger budget or more candidates",
-    lambda: allowed_hits(1000, 2, 0.01, 0.95),
-    lambda: allowed_hits(1000, 2, 0.9, 0.95),
-    lambda: allowed_hits(100000, 1000, 0.05, 0.95),
+    lambda: allowed_hits(1000, 2, 0.01),
+    lambda: allowed_hits(1000, 2, 0.9),
+    lambda: allowed_hits(100000, 1000, 0.05),
 )
 row(
     "Correlated noise of clients needs fixed disjoint cohorts, got {}. Use",

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import base64
+import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from lightning_fedq.privacy.document import document
+from lightning_fedq.privacy.report import PrivacyReport
+from lightning_fedq.privacy.report_file import OtherVersionError, from_json
 from lightning_fedq.privacy.report_rows import (
     PLACES,
     PrivacySummary,
@@ -20,14 +25,73 @@ from lightning_fedq.privacy.report_rows import (
 )
 from lightning_fedq.privacy.row import adversary_title
 from lightning_fedq.privacy.verdict import COLOURS as VERDICTS
-from lightning_fedq.reports.html.folders import Run
-from lightning_fedq.reports.html.templates import render
 from lightning_fedq.reports.layouts import html
 from lightning_fedq.reports.plot_style import darken, legend, panels, picture_bytes, series
-from lightning_fedq.reports.runs import plain_log, set_round_axis
+from lightning_fedq.reports.runs import Row, plain_log, read_rows, set_round_axis
 
+_PAGES = Environment(
+    loader=FileSystemLoader(Path(__file__).parent / "pages"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+"""Templates of the page. They escape all values, because names of runs are arbitrary text."""
+_NO_RUN = "Give the folder of a finished run with the RunFolder callback, such as runs/digits_private."
 Table = tuple[Sequence[str], Sequence[tuple["str | Cell", "Sequence[str | Cell]"]]]
 """Column heads, and rows that have a name and cells."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Contents of the folder of a finished run.
+
+    Args:
+        name: Name of the run on the page.
+        rows: Rows of `metrics.csv`, one per round.
+        summary: Contents of `summary.json`.
+        privacy: Report of `privacy.json`. None if another version of this package wrote it.
+        note: Advice if `privacy` is None, otherwise "".
+        config: Resolved configuration as YAML, or "" if the folder has none.
+    """
+
+    name: str
+    rows: list[Row]
+    summary: Mapping[str, Any]
+    privacy: PrivacyReport | None
+    note: str
+    config: str
+
+    def column(self, name: str) -> list[tuple[float, float]]:
+        """Return (round, value) pairs of a column, without rounds in which the value is missing or NaN."""
+        return [(row["round"], row[name]) for row in self.rows if name in row and row[name] == row[name]]
+
+
+def read(folder: Path, name: str) -> Run:
+    """Read a run folder.
+
+    Raises:
+        ValueError: If it is not the folder of a finished run. The message has the missing file.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder. {_NO_RUN}")
+    for file in ("metrics.csv", "summary.json", "privacy.json"):
+        if not (folder / file).is_file():
+            raise ValueError(f"There is no {file} in {folder}. {_NO_RUN}")
+    privacy, note = None, ""
+    try:
+        privacy = from_json((folder / "privacy.json").read_text())
+    except OtherVersionError as error:
+        note = str(error)
+    config = folder / "config.yaml"
+    return Run(
+        name,
+        read_rows(folder / "metrics.csv"),
+        json.loads((folder / "summary.json").read_text()),
+        privacy,
+        note,
+        config.read_text() if config.is_file() else "",
+    )
 
 
 def page(runs: Sequence[Run], monitor: str) -> str:
@@ -69,9 +133,8 @@ def _common(runs: Sequence[Run]) -> str:
 def _overview(runs: Sequence[Run], monitor: str) -> Table:
     """Return the overview table: metric, epsilon, noise-to-signal ratio and bits of each run."""
     modes = {(run.summary.get("modes") or {}).get(monitor) for run in runs}
-    better = {"max": " (larger is better)", "min": " (smaller is better)"}.get(
-        (modes.pop() or "") if len(modes) == 1 else "", ""
-    )
+    mode = modes.pop() if len(modes) == 1 else None
+    better = {"max": " (larger is better)", "min": " (smaller is better)"}.get(mode or "", "")
     who = _common(runs)
     epsilon = f"epsilon of the run, {adversary_title(who)}"
     heads = ("run", f"{monitor}{better}", epsilon, "noise-to-signal ratio R", "bits per parameter")
@@ -82,34 +145,24 @@ def _overview(runs: Sequence[Run], monitor: str) -> Table:
         bits = None if run.privacy is None else run.privacy.bits
         after = f" after round {best['round']:.0f}" if best else ""
         tests = [f"; {name} {number(v)}" for name, v in run.summary["metrics"].items() if name[:4] == "test"]
-        down = "-" if bits is None else number(bits.down, 3)
+        up, down = number(run.summary["bits_per_parameter"]), "-" if bits is None else number(bits.down, 3)
         noise = ((run.summary.get("noise_over_signal") or {}).get("words") or "").rpartition(": ")
-        summary = _shown(run, who)
+        summary, own = _shown(run, who), _shown(run)
+        differs = own.asked and own.who != who
         cells: list[str | Cell] = [
             Cell(number(values[-1][1] if values else None), f"{value}{after}{''.join(tests)}", strong=True),
-            privacy_cell(summary, _differing_target(run, who)),
+            privacy_cell(summary, f"{own.asked}; {adversary_title(own.who)}" if differs else ""),
             Cell(noise[2] or "-", noise[0]),
-            Cell(
-                f"uplink {number(run.summary['bits_per_parameter'])}, downlink {down}",
-                f"{run.summary['rounds']} rounds",
-            ),
+            Cell(f"uplink {up}, downlink {down}", f"{run.summary['rounds']} rounds"),
         ]
         rows.append((Cell(run.name, str(run.summary["mechanism"]).partition("(")[0]), cells))
     return heads, rows
 
 
-def _differing_target(run: Run, who: str) -> str:
-    """Return a run's target if it is against another adversary than the shown one, otherwise ""."""
-    own = _shown(run)
-    return f"{own.asked}; {adversary_title(own.who)}" if own.asked and own.who != who else ""
-
-
 def _adversary_table(runs: Sequence[Run]) -> Table:
     """Return a table of epsilon and verdict, with a row per adversary and a column per run."""
-    groups = [
-        {line.row.name: line.group for line in report_rows(run.privacy)} if run.privacy else {}
-        for run in runs
-    ]
+    reports = [report_rows(run.privacy) if run.privacy else [] for run in runs]
+    groups = [{line.row.name: line.group for line in lines} for lines in reports]
     rows: list[tuple[str | Cell, list[str | Cell]]] = []
     for name in PLACES:
         if any(name in of for of in groups):
@@ -119,6 +172,20 @@ def _adversary_table(runs: Sequence[Run]) -> Table:
             ]
             rows.append((adversary_title(name), cells))
     return ("who", *(run.name for run in runs)), rows
+
+
+def render(name: str, **values: object) -> Markup:
+    """Render a template of `pages/`. Values are escaped, so they can't add elements or attributes.
+
+    Args:
+        name: File of the template.
+        values: All variables of the template.
+
+    Examples:
+        >>> print(render("chart.html", label='"><script>', light="", dark="").splitlines()[2])
+        <img alt="&#34;&gt;&lt;script&gt;" src="data:image/png;base64,">
+    """
+    return Markup(_PAGES.get_template(name).render(**values))
 
 
 # ---- charts -------------------------------------------------------------------------------------------
