@@ -120,20 +120,36 @@ _SITE_ROWS, _SITE_BATCH, _SITE_DELTA = 1000, 100, 1e-5
 """Rows, expected batch size and largest delta of the site whose noise multiplier the advice computes."""
 
 
-def _inside_sites(problem: Problem) -> str:
-    """Return advice on DP-SGD, which protects rows of few large sites."""
+def opacus_noise(epsilon: float, delta: float, rate: float, steps: int, tolerance: float = 0.01) -> float:
+    """Return the noise multiplier that Opacus's accountant finds: noise std divided by l2 sensitivity.
+
+    Args:
+        epsilon: Budget, > 0, in nats.
+        delta: Delta of the budget, in (0, 1).
+        rate: Sampling rate of one step.
+        steps: Number of steps, >= 1.
+        tolerance: Largest error of epsilon.
+    """
     from opacus.accountants.utils import get_noise_multiplier  # slow import, and only needed here
 
-    epsilon, delta = problem.target.epsilon, min(problem.target.delta or _SITE_DELTA, _SITE_DELTA)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that other orders would give a little less noise
         noise = get_noise_multiplier(
             target_epsilon=epsilon,
             target_delta=delta,
-            sample_rate=_SITE_BATCH / _SITE_ROWS,
-            steps=problem.rounds * _SITE_ROWS // _SITE_BATCH,
+            sample_rate=rate,
+            steps=steps,
+            epsilon_tolerance=tolerance,
             accountant="rdp",
         )
+    return float(noise)
+
+
+def _inside_sites(problem: Problem) -> str:
+    """Return advice on DP-SGD, which protects rows of few large sites."""
+    epsilon, delta = problem.target.epsilon, min(problem.target.delta or _SITE_DELTA, _SITE_DELTA)
+    steps = problem.rounds * _SITE_ROWS // _SITE_BATCH
+    noise = opacus_noise(epsilon, delta, _SITE_BATCH / _SITE_ROWS, steps)
     return (
         "  * Few large sites: DPSGD protects each row instead of each client. A site of "
         f"{_SITE_ROWS:,} rows with batches of {_SITE_BATCH} takes noise_multiplier {noise:.2f} for epsilon "

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 
+from lightning_fedq.commands.plan_text import opacus_noise
 from lightning_fedq.imports import extra
 from lightning_fedq.mechanisms import GaussianNoise, LaplaceNoise
 from lightning_fedq.mechanisms.bases.calibration import gaussian_noise_multiplier, laplace_noise_multiplier
@@ -48,19 +49,7 @@ def gaussian_by_opacus(epsilon: float, delta: float, rounds: int) -> float:
         3.49
     """
     with extra(*_OPACUS):
-        from opacus.accountants.utils import get_noise_multiplier
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Opacus warns if the best Renyi order is at the end of its list
-        return float(
-            get_noise_multiplier(
-                target_epsilon=epsilon,
-                target_delta=delta,
-                sample_rate=1.0,
-                steps=rounds,
-                accountant="rdp",
-                epsilon_tolerance=1e-3 * epsilon,
-            )
-        )
+        return opacus_noise(epsilon, delta, 1.0, rounds, 1e-3 * epsilon)
 
 
 @lru_cache(maxsize=64)
@@ -83,7 +72,7 @@ def laplace_by_opacus(epsilon: float, delta: float, rounds: int) -> float:
     def spent(scale: float) -> float:
         curve = [rounds * _renyi_of_laplace(order, scale) for order in orders]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+            warnings.simplefilter("ignore")  # as if the best Renyi order is at the end of the list
             return float(get_privacy_spent(orders=orders, rdp=curve, delta=delta)[0])
 
     return _least(spent, epsilon, rounds / epsilon)

@@ -46,20 +46,6 @@ OPACUS = ", by Opacus"
 """Suffix of the names of rows that Opacus calibrates."""
 _DRAWN = 8
 """Number of best rows in the picture, not counting the rows that Opacus calibrates."""
-COLUMNS = (
-    "rounds",
-    "final",
-    "best",
-    "epsilon",
-    "delta",
-    "verdict",
-    "view",
-    "R",
-    "bits_per_parameter",
-    "uplink_megabytes",
-    "downlink_megabytes",
-    "seconds",
-)
 HEADS = {"bits_per_parameter": "bits", "uplink_megabytes": "MB up"}
 
 
@@ -379,10 +365,11 @@ def compare(
         label = f"{name} ({details})" if details else name
         curves[label] = rows
         plain |= {label} if mechanism == "FedAvg" or privacy["epsilon"] == math.inf else set()
-        cost = {**totals(rows), "bits_per_parameter": summary["bits_per_parameter"], "rounds": len(rows)}
         best = "-" if mode is None else max(values) if mode == "max" else min(values)
-        result = {"final": values[-1], "best": best, **privacy, **cost}
-        table.append({"run": name, **{column: result[column] for column in COLUMNS}})
+        first = {"run": name, "rounds": len(rows), "final": values[-1], "best": best}
+        sums, bits = totals(rows), summary["bits_per_parameter"]
+        costs = {column: sums[column] for column in ("uplink_megabytes", "downlink_megabytes", "seconds")}
+        table.append({**first, **privacy, "bits_per_parameter": bits, **costs})
     write_rows(out / "table.csv", table)
     write_summary(out / "table.json", {"monitor": monitor, "runs": table})
     against = "" if who is None else f"\nε: over the run, against {adversary_title(who)}"
@@ -421,14 +408,14 @@ def _privacy_columns(
 
     noise = summary.get("noise_over_signal") or {}
     ratio = worse_ratio(noise)
-    columns = {"R": "-" if ratio is None else ratio}
+    last = {"R": "-" if ratio is None else ratio}
     if report is None:
-        return {"epsilon": "-", "delta": "-", "verdict": "-", "view": "-", **columns}, ""
+        return {"epsilon": "-", "delta": "-", "verdict": "-", "view": "-", **last}, ""
     privacy = summarise_privacy(report, who)
     view = f"{privacy.who}, {privacy.asked}" if privacy.asked else privacy.who
     epsilon = privacy.printed if privacy.epsilon is None else privacy.epsilon
-    columns |= {"delta": report.delta, "verdict": privacy.verdict, "view": view}
-    return {"epsilon": epsilon, **columns}, privacy.label
+    columns = {"epsilon": epsilon, "delta": report.delta, "verdict": privacy.verdict, "view": view, **last}
+    return columns, privacy.label
 
 
 def print_table(table: Sequence[Mapping[str, Any]], monitor: str) -> None:
