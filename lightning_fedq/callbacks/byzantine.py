@@ -113,18 +113,15 @@ class ByzantineClients(pl.Callback, Tampering):
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Stop intercepting messages."""
-        self._detach(trainer)
+        engine = find_federated(trainer, "ByzantineClients").engine
+        if engine is not None and engine.tampering is self:
+            engine.tampering = None
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
         """Stop intercepting messages, because Lightning calls no `teardown` after an exception."""
-        self._detach(trainer)
-
-    def _detach(self, trainer: pl.Trainer) -> None:
-        engine = find_federated(trainer, "ByzantineClients").engine
-        if engine is not None and engine.tampering is self:
-            engine.tampering = None
+        self.teardown(trainer, pl_module, "fit")
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the number of Byzantine clients and the maximum influence of each."""

@@ -295,21 +295,16 @@ class PrivacyBudget(pl.Callback):
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Remove the limits, because the next fit may have other budgets."""
-        if stage == "fit":
-            self._remove_limits(trainer)
+        federated = find_callback(trainer, Federation)
+        if stage == "fit" and federated is not None:
+            ledger = federated.ledger
+            ledger.limits = ledger.budget_limits = ledger.round_limit = None
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
         """Remove the limits after a failed fit, for which Lightning calls no `teardown`."""
-        self._remove_limits(trainer)
-
-    @staticmethod
-    def _remove_limits(trainer: pl.Trainer) -> None:
-        federated = find_callback(trainer, Federation)
-        if federated is not None:
-            ledger = federated.ledger
-            ledger.limits = ledger.budget_limits = ledger.round_limit = None
+        self.teardown(trainer, pl_module, "fit")
 
     def _end(self, trainer: pl.Trainer, reason: str) -> None:
         if self.on_exhausted == "stop":

@@ -79,7 +79,7 @@ class RoundProgressBar(pl.callbacks.ProgressBar):
             self._progress.update(
                 self._task,
                 completed=trainer.current_epoch + done / max(expected, 1),
-                description=f"round {trainer.current_epoch + 1}/{self._text(self._rounds(trainer))}, "
+                description=f"round {trainer.current_epoch + 1}/{self._rounds(trainer) or '?'}, "
                 f"{done}/{expected} clients",
             )
 
@@ -93,23 +93,20 @@ class RoundProgressBar(pl.callbacks.ProgressBar):
         due = now - self._last_line >= self.interval or done == rounds
         if self._enabled and due:
             self._last_line = now
-            line = f"round {done}/{self._text(rounds)}: {note}, {now - self._started:.0f} s so far"
+            line = f"round {done}/{rounds or '?'}: {note}, {now - self._started:.0f} s so far"
             self._console.print(line, highlight=False, soft_wrap=True)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Close the bar."""
-        self._close()
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
         """Close the bar, so that the traceback is readable."""
-        self._close()
-
-    def _close(self) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
+        self.on_train_end(trainer, pl_module)
 
     def _note(self, trainer: pl.Trainer) -> str:
         records = find_federated(trainer, "RoundProgressBar").records
@@ -131,7 +128,3 @@ class RoundProgressBar(pl.callbacks.ProgressBar):
     @staticmethod
     def _rounds(trainer: pl.Trainer) -> int | None:
         return find_federated(trainer, "RoundProgressBar").count_rounds(trainer)
-
-    @staticmethod
-    def _text(rounds: int | None) -> str:
-        return "?" if rounds is None else str(rounds)

@@ -132,7 +132,21 @@ def make_twins(
     """
     fit_loop, epoch_loop = _new_loops(home)
     client_class = _make_client_class(type(home))  # type: ignore[arg-type]
-    strategy = home.strategy
+    state, data, strategy = home.state, home._data_connector, home.strategy
+    selector = Twin(data._datahook_selector, {"model": home.lightning_module, "datamodule": home.datamodule})
+    of_trainer = {
+        "home": SharedObject(home),
+        "state": type(state)(state.status, state.fn, pl.trainer.states.RunningStage.TRAINING),
+        "should_stop": False,
+        "_data_connector": Twin(data, {"trainer": home, "_datahook_selector": selector}),
+        "_logger_connector": type(home._logger_connector)(home),
+        "_accelerator_connector": Twin(home._accelerator_connector, {"strategy": strategy}),
+        "fit_loop": home.fit_loop,
+        "_loggers": [SharedObject(logger) for logger in loggers],
+        "callbacks": [one if one in copied else SharedObject(one) for one in callbacks],
+        "datamodule": home.datamodule,
+        **{name: getattr(home, name) for name in user_attributes(home)},
+    }
     of_strategy = {
         "_lightning_module": home.lightning_module,
         "_model": home.lightning_module,
@@ -143,7 +157,7 @@ def make_twins(
         **({"is_single": True} if hasattr(strategy, "is_single") else {}),  # no communication with ranks
     }
     return [
-        Twin(home, _trainer_attributes(home, loggers, callbacks, copied), client_class),
+        Twin(home, of_trainer, client_class),
         Twin(strategy, of_strategy),
         Twin(home.fit_loop, vars(fit_loop), type(fit_loop), is_separate=True),
         Twin(home.fit_loop.epoch_loop, vars(epoch_loop), ClientLoop, is_separate=True),
@@ -161,27 +175,6 @@ def _new_loops(home: Any) -> tuple[Any, Any]:
     progress = fit_loop.epoch_progress = _shallow_copy(home.fit_loop.epoch_progress)
     progress.current, progress.total = _shallow_copy(progress.current), _shallow_copy(progress.total)
     return fit_loop, epoch_loop
-
-
-def _trainer_attributes(
-    home: Any, loggers: Sequence[Any], callbacks: Sequence[Any], copied: Sequence[Any]
-) -> dict[str, Any]:
-    """Return the attributes in which a client's Trainer differs from the user's (see `make_twins`)."""
-    state, data = home.state, home._data_connector
-    selector = Twin(data._datahook_selector, {"model": home.lightning_module, "datamodule": home.datamodule})
-    return {
-        "home": SharedObject(home),
-        "state": type(state)(state.status, state.fn, pl.trainer.states.RunningStage.TRAINING),
-        "should_stop": False,
-        "_data_connector": Twin(data, {"trainer": home, "_datahook_selector": selector}),
-        "_logger_connector": type(home._logger_connector)(home),
-        "_accelerator_connector": Twin(home._accelerator_connector, {"strategy": home.strategy}),
-        "fit_loop": home.fit_loop,
-        "_loggers": [SharedObject(logger) for logger in loggers],
-        "callbacks": [one if one in copied else SharedObject(one) for one in callbacks],
-        "datamodule": home.datamodule,
-        **{name: getattr(home, name) for name in user_attributes(home)},
-    }
 
 
 def resume_counters(child: Any, steps: int, logged: int) -> None:

@@ -213,9 +213,8 @@ def get_sampling(loader: DataLoader[Any]) -> tuple[Sampling | None, Tensor | Non
                 f"The WeightedRandomSampler has {len(sampler.weights)} weights for {num_samples} samples. "
                 "Give it one weight for each sample."
             )
-        return RandomSampling(
-            torch.as_tensor(sampler.weights, dtype=torch.float64), sampler.replacement, rate
-        ), None
+        weights = torch.as_tensor(sampler.weights, dtype=torch.float64)
+        return RandomSampling(weights, sampler.replacement, rate), None
     if type(sampler) is RandomSampler:
         if not sampler.replacement and sampler.num_samples == num_samples:
             return None, None
