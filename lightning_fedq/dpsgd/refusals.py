@@ -77,14 +77,15 @@ def check_kinds(module: nn.Module) -> None:
     """
     refused, replacements, compiled = [], dict[str, None](), []
     for name, layer in module.named_modules():
-        if not any(p.requires_grad for p in layer.parameters()):
-            continue
         kind = next((kind for kind in _REPLACED if isinstance(layer, kind)), None)
+        is_compiled = type(layer).__name__ == "OptimizedModule" or isinstance(layer, torch.jit.ScriptModule)
+        is_compiled |= getattr(layer, "_compiled_call_impl", None) is not None
+        if not (kind or is_compiled) or not any(p.requires_grad for p in layer.parameters()):
+            continue
         if kind is not None:
             refused.append(f"{name} ({type(layer).__name__})")
             replacements[_REPLACED[kind]] = None
-        is_compiled = type(layer).__name__ == "OptimizedModule" or isinstance(layer, torch.jit.ScriptModule)
-        if is_compiled or getattr(layer, "_compiled_call_impl", None) is not None:
+        if is_compiled:
             compiled.append(f"{name or 'the module'} ({type(layer).__name__})")
     if compiled:
         raise ValueError(
