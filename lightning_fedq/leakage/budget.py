@@ -36,6 +36,7 @@ from lightning_fedq.data.generator_turns import seed_everywhere
 from lightning_fedq.functional.checks import check_at_least
 from lightning_fedq.leakage.batch_sampling import GradientMoments, solve_probability, update_variance
 from lightning_fedq.leakage.control import allowed_hits, check_controllable, noise_for_budget
+from lightning_fedq.leakage.gradients import in_mode
 from lightning_fedq.leakage.total_variation import isotropic_tv
 from lightning_fedq.rounds import RoundPlan
 from lightning_fedq.training.client_metrics import log_figure
@@ -226,10 +227,8 @@ class LeakageBudget(pl.Callback):
         weights = [parameters[name].detach() for name in fit.vector.names]
         device = trainer.strategy.root_device
         cuda = [device.index or 0] if device.type == "cuda" else []
-        training = [part for part in module.modules() if not part.training]
-        module.train()
         try:
-            with torch.random.fork_rng(cuda):
+            with in_mode(module, training=True), torch.random.fork_rng(cuda):
                 seed_everywhere(seed)
                 with trainer.precision_plugin.train_step_context():
                     _, gradients, _ = step(weights, batch, *further_arguments(module), common=True)
@@ -238,9 +237,6 @@ class LeakageBudget(pl.Callback):
                 "LeakageBudget needs per-sample gradients, but training_step can't be mapped over samples: "
                 f"{str(error).splitlines()[0] if str(error) else type(error).__name__}"
             ) from error
-        finally:
-            for part in training:
-                part.training = False
         return torch.cat([part.reshape(len(part), -1) for part in gradients], dim=1).detach()
 
     def _choose_probability(self, round: int, client: int, moments: GradientMoments, rate: float) -> None:

@@ -7,7 +7,8 @@ the inputs.
 No function here changes `.grad`, a buffer or a global random generator.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +22,18 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 def trainable(model: nn.Module) -> list[Tensor]:
     """Return the parameters that are part of a client's update, in the model's order."""
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+@contextmanager
+def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
+    """Switch a model and its parts to a mode, and restore the modes that they had before."""
+    others = [part for part in model.modules() if part.training != training]
+    model.train(training)
+    try:
+        yield
+    finally:
+        for part in others:
+            part.training = not training
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from lightning_fedq._lightning import pl, rank_zero_warn
 from lightning_fedq.callbacks.trainer_lookup import find_federated
 from lightning_fedq.functional.checks import check_at_least
 from lightning_fedq.keys.randomness import RootKeys
-from lightning_fedq.leakage.gradients import sample_gradients
+from lightning_fedq.leakage.gradients import in_mode, sample_gradients
 from lightning_fedq.leakage.matching import Attack, Matching
 from lightning_fedq.leakage.study import Study, StudyResult
 from lightning_fedq.mechanisms.interface import Adversary
@@ -130,9 +130,7 @@ class LeakageMonitor(pl.Callback):
     ) -> dict[str, float]:
         """Attack the present model, append the result, and return the metrics."""
         inputs, labels = self._candidates(trainer, module.device)
-        training = [part for part in module.modules() if part.training]
-        module.eval()
-        try:
+        with in_mode(module, training=False):
             rate = trainer.optimizers[0].param_groups[0]["lr"]
             count = self._affordable(module, inputs, labels, start)
             inputs, labels = inputs[:count], labels[:count]
@@ -147,19 +145,11 @@ class LeakageMonitor(pl.Callback):
                 seconds=max(self.seconds_per_round - (time.perf_counter() - start), 0.0),
                 kept=1,
             )
-            self.results.append((round, result))
-            low, high = result.estimate.leakage_limits
-            return {
-                "hit_rate": result.estimate.hit_rate,
-                "leakage": result.estimate.leakage,
-                "leakage_low": low,
-                "leakage_high": high,
-                "attempts": result.estimate.attempts,
-                "candidates": count,
-            }
-        finally:
-            for part in training:
-                part.training = True
+        self.results.append((round, result))
+        estimate, (low, high) = result.estimate, result.estimate.leakage_limits
+        metrics = {"hit_rate": estimate.hit_rate, "leakage": estimate.leakage}
+        metrics |= {"leakage_low": low, "leakage_high": high}
+        return {**metrics, "attempts": estimate.attempts, "candidates": count}
 
     def _affordable(self, module: nn.Module, inputs: Tensor, labels: Tensor, start: float) -> int:
         """Return the number of candidates whose gradients fit into the rest of half the time limit.

@@ -122,18 +122,14 @@ def _notes_on_pooling(rows: Sequence[Row], account: Account) -> Iterator[str]:
         about = "one client that works alone"
     start = f"The row of the curious client is about {about}."
     count = account.num_colluding
+    several = f"{count} that pool what they know (max_colluding_fraction) have"
     if account.run.threat.secure_sum is None or count <= curious.colluders:
         yield (
             f"{start} Several that pool what they know may learn more: SecAgg(max_colluding_fraction=...) "
             "states for how many the page gives an epsilon."
         )
     elif behind.verdict == NO_GUARANTEE:
-        yield (
-            f"{start} {count} that pool what they know (max_colluding_fraction) have no guarantee, because "
-            f"{behind.reason}."
-        )
+        yield f"{start} {several} no guarantee, because {behind.reason}."
     else:
-        yield (
-            f"{start} {count} that pool what they know (max_colluding_fraction) have epsilon "
-            f"{format_epsilon(behind.epsilon)} at most, as the server behind secure aggregation with them."
-        )
+        least = f"epsilon {format_epsilon(behind.epsilon)} at most"
+        yield f"{start} {several} {least}, as the server behind secure aggregation with them."
