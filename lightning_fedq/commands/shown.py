@@ -39,10 +39,8 @@ _PACKAGES = ("pytorch-lightning", "jsonargparse", "docstring-parser", "torch")
 def writers() -> str:
     """Return the installed versions that the help of `fedq fit NAME` depends on, or "" if one is missing."""
     try:
-        return ", ".join(
-            [f"Python {sys.version_info[0]}.{sys.version_info[1]}"]
-            + [f"{name} {version(name)}" for name in _PACKAGES]
-        )
+        python = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
+        return ", ".join([python, *(f"{name} {version(name)}" for name in _PACKAGES)])
     except PackageNotFoundError:
         return ""
 

@@ -115,9 +115,7 @@ class Population:
             key = (*epsilons.values(), kind.charges)
             before = lines[key].clients if key in lines else 0
             lines[key] = ChargedClients(before + kind.clients, kind.charges, epsilons)
-        ordered = sorted(
-            lines.values(), key=lambda line: (*line.epsilons.values(), line.charges), reverse=True
-        )
+        ordered = [lines[key] for key in sorted(lines, reverse=True)]
         while len(ordered) > _MOST_LINES:
             place = _thinnest([line.clients for line in ordered])
             one, other = ordered[place : place + 2]

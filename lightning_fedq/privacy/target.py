@@ -332,10 +332,9 @@ def _check_claim(account: Account, target: PrivacyTarget) -> None:
     Raises:
         ValueError: If it does not, with the adversaries for which it does.
     """
-    claims, run = account.claims(), account.run
-    refused = claims[target.against].loss
-    if not isinstance(refused, NonPrivate):
-        law, claim = run.sampling.law, claims[target.against]
+    claims, run, law = account.claims(), account.run, account.run.sampling.law
+    claim = claims[target.against]
+    if not isinstance(claim.loss, NonPrivate):
         if law.secret and (why := find_amplification_obstacle(run.mechanism, claim, law, run.num_clients)):
             raise ValueError(f"secret cohorts need {why}")
         return
@@ -343,7 +342,7 @@ def _check_claim(account: Account, target: PrivacyTarget) -> None:
     instead = f"It could be against {', '.join(others)}" if others else "It claims nothing against others"
     raise ValueError(
         f"{type(run.mechanism).__name__} can't be private against {target.against.value} here: "
-        f"{refused.reason}. {instead}."
+        f"{claim.loss.reason}. {instead}."
     )
 
 
