@@ -145,7 +145,7 @@ class Federated(Federation, pl.Callback):
             torch's normalisation layers, the row of `padding_idx`, and weights that torch's `prune` has
             masked are constrained automatically.
         broadcast_bits: Bits per coordinate, 1 to 16, of the model on the downlink. Each segment is rounded to
-            2^bits levels between its extremes (`rounds.broadcast`). The server's model stays exact, and no
+            2^bits levels between its extremes (`rounds.messages`). The server's model stays exact, and no
             claim changes, because the sent model follows from released values. None sends floats.
         statistics: Release of the mean of one vector per client in the first rounds, for normalisation or
             class weights: `Statistics(size, clip_norm)`. These rounds count in `max_epochs` like all others,

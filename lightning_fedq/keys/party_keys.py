@@ -98,8 +98,6 @@ class HeldServerKeys(ServerKeys):
     Args:
         secrets: Secrets of the server.
         roster: Public key of each client, by number.
-        entropy: Source of the key of the server's own noise. Each process draws a new key, so that a folder
-            that is reset does not repeat the noise.
 
     Raises:
         ValueError: If two clients have the same key, or a key is not 32 bytes.
@@ -108,20 +106,15 @@ class HeldServerKeys(ServerKeys):
     mode = "secure"
     setup_bits_per_client = 8 * PUBLIC_KEY_BYTES
 
-    def __init__(
-        self,
-        secrets: ServerSecrets,
-        roster: Mapping[int, bytes],
-        *,
-        entropy: Callable[[int], bytes] = os.urandom,
-    ) -> None:
+    def __init__(self, secrets: ServerSecrets, roster: Mapping[int, bytes]) -> None:
         if len(set(roster.values())) != len(roster) or any(len(key) != 32 for key in roster.values()):
             raise ValueError("Every client needs a separate public key of 32 bytes")
         self._secrets, self.roster = secrets, dict(roster)
         self._secret = X25519PrivateKey.from_private_bytes(secrets.secret)
         self.salt = roster_digest(self.roster)
         self._client: dict[int, bytes] = {}
-        self._own_key = entropy(32)
+        # new in each process, so that a folder that is reset does not repeat the server's own noise
+        self._own_key = os.urandom(32)
 
     def public(self) -> bytes:
         return self._secrets.federation

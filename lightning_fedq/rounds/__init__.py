@@ -1,6 +1,5 @@
 """One federated round in two halves: clients encode and pack updates, the server decodes and applies them."""
 
-from lightning_fedq.rounds.broadcast import Broadcast
 from lightning_fedq.rounds.client import (
     BudgetSpentError,
     ClientBudget,
@@ -8,9 +7,9 @@ from lightning_fedq.rounds.client import (
     StreamLog,
     UsedStreamError,
 )
-from lightning_fedq.rounds.deadline import Deadline
 from lightning_fedq.rounds.engine import RoundEngine
 from lightning_fedq.rounds.messages import (
+    Broadcast,
     ForeignMessageError,
     ForgedMessageError,
     LateMessageError,
@@ -20,7 +19,7 @@ from lightning_fedq.rounds.messages import (
     RoundTask,
     UnexpectedMessageError,
 )
-from lightning_fedq.rounds.plan import RoundPlan, RoundPlanner
+from lightning_fedq.rounds.plan import Deadline, RoundPlan, RoundPlanner
 from lightning_fedq.rounds.protocols import (
     Aggregator,
     OptimizerFactory,

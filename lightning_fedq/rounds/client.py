@@ -323,6 +323,7 @@ def describe_price_terms(mechanism: Mechanism, context: RoundContext, budget: Cl
     return f"{terms}; {sums.settings}" if drawn else terms
 
 
+@dataclass(eq=False, repr=False)
 class RoundClient:
     """One real client in a round: it marks a stream as used, encodes its update, and packs it to bytes.
 
@@ -335,17 +336,12 @@ class RoundClient:
         budget: Privacy budget that the client enforces itself. With None only the server's ledger counts.
     """
 
-    def __init__(
-        self,
-        client: int,
-        mechanism: Mechanism,
-        keys: Keys,
-        log: StreamLog,
-        target: Target = "updates",
-        budget: ClientBudget | None = None,
-    ) -> None:
-        self.client, self.mechanism, self.keys, self.log, self.target = client, mechanism, keys, log, target
-        self.budget = budget
+    client: int
+    mechanism: Mechanism
+    keys: Keys
+    log: StreamLog
+    target: Target = "updates"
+    budget: ClientBudget | None = None
 
     def check(self, task: RoundTask, weights: Tensor) -> None:
         """Check before training that the client can answer a round. `encode` repeats the check.
@@ -384,9 +380,8 @@ class RoundClient:
         name, terms = repr(self.mechanism), describe_price_terms(self.mechanism, context, self.budget)
         check = partial(self._check_price, task)
         self.log.use(task.round, task.attempt, context.dim, name, terms, check)
-        return encode_updates(
-            self.mechanism, self.target, self.keys, [self.client], update[None], weights, context
-        ).message
+        known = [self.client], update[None], weights, context
+        return encode_updates(self.mechanism, self.target, self.keys, *known).message
 
     def _check_price(self, task: RoundTask) -> None:
         """Check that the round is not too early for the mechanism's claims, and fits the client's own budget.

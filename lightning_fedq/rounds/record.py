@@ -41,7 +41,7 @@ class RoundRecord:
         homogeneity: |mean update|^2 over the mean of |update|^2: the share of the updates' energy along their
             mean.
         arrived: Share of the clipped updates that arrived, over the rounds since the run began or was
-            resumed (`rounds.arrived`).
+            resumed (`rounds.engine`).
         protocol_bits: Bits of `uplink_bits` that are keys, shares and confirmations of secure aggregation.
             The rest are updates.
         non_finite_clients: Clients whose update was not finite and counted as zero.
@@ -87,15 +87,8 @@ class RoundRecord:
         Args:
             expected: Expected number of clients in a cohort.
         """
-        nan = math.nan
-        return replace(
-            self.released(),
-            cohort_size=expected,
-            num_received=nan,
-            num_dropped=0,
-            uplink_bits=nan,
-            downlink_bits=nan,
-        )
+        hidden: dict[str, Any] = dict.fromkeys(("num_received", "uplink_bits", "downlink_bits"), math.nan)
+        return replace(self.released(), cohort_size=expected, num_dropped=0, **hidden)
 
     def released(self) -> RoundRecord:
         """Return a copy without the numbers that only a simulation knows."""

@@ -181,9 +181,18 @@ class RunningSum:
             The mean. None if no client has answered, unless the divisor is fixed.
 
         Raises:
-            AbortedRoundError: If too few clients have answered.
+            AbortedRoundError: If too few clients have answered for the mechanism's claims or the robust rule.
         """
-        self._check_answers()
+        answers, silent = len(self.received), len(self.absent_clients())
+        tolerated = self._mechanism.tolerated_dropouts(self._context)
+        if tolerated is not None and silent > tolerated:
+            raise AbortedRoundError(
+                f"{silent} clients did not answer, but the claims of {self._mechanism} allow {tolerated}"
+            )
+        if self._aggregator is not None and answers < self._aggregator.min_clients:
+            raise AbortedRoundError(
+                f"{self._aggregator} needs {self._aggregator.min_clients} clients, {answers} answered"
+            )
         self.untrusted = False
         if not self.received and self.secure is None:
             if self._divisor is None:
@@ -199,19 +208,6 @@ class RunningSum:
             total = round_to_grid(total, grid)
         # divide in float64, because a sum of finite answers may exceed the range of float32
         return (total.double() * self._unit / self.total_weight()).to(self._template)
-
-    def _check_answers(self) -> None:
-        """Abort the round if too few clients have answered for the mechanism's claims or the robust rule."""
-        answers, silent = len(self.received), len(self.absent_clients())
-        tolerated = self._mechanism.tolerated_dropouts(self._context)
-        if tolerated is not None and silent > tolerated:
-            raise AbortedRoundError(
-                f"{silent} clients did not answer, but the claims of {self._mechanism} allow {tolerated}"
-            )
-        if self._aggregator is not None and answers < self._aggregator.min_clients:
-            raise AbortedRoundError(
-                f"{self._aggregator} needs {self._aggregator.min_clients} clients, {answers} answered"
-            )
 
     def _decoded_total(self) -> Tensor:
         """Return the sum `(dim,)` of all decoded updates.

@@ -23,9 +23,14 @@ from lightning_fedq.mechanisms.interface import AbortedRoundError, HandOver, Mec
 from lightning_fedq.mechanisms.interface.ranges import RangeRule, Ranges
 from lightning_fedq.privacy.ledger import Ledger, pad_segments
 from lightning_fedq.privacy.run import ASSUMED, Run, ThreatModel
-from lightning_fedq.rounds.broadcast import Broadcast
 from lightning_fedq.rounds.client import Target
-from lightning_fedq.rounds.messages import MalformedMessageError, RefusedMessageError, RoundTask, open_frame
+from lightning_fedq.rounds.messages import (
+    Broadcast,
+    MalformedMessageError,
+    RefusedMessageError,
+    RoundTask,
+    open_frame,
+)
 from lightning_fedq.rounds.plan import RoundPlan, RoundPlanner
 from lightning_fedq.rounds.protocols import (
     Aggregator,
@@ -256,11 +261,11 @@ class RoundServer:
         old, segments = self.segments, tuple(part.numel() for part in parts)
         self.weights = rearrange(self._current_weights, old, origins, parts)
         self.segments, self.client_weights = segments, client_weights
-        first = self.range_rule.first(self.weights, segments)
-        ones, single = [1] * len(old), [first.center[i : i + 1] for i in range(len(segments))]
-        center = rearrange(self.ranges.center, ones, origins, single)
-        single = [first.radius[i : i + 1] for i in range(len(segments))]
-        self.ranges = Ranges(center, rearrange(self.ranges.radius, ones, origins, single))
+        first, ones = self.range_rule.first(self.weights, segments), [1] * len(old)
+        center = rearrange(self.ranges.center, ones, origins, torch.split(first.center, 1))
+        self.ranges = Ranges(
+            center, rearrange(self.ranges.radius, ones, origins, torch.split(first.radius, 1))
+        )
         self._server_step.rearrange(self.weights, old, origins, parts)
         self._since = None if self.plan is None else (self.plan.round, self.attempt)
         if self.plan is not None:

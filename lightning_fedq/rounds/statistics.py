@@ -144,9 +144,8 @@ class Statistics:
             # l1 norm, sqrt(pi / 2) times as large, so the scale is divided by this factor.
             whole = longest if mechanism.clips_norm else longest * math.sqrt(2.0 / math.pi)
             reach = torch.full((context.dim,), whole / math.sqrt(-(-context.dim // self.size)))
-        return self._split_copies(reach.to(device, torch.float64)), self._split_copies(
-            base.to(device, torch.float64)
-        )
+        reach, base = (part.to(device, torch.float64) for part in (reach, base))
+        return self._split_copies(reach), self._split_copies(base)
 
     def _split_copies(self, values: Tensor) -> Tensor:
         """Reshape `(dim,)` to `(copies, size)`, padded with zeros."""

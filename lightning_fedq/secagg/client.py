@@ -41,9 +41,9 @@ After any error except a `StageError` the client is out of the round. A message 
 
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -52,7 +52,6 @@ from numpy.typing import NDArray
 
 from lightning_fedq.keys.randomness import pack_fields
 from lightning_fedq.secagg import messages as wire
-from lightning_fedq.secagg.client_state import STATE
 from lightning_fedq.secagg.errors import (
     AuthenticationError,
     MessageError,
@@ -79,6 +78,35 @@ from lightning_fedq.secagg.terms import Terms
 
 _KINDS = ("mask", "seed")
 """The two secrets of a client, in the order of their shares. Only one of the two is ever opened."""
+
+
+class _Format(NamedTuple):
+    """Conversion of a value to JSON and back."""
+
+    write: Callable[[Any], Any]
+    read: Callable[[Any], Any]
+
+
+_BYTES = _Format(bytes.hex, bytes.fromhex)
+_BYTES_BY_CLIENT = _Format(
+    lambda values: {str(client): value.hex() for client, value in values.items()},
+    lambda values: {int(client): bytes.fromhex(value) for client, value in values.items()},
+)
+_CLIENTS = _Format(list, tuple)
+_STATE = {
+    "_channel_secret": _Format(
+        lambda key: key.private_bytes_raw().hex(),
+        lambda value: X25519PrivateKey.from_private_bytes(bytes.fromhex(value)),
+    ),
+    "_keys": _Format(
+        lambda keys: [keys.channel.hex(), keys.mask.hex(), keys.signature.hex()],
+        lambda values: PublicKeys(*map(bytes.fromhex, values)),
+    ),
+    **dict.fromkeys(("_channel_key", "_context", "_seed", "_mask_root"), _BYTES),
+    **dict.fromkeys(("_public", "_pair_keys", "_held"), _BYTES_BY_CLIENT),
+    **dict.fromkeys(("_order", "_neighbours", "_sharing", "_partners", "_survivors", "unopened"), _CLIENTS),
+}
+"""What a client keeps between two messages, by attribute, and how it becomes JSON."""
 
 
 class Client:
@@ -140,7 +168,7 @@ class Client:
         The state contains the secrets of this client, so store it only where the client alone can read it.
         """
         fields = vars(self)
-        state = {name: form.write(fields[name]) for name, form in STATE.items() if name in fields}
+        state = {name: form.write(fields[name]) for name, form in _STATE.items() if name in fields}
         return json.dumps({"next": self._next, **state}).encode()
 
     def resume(self, state: bytes) -> None:
@@ -154,7 +182,7 @@ class Client:
         fields = json.loads(state)
         self._next = fields.pop("next")
         for name, value in fields.items():
-            setattr(self, name, STATE[name].read(value))
+            setattr(self, name, _STATE[name].read(value))
 
     @contextmanager
     def _turn(self, name: str, stage: Stage, following: str) -> Iterator[None]:
@@ -190,17 +218,14 @@ class Client:
             self._channel_secret = X25519PrivateKey.from_private_bytes(self._entropy(wire.KEY_BYTES))
             self._mask_root = element_bytes(random_element(self._entropy))
             mask_secret = wire.mask_secret(self.terms, self.client, self._mask_root)
-            channel, mask = (
-                key.public_key().public_bytes_raw() for key in (self._channel_secret, mask_secret)
-            )
+            secrets = self._channel_secret, mask_secret
+            channel, mask = (key.public_key().public_bytes_raw() for key in secrets)
             self._keys = PublicKeys(channel, mask, b"")
             if self._identity is not None:
                 statement = wire.keys_statement(self.terms, self.client, self._keys, self._model_hash)
                 signature = self._identity.sign(statement)
                 self._keys = PublicKeys(channel, mask, signature)
-            self._channel_key = wire.channel_key(
-                self._channel_secret, server_key, self.terms, self.client, None
-            )
+            self._channel_key = wire.channel_key(self._channel_secret, server_key, self.terms, self.client)
             return self._answer(Kind.KEYS, self._model_hash[: wire.SHORT_BYTES] + self._keys.encode())
 
     # ---- stage 1 ----------------------------------------------------------------------------------
@@ -230,17 +255,11 @@ class Client:
             # the context includes the digest, so clients that were shown different digests agree on no key
             self._context = wire.round_context(self.terms, digest, self._model_hash)
             self._public = {client: keys[client].mask for client in self._neighbours}
-            self._pair_keys = {
-                other: wire.pair_key(
-                    self._channel_secret,
-                    keys[other].channel,
-                    self._context,
-                    pack_fields("channel", *sorted((self.client, other))),
-                    stage,
-                    other,
-                )
-                for other in self._neighbours
-            }
+            pair_keys, own = {}, self._channel_secret
+            for other in self._neighbours:
+                info = pack_fields("channel", *sorted((self.client, other)))
+                pair_keys[other] = wire.pair_key(own, keys[other].channel, self._context, info, stage, other)
+            self._pair_keys = pair_keys
             return self._answer(Kind.SHARES, self._make_shares())
 
     def _check_members(
@@ -250,9 +269,8 @@ class Client:
         if self.client not in clients:
             raise RosterError("this client is missing from the list", stage, self.client)
         if strangers := set(clients) - set(among):
-            raise RosterError(
-                f"clients {sorted(strangers)} were not in the stage before", stage, min(strangers)
-            )
+            reason = f"clients {sorted(strangers)} were not in the stage before"
+            raise RosterError(reason, stage, min(strangers))
         if len(clients) < fewest:
             raise ThresholdError(f"{fewest} clients are needed, {len(clients)} are left", stage)
 
@@ -264,9 +282,8 @@ class Client:
         for client, own in keys.items():
             for key in (own.channel, own.mask):
                 if key in seen:
-                    raise RosterError(
-                        f"clients {seen[key]} and {client} have a key in common", Stage.SHARE, client
-                    )
+                    reason = f"clients {seen[key]} and {client} have a key in common"
+                    raise RosterError(reason, Stage.SHARE, client)
                 seen[key] = client
         if not self.terms.active:
             return
@@ -331,9 +348,8 @@ class Client:
     def _computed_shares(self, owner: int, corrections: bytes) -> bytes:
         """Return this client's shares of an owner's two secrets. `corrections` is empty for free shares."""
         pair = b""
-        for number, kind in enumerate(_KINDS):
-            # no bytes stand for a correction of 0, in case the shares are free
-            missing = _halves(corrections)[number]
+        # no bytes stand for a correction of 0, in case the shares are free
+        for kind, missing in zip(_KINDS, _halves(corrections), strict=True):
             share = self._computed(kind, owner, self.client) + int.from_bytes(missing, "big")
             pair += element_bytes(share % PRIME)
         return pair
@@ -401,9 +417,8 @@ class Client:
             layout.add_mask(masked, self_mask_key(self._context, self.client, self._seed))
             secret = wire.mask_secret(self.terms, self.client, self._mask_root)
             for other in self._partners:
-                key = wire.mask_key(
-                    secret, self._public[other], self._context, (self.client, other), Stage.MASK, other
-                )
+                pair, public = (self.client, other), self._public[other]
+                key = wire.mask_key(secret, public, self._context, pair, Stage.MASK, other)
                 # the client with the smaller id adds the mask, the other one subtracts it
                 layout.add_mask(masked, key, subtract=self.client > other)
             return self._answer(Kind.MASKED, layout.pack(masked))
@@ -429,9 +444,8 @@ class Client:
         reader.end()
         self._check_members(survivors, self._sharing, stage, self.terms.min_summands)
         if not is_connected(self._order, self.terms.degree, set(survivors)):
-            raise ThresholdError(
-                "the survivors are split into parts whose sums would show", stage, self.client
-            )
+            reason = "the survivors are split into parts whose sums would show"
+            raise ThresholdError(reason, stage, self.client)
         self._survivors = survivors
 
     def unmask(self, message: bytes) -> bytes:
@@ -452,15 +466,12 @@ class Client:
             else:
                 self._accept_survivors(message, Stage.UNMASK)
             survivors = set(self._survivors)
-            nothing = 2 * NO_SHARE
-            # the server reads shares by position, so a missing share is sent as a placeholder
-            pairs = [
-                (owner, self._held.get(owner, nothing)) for owner in sorted((*self._partners, self.client))
-            ]
-            # both secrets together would reveal a message that arrives late, so only one is opened
-            shares = [
-                pair[SHARE_BYTES:] if owner in survivors else pair[:SHARE_BYTES] for owner, pair in pairs
-            ]
+            shares = []
+            for owner in sorted((*self._partners, self.client)):
+                # the server reads shares by position, so a missing share is sent as a placeholder
+                of_mask, of_seed = _halves(self._held.get(owner, 2 * NO_SHARE))
+                # both secrets together would reveal a message that arrives late, so only one is opened
+                shares.append(of_seed if owner in survivors else of_mask)
             answer = self._answer(Kind.OPENING, b"".join(shares))
             # Forward secrecy: delete everything that could open this round later.
             del self._held, self._seed, self._mask_root, self._channel_secret, self._channel_key
@@ -480,6 +491,6 @@ class Client:
         reader.end()
 
 
-def _halves(corrections: bytes) -> tuple[bytes, bytes]:
-    """Split the corrections of one holder by secret: mask key, then seed."""
-    return corrections[:SHARE_BYTES], corrections[SHARE_BYTES:]
+def _halves(pair: bytes) -> tuple[bytes, bytes]:
+    """Split the shares of one holder, or their corrections, by secret: mask key, then seed."""
+    return pair[:SHARE_BYTES], pair[SHARE_BYTES:]

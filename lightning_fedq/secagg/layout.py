@@ -200,9 +200,8 @@ class Layout:
         if symbols.dtype.kind == "b":
             symbols = symbols.astype(np.uint8)
         if isinstance(self.low, int) and isinstance(self.high, int):
-            smallest, largest = (
-                (int(symbols.min()), int(symbols.max())) if symbols.size else (self.low, self.low)
-            )
+            smallest = int(symbols.min()) if symbols.size else self.low
+            largest = int(symbols.max()) if symbols.size else self.low
             inside = self.low <= smallest and largest <= self.high
         else:
             inside = bool(((symbols >= self.low) & (symbols <= self.high)).all())
@@ -300,10 +299,8 @@ def sum_layout(
     if bool((lows > highs).any()):
         raise ValueError("the smallest symbol must not be above the largest one")
     widest = max(int(highs.max()) - int(lows.min()), 1)  # Python integers, because int64 may wrap
-    if (
-        widest * num_clients >= _MAX_MODULUS
-        or num_clients * max(abs(int(lows.min())), abs(int(highs.max()))) >= 2**63
-    ):
+    farthest = max(abs(int(lows.min())), abs(int(highs.max())))
+    if widest * num_clients >= _MAX_MODULUS or num_clients * farthest >= 2**63:
         raise ValueError(
             f"The sum of {num_clients} symbols in [{lows.min()}, {highs.max()}] does not fit 63 bits. "
             "Use a coarser mechanism or a smaller cohort."

@@ -84,9 +84,8 @@ def sender(message: bytes, terms: Terms, expected: Kind, stage: Stage) -> int:
     if magic != _MAGIC or kind not in Kind._value2member_map_:
         raise MessageError(f"not a message of this protocol: magic {magic!r}, kind {kind}", stage)
     if digest != terms.digest[:SHORT_BYTES]:
-        raise TermsError(
-            "the message belongs to another session, round, attempt, cohort or modulus", stage, client
-        )
+        reason = "the message belongs to another session, round, attempt, cohort or modulus"
+        raise TermsError(reason, stage, client)
     if client not in terms.members:
         raise MessageError(f"client {client} is not in the cohort", stage)
     if kind != expected:
@@ -100,12 +99,10 @@ def body(message: bytes, key: bytes, stage: Stage, client: int) -> bytes:
     Raises:
         AuthenticationError: If the tag does not verify.
     """
-    if not hmac.compare_digest(
-        hmac.digest(key, message[:-TAG_BYTES], "sha256")[:TAG_BYTES], message[-TAG_BYTES:]
-    ):
-        raise AuthenticationError(
-            "the message's tag does not verify: corrupted, truncated or forged", stage, client
-        )
+    tag = hmac.digest(key, message[:-TAG_BYTES], "sha256")[:TAG_BYTES]
+    if not hmac.compare_digest(tag, message[-TAG_BYTES:]):
+        reason = "the message's tag does not verify: corrupted, truncated or forged"
+        raise AuthenticationError(reason, stage, client)
     return message[_HEADER.size : -TAG_BYTES]
 
 
@@ -141,9 +138,8 @@ class Reader:
         """
         self._at += size
         if self._at > len(self._data):
-            raise MessageError(
-                f"the message ends early: {len(self._data)} bytes of body", self._stage, self._client
-            )
+            reason = f"the message ends early: {len(self._data)} bytes of body"
+            raise MessageError(reason, self._stage, self._client)
         return self._data[self._at - size : self._at]
 
     def clients(self, terms: Terms) -> tuple[int, ...]:
@@ -242,7 +238,7 @@ def pair_key(
         raise LowOrderKeyError("the public key has low order", stage, client) from error
 
 
-def channel_key(own: X25519PrivateKey, other: bytes, terms: Terms, client: int, owner: int | None) -> bytes:
+def channel_key(own: X25519PrivateKey, other: bytes, terms: Terms, client: int) -> bytes:
     """Return the key between a client and the server, computed on either side.
 
     Args:
@@ -250,11 +246,8 @@ def channel_key(own: X25519PrivateKey, other: bytes, terms: Terms, client: int, 
         other: Public key of the other side.
         terms: Terms of the attempt.
         client: Client at one end of the channel.
-        owner: Owner of the key `other`, for errors. None names `client`.
     """
-    info = pack_fields("server channel", client)
-    key_owner = client if owner is None else owner
-    return pair_key(own, other, terms.digest, info, Stage.ADVERTISE, key_owner)
+    return pair_key(own, other, terms.digest, pack_fields("server channel", client), Stage.ADVERTISE, client)
 
 
 def mask_key(
@@ -280,9 +273,8 @@ def round_context(terms: Terms, roster_digest: bytes, model_hash: bytes) -> byte
 
     Clients agree on keys only if they have the same terms, the same roster and the same model.
     """
-    return hashlib.sha256(
-        pack_fields("fedq secagg context", terms.digest, roster_digest, model_hash)
-    ).digest()
+    fields = pack_fields("fedq secagg context", terms.digest, roster_digest, model_hash)
+    return hashlib.sha256(fields).digest()
 
 
 def self_mask_commitment(context: bytes, client: int, seed: bytes) -> bytes:

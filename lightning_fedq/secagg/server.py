@@ -11,7 +11,7 @@ never stores a second masked message.
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -33,14 +33,6 @@ from lightning_fedq.secagg.graph import is_connected, is_free, neighbours, ring_
 from lightning_fedq.secagg.messages import Kind, PublicKeys, Reader, self_mask_key
 from lightning_fedq.secagg.shamir import NO_SHARE, SHARE_BYTES, Entropy, correctable, is_element, reconstruct
 from lightning_fedq.secagg.terms import Terms
-
-_EXPECTED = {
-    Stage.ADVERTISE: Kind.KEYS,
-    Stage.SHARE: Kind.SHARES,
-    Stage.MASK: Kind.MASKED,
-    Stage.CONFIRM: Kind.CONFIRMATION,
-    Stage.UNMASK: Kind.OPENING,
-}
 
 
 class Server:
@@ -120,27 +112,19 @@ class Server:
         Raises:
             SecAggError: If the message is refused. The state is then unchanged.
         """
-        if self.stage not in _EXPECTED:
+        if self.stage is Stage.DONE:
             raise StageError("the round is over", self.stage)
-        kind = _EXPECTED[self.stage]
+        kind, take, _ = _STEPS[self.stage]
         client = wire.sender(message, self.terms, kind, self.stage)
         if client in self._answered:
             raise StageError("this client has answered already", self.stage, client)
         if client not in self._expected:
             raise StageError("this client is not expected: it missed an earlier stage", self.stage, client)
         if kind is Kind.KEYS:
-            self._take_keys(message, client)
+            take(self, message, client)
         else:
-            reader = Reader(
-                wire.body(message, self._channel_keys[client], self.stage, client), self.stage, client
-            )
-            takers = {
-                Kind.SHARES: self._take_shares,
-                Kind.MASKED: self._take_masked,
-                Kind.CONFIRMATION: self._take_confirmation,
-                Kind.OPENING: self._take_opening,
-            }
-            takers[kind](reader, client)
+            body = wire.body(message, self._channel_keys[client], self.stage, client)
+            take(self, Reader(body, self.stage, client), client)
         self._answered.add(client)
         return client
 
@@ -153,7 +137,7 @@ class Server:
             SymbolError: If the sum is outside the range of this mechanism's messages.
             StageError: If the round is over.
         """
-        if self.stage not in _EXPECTED:
+        if self.stage is Stage.DONE:
             raise StageError("the round is over", self.stage)
         stage, left = self.stage, tuple(client for client in self._expected if client in self._answered)
         self.stage = Stage.DONE  # stays so if an error below ends the round
@@ -161,13 +145,8 @@ class Server:
         fewest = self.terms.min_survivors if after else self.terms.min_summands
         if len(left) < fewest:
             raise ThresholdError(f"{fewest} clients are needed, {len(left)} are left", stage)
-        following, outgoing = {
-            Stage.ADVERTISE: self._send_roster,
-            Stage.SHARE: self._send_shares,
-            Stage.MASK: self._send_survivors,
-            Stage.CONFIRM: self._send_confirmations,
-            Stage.UNMASK: self._finish,
-        }[stage](left)
+        _, _, send = _STEPS[stage]
+        following, outgoing = send(self, left)
         self.stage, self._expected, self._answered = following, left, set()
         return outgoing
 
@@ -184,7 +163,7 @@ class Server:
             reason = f"keys take {wire.FRAME_BYTES + size} bytes, got {len(message)}"
             raise MessageError(reason, self.stage, client)
         model_hash, keys = reader.read_bytes(wire.SHORT_BYTES), PublicKeys.read(reader, self.terms.active)
-        channel_key = wire.channel_key(self._secret, keys.channel, self.terms, client, client)
+        channel_key = wire.channel_key(self._secret, keys.channel, self.terms, client)
         wire.body(message, channel_key, self.stage, client)
         if model_hash != self._model_hash[: wire.SHORT_BYTES]:
             raise ModelError("this client trained another model", self.stage, client)
@@ -203,46 +182,34 @@ class Server:
         self._context = wire.round_context(self.terms, digest, self._model_hash)
         self._order = ring_order(left, digest)
         self._places = {client: place for place, client in enumerate(self._order)}
-        self._neighbours = {
-            client: neighbours(self._order, self.terms.degree, place)
-            for client, place in self._places.items()
-        }
+        places, degree = self._places.items(), self.terms.degree
+        self._neighbours = {client: neighbours(self._order, degree, place) for client, place in places}
         head = wire.client_bits(left, self.terms) + digest
         encoded = {client: self._roster[client].encode() for client in left}
         whole = b"".join(encoded.values()) if self.terms.active else b""
-        return Stage.SHARE, {
-            client: self._seal(
-                Kind.ROSTER,
-                client,
-                head
-                + (
-                    whole or b"".join(encoded[other] for other in sorted((*self._neighbours[client], client)))
-                ),
-            )
-            for client in left
-        }
+        outgoing = {}
+        for client in left:
+            near = sorted((*self._neighbours[client], client))
+            keys = whole or b"".join(encoded[other] for other in near)
+            outgoing[client] = self._seal(Kind.ROSTER, client, head + keys)
+        return Stage.SHARE, outgoing
 
     # ---- stage 1 ----------------------------------------------------------------------------------
 
     def _take_shares(self, reader: Reader, client: int) -> None:
         commitment = reader.read_bytes(wire.SHORT_BYTES)
         here, rules = self._places[client], (len(self._order), self.terms.degree, self.terms.threshold)
-        relayed = {
-            holder: reader.read_bytes(
-                wire.CONFIRMATION_BYTES
-                + (0 if is_free(*rules, self._places[holder] - here) else wire.CORRECTION_BYTES)
-            )
-            for holder in self._neighbours[client]
-        }
+        relayed = {}
+        for holder in self._neighbours[client]:
+            corrections = 0 if is_free(*rules, self._places[holder] - here) else wire.CORRECTION_BYTES
+            relayed[holder] = reader.read_bytes(wire.CONFIRMATION_BYTES + corrections)
         reader.end()
         self._commitments[client] = commitment
         self._relayed[client] = relayed
 
     def _send_shares(self, left: tuple[int, ...]) -> tuple[Stage, dict[int, bytes]]:
         there = set(left)
-        self._partners = {
-            client: tuple(other for other in self._neighbours[client] if other in there) for client in left
-        }
+        self._partners = {c: tuple(filter(there.__contains__, self._neighbours[c])) for c in left}
         head, outgoing = wire.client_bits(left, self.terms), {}
         for client in left:
             relayed = b"".join(self._relayed[owner][client] for owner in self._partners[client])
@@ -286,16 +253,14 @@ class Server:
     # ---- stage 4 ----------------------------------------------------------------------------------
 
     def _take_opening(self, reader: Reader, client: int) -> None:
-        opened = {
-            owner: reader.read_bytes(SHARE_BYTES) for owner in sorted((*self._partners[client], client))
-        }
+        owners = sorted((*self._partners[client], client))
+        opened = {owner: reader.read_bytes(SHARE_BYTES) for owner in owners}
         reader.end()
         if strange := [o for o, share in opened.items() if share != NO_SHARE and not is_element(share)]:
             raise MessageError(f"the share of client {strange[0]} is no element", self.stage, client)
         for owner, share in opened.items():
-            if share == NO_SHARE:
-                continue
-            self._openings.setdefault(owner, {})[client + 1] = share  # the secret is at point 0
+            if share != NO_SHARE:
+                self._openings.setdefault(owner, {})[client + 1] = share  # the secret is at point 0
 
     def _finish(self, left: tuple[int, ...]) -> tuple[Stage, dict[int, bytes]]:
         """Open the secrets, remove the remaining masks from the sum, and check the range of the sum."""
@@ -339,11 +304,8 @@ class Server:
             self.broken = frozenset(failed)
             raise next(iter(failed.values()))
         seeds = {owner: secret for owner, secret in opened.items() if owner in survivors}
-        return seeds, {
-            owner: wire.mask_secret(self.terms, owner, secret)
-            for owner, secret in opened.items()
-            if owner not in survivors
-        }
+        roots = {owner: secret for owner, secret in opened.items() if owner not in survivors}
+        return seeds, {owner: wire.mask_secret(self.terms, owner, root) for owner, root in roots.items()}
 
     def _open(self, owner: int, survived: bool) -> bytes:
         """Return the seed of a survivor, or the mask root of a dropout.
@@ -372,3 +334,14 @@ class Server:
             raise ShareError(reason, Stage.UNMASK, owner)
         self.wrong_shares += [(point - 1, owner) for point in opened.wrong]
         return opened.secret
+
+
+_Outgoing = tuple[Stage, dict[int, bytes]]
+_STEPS: dict[Stage, tuple[Kind, Callable[..., None], Callable[[Server, tuple[int, ...]], _Outgoing]]] = {
+    Stage.ADVERTISE: (Kind.KEYS, Server._take_keys, Server._send_roster),
+    Stage.SHARE: (Kind.SHARES, Server._take_shares, Server._send_shares),
+    Stage.MASK: (Kind.MASKED, Server._take_masked, Server._send_survivors),
+    Stage.CONFIRM: (Kind.CONFIRMATION, Server._take_confirmation, Server._send_confirmations),
+    Stage.UNMASK: (Kind.OPENING, Server._take_opening, Server._finish),
+}
+"""For each stage: kind of the clients' messages, method that takes one, and method that ends the stage."""

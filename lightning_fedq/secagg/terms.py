@@ -145,10 +145,8 @@ class SecAgg:
                 "degree must be even, as neighbours stand on both sides of a ring, and >= 2, "
                 f"got {self.degree}"
             )
-        for name, value in (
-            ("max_colluding_fraction", self.max_colluding_fraction),
-            ("max_dropped_fraction", self.max_dropped_fraction),
-        ):
+        for name in ("max_colluding_fraction", "max_dropped_fraction"):
+            value = getattr(self, name)
             if value is not None and not 0.0 <= value < 1.0:
                 raise ValueError(f"{name} must be in [0, 1), got {value}")
         if self.max_colluding_fraction is None or self.max_dropped_fraction is None:
@@ -192,9 +190,8 @@ class SecAgg:
         colluders, rules = self._rules(num_clients, cohort)
         counted, settings = replace(colluders, byzantine=num_byzantine), repr(self)
         opened = min(self._opened_log2(counted, *rules) + GRINDING_BITS * self.active, 0.0)
-        if (
-            colluders.num_in_federation and num_clients > cohort
-        ):  # earlier versions chose the graph for the expected number of colluders in a cohort
+        # earlier versions chose the graph for the expected number of colluders in a cohort
+        if colluders.num_in_federation and num_clients > cohort:
             graph = "{} neighbours, {} shares open a secret".format(*rules)
             settings += f" with {graph}, for {colluders.num_in_federation} colluders of {num_clients} clients"
         return SecureSum(

@@ -10,7 +10,7 @@ from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms import FedAvg, GaussianNoise
 from lightning_fedq.privacy.planning import verdict_on
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
-from lightning_fedq.rounds.arrived import ArrivedShare, clip_rows
+from lightning_fedq.rounds.engine import ArrivedShare, clip_rows
 from lightning_fedq.training.accounts import describe_noise, measured_noise
 from tests.one_round import make_context
 
