@@ -31,13 +31,12 @@ def check_counted(module: nn.Module, local: Local) -> list[str]:
         RefusedError: If there is such a layer and `local_steps` is not set. The client with the most batches
             then determines the number, and no side knows that client over a network.
     """
-    names = [
-        name
-        for name, layer in module.named_modules()
-        if getattr(layer, "num_batches_tracked", None) is not None and getattr(layer, "momentum", 0) is None
-    ]
     if local.buffers != "share":
         return []
+    layers = [
+        (n, m) for n, m in module.named_modules() if getattr(m, "num_batches_tracked", None) is not None
+    ]
+    names = [name for name, layer in layers if getattr(layer, "momentum", 0) is None]
     if names and local.local_steps is None:
         raise RefusedError(
             f"{names[0]} has momentum=None, but its number of batches is unknown over a network. Set "

@@ -7,34 +7,7 @@ from lightning_fedq.flower.roster import Roster
 from lightning_fedq.flower.secure import RemoteSum
 from lightning_fedq.flower.settings import DECLINED
 from lightning_fedq.mechanisms.interface import AbortedRoundError
-from lightning_fedq.rounds import RefusedMessageError, RoundPlan, RoundServer
-from lightning_fedq.secagg import SecAgg
-
-
-def wait_for_enough(server: RoundServer, roster: Roster, secagg: SecAgg | None) -> None:
-    """Wait for enough clients for the mean of the coming round, before anybody is charged.
-
-    Args:
-        server: Server of the federation, between two rounds.
-        roster: Registry of the clients.
-        secagg: Secure aggregation, or None.
-
-    Raises:
-        RuntimeError: If there are too few clients (see `Roster.wait_for`).
-    """
-    plan = server.next_plan()
-    roster.wait_for(plan.cohort, count_needed_answers(server, plan, secagg), f"Round {plan.round + 1}")
-
-
-def count_needed_answers(server: RoundServer, plan: RoundPlan, secagg: SecAgg | None) -> int:
-    """Return the number of answers without which the round of `plan` has no mean."""
-    tolerated = server.mechanism.tolerated_dropouts(server.context(plan))
-    needed = 1 if tolerated is None else len(plan.cohort) - tolerated
-    if secagg is not None:
-        needed = max(needed, secagg.rules(server.planner.num_clients, len(plan.cohort))[2])
-    if server.aggregator is not None:
-        needed = max(needed, server.aggregator.min_clients)
-    return needed
+from lightning_fedq.rounds import RefusedMessageError, RoundServer
 
 
 class Cohort:
@@ -118,7 +91,13 @@ class Cohort:
     def conclude(self, answers: dict[int, Fields]) -> None:
         """Pass the answers to the server, after the further exchanges of secure aggregation."""
         if self._sum is None:
-            self._receive_answers(answers)
+            # in the order of a simulation, so that sums of floats have the same last bits
+            for client in filter(answers.__contains__, self._plan.survivors):
+                try:
+                    self._server.receive_message(bytes_in(answers[client], "answer"))
+                except RefusedMessageError as error:
+                    rank_zero_warn(f"The message of client {client} is refused: {error}")
+                    self._roster.mark_failed(client, f"its message is refused: {error}")
         else:
             self._secure(self._sum, answers)
         if excluded := sorted(self._roster.left_out - self._left_out):
@@ -128,24 +107,12 @@ class Cohort:
                 "the server."
             )
 
-    def _receive_answers(self, answers: dict[int, Fields]) -> None:
-        """Receive messages in the order of a simulation, so that sums of floats have the same last bits."""
-        for client in self._plan.survivors:
-            if client not in answers:
-                continue
-            try:
-                self._server.receive_message(bytes_in(answers[client], "answer"))
-            except RefusedMessageError as error:
-                rank_zero_warn(f"The message of client {client} is refused: {error}")
-                self._roster.mark_failed(client, f"its message is refused: {error}")
-
     def _secure(self, secure: RemoteSum, answers: dict[int, Fields]) -> None:
         """Carry out secure aggregation, abort the round if it fails, and note disputes and broken clients."""
 
         def exchange(kind: str, messages: dict[int, bytes]) -> dict[int, bytes]:
-            return _accepted_answers(
-                self.ask(kind, {client: {"secagg": m} for client, m in messages.items()})
-            )
+            contents: dict[int, Fields] = {client: {"secagg": m} for client, m in messages.items()}
+            return _accepted_answers(self.ask(kind, contents))
 
         try:
             self._server.set_answered(secure.run(_accepted_answers(answers), exchange, rank_zero_warn))

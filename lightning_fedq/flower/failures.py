@@ -36,8 +36,6 @@ class Failures:
 
     def line(self) -> str:
         """Return the number of failures and the last error as text, or "" if there are none."""
-        return (
-            f"{self.failed} of {self.asked} trainings have failed here, {self._last_error}"
-            if self.failed
-            else ""
-        )
+        if not self.failed:
+            return ""
+        return f"{self.failed} of {self.asked} trainings have failed here, {self._last_error}"

@@ -27,6 +27,7 @@ from lightning_fedq.flower.exchange import Exchange
 from lightning_fedq.flower.remote_population import RemoteClients
 from lightning_fedq.flower.roster import Roster
 from lightning_fedq.flower.settings import (
+    RELEASE,
     check_deployable,
     check_folder_release,
     check_identities,
@@ -189,10 +190,8 @@ def _check_settings(store: Store, settings: dict[str, str]) -> None:
     Raises:
         ValueError: If a setting differs from the one in the folder.
     """
-    current, stored = (
-        {**difference, "lightning_fedq": "", "protocol": ""}
-        for difference in (settings, store.get(_SETTINGS) or settings)
-    )
+    any_release = dict.fromkeys(RELEASE, "")
+    current, stored = settings | any_release, (store.get(_SETTINGS) or settings) | any_release
     if difference := differences(current, {name: value for name, value in stored.items() if name in current}):
         raise ValueError(
             f"{store.folder} has a federation with other settings ({difference}). Restore them, or begin a "
@@ -216,9 +215,8 @@ def _check_checkpoint(home: Path) -> None:
         "budgets (ledger-*.jsonl)"
     )
     if not last.is_file():
-        charged = [
-            path for path in sorted(home.rglob("ledger-*.jsonl")) if path.read_bytes().count(b"\n") > 1
-        ]
+        journals = sorted(home.rglob("ledger-*.jsonl"))
+        charged = [path for path in journals if path.read_bytes().count(b"\n") > 1]
         if charged:
             raise ValueError(f"{charged[0]} has charges, but {last} is missing: {cure}")
         return

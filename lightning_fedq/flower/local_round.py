@@ -272,7 +272,11 @@ class LocalRound(pl.Callback):
         max_batches = holdings.schedule.max_batches
         steps = self._plan.round * -(-max_batches // int(trainer.accumulate_grad_batches))
         resume_counters(trainer, steps, steps)
-        to_try = self._stacks_to_try(pl_module, holdings.schedule)
+        # a first step may reveal more changed state than the layers declare, so a batch is tried where a
+        # module has such state. Registration always tries one, to fail early
+        has_state, to_try = local.buffers != "frozen" and has_other_state(pl_module), None
+        if self._rule is None and (self._task is None or has_state):
+            to_try = holdings.schedule.trial_stacks(self._plan.round, 1)
         self._make_side(holdings, to_try)
         if self._task is None:
             self._side.begin("shared", None, number=self.number)
@@ -284,24 +288,16 @@ class LocalRound(pl.Callback):
         if not isinstance(self._task, LaterRound):
             self.vector.write(self._weights)
         self._counters = BatchCounters(self.vector, counting_layers)
-        self._counters.advance(self._num_counted_rounds * max_batches)
+        # a measured round is over, and rounds of statistics count no batches
+        rounds = self._plan.round + isinstance(self._task, int)
+        rounds -= 0 if local.statistics is None else local.statistics.rounds
+        self._counters.advance(max(rounds, 0) * max_batches)
         term = inputs.begin_term(local.algorithm, self.vector.num_parameters)
         self._side.begin("shared", term, number=self.number)
         check_names(inputs.saved, self.vector.personal.names)
         self._side.worker.states.put(0, inputs.saved)
         self._advance_schedules(steps)
         inputs.copy_options(trainer.optimizers)
-
-    def _stacks_to_try(self, module: pl.LightningModule, schedule: Schedule) -> Sequence[Stack] | None:
-        """Return the stacks of a dry round before this one, or None for no dry round.
-
-        A first step may reveal more changed state than the layers declare, so a batch is tried where a module
-        has such state. Registration always tries one, to fail early.
-        """
-        has_state = self._federated.local.buffers != "frozen" and has_other_state(module)
-        if self._rule is not None or not (self._task is None or has_state):
-            return None
-        return schedule.trial_stacks(self._plan.round, 1)
 
     def _make_side(self, holdings: PartitionedData, to_try: Sequence[Stack] | None) -> None:
         """Make the client's side of a federation, which finds the parameters that travel."""
@@ -320,13 +316,6 @@ class LocalRound(pl.Callback):
                 f"has {_segments_text(self.segments)}. Both sides need the same module with the same frozen "
                 "parameters."
             )
-
-    @property
-    def _num_counted_rounds(self) -> int:
-        """Number of rounds that are over and count batches. Rounds of statistics count none."""
-        statistics = self._federated.local.statistics
-        rounds = self._plan.round + isinstance(self._task, int)  # a measured round is over
-        return max(rounds - (0 if statistics is None else statistics.rounds), 0)
 
     def _advance_schedules(self, steps: int) -> None:
         """Step the learning rate schedules to this round.
@@ -366,15 +355,6 @@ class LocalRound(pl.Callback):
                 side.check_statistics(to_try[0])
         check_watched(self._trainer, side, self._loader(), self.client_indices[0])
 
-    def _evaluator(self) -> ClientEvaluator | None:
-        """Return this client's evaluator, or None where clients are not evaluated."""
-        settings, trainer, side = self._federated.local.evaluate_clients, self._trainer, self._side
-        if settings is None or self._held_out is None:
-            return None
-        settings.check(trainer.lightning_module, self._federated.clients.num_clients, False)
-        seed_of = lambda round, client: self._plan.stream_seed("evaluation", client)  # noqa: E731
-        return ClientEvaluator(settings, trainer, side.worker, self._held_out.parts, self._loader, seed_of)
-
     def on_train_start(self, trainer: Any, pl_module: pl.LightningModule) -> None:
         """Refuse to train on a loader other than the client's."""
         check_loader_is_ours(trainer, self._loader())
@@ -382,12 +362,14 @@ class LocalRound(pl.Callback):
     def _measure(self) -> int:
         """Measure the models on this client's held-out samples, as the work of a `RoundLoop`."""
         assert isinstance(self._task, int)
-        evaluator = self._evaluator()
-        values = {} if evaluator is None else evaluator.measure(self._task).values
-        self.measured = {
-            model: {name: none_if_nan(float(value)) for name, value in metrics.items()}
-            for model, metrics in values.items()
-        }
+        settings, trainer, held_out = self._federated.local.evaluate_clients, self._trainer, self._held_out
+        self.measured = {}
+        if settings is not None and held_out is not None:
+            settings.check(trainer.lightning_module, self._federated.clients.num_clients, False)
+            seed_of = lambda round, client: self._plan.stream_seed("evaluation", client)  # noqa: E731
+            known = settings, trainer, self._side.worker, held_out.parts, self._loader, seed_of
+            for model, metrics in ClientEvaluator(*known).measure(self._task).values.items():
+                self.measured[model] = {name: none_if_nan(float(v)) for name, v in metrics.items()}
         self._trainer.should_stop = True
         return 0
 
@@ -406,27 +388,21 @@ class LocalRound(pl.Callback):
         if self._inputs.trained is not None:  # apply the server's choice after the hooks of this round
             train_only(vector.module, self._trainer.optimizers, self._inputs.trained)
         start = vector.read().to(torch.promote_types(self._weights.dtype, torch.float32))
-        round_statistics = (
-            statistics if statistics is not None and self._plan.round < statistics.rounds else None
-        )
+        is_over = statistics is None or self._plan.round >= statistics.rounds
+        round_statistics = None if is_over else statistics
         with side.training(start, round_statistics) as trained:
             [self.update] = [result.updates[0] for result in trained]
-        if round_statistics is None:
+        if is_over:
             self._counters.check(len(self._stacks()[0].batch_sizes))
         new_state = side.worker.states.pending().get(0, {})
         self.state = {**self._inputs.saved, **new_state, "names": list(vector.personal.names)}
-        steps = self._commit_steps()
-        # set at the end, because a client that starts with it trains nothing
-        self._trainer.should_stop = True
-        return steps
-
-    def _commit_steps(self) -> int:
-        """Advance schedules and counters behind the training, and return the number of steps."""
-        side, strategy = self._side, self._trainer.strategy
         # the commit is local: the server says with its next message whether the round counts
         side.commit([0])
         # the server validates, so it also runs schedules that follow the validation
+        strategy = self._trainer.strategy
         strategy.lr_scheduler_configs = [c for c in strategy.lr_scheduler_configs if not c.reduce_on_plateau]
+        # set at the end, because a client that starts with it trains nothing
+        self._trainer.should_stop = True
         return side.clock.steps
 
     def teardown(self, trainer: Any, pl_module: pl.LightningModule, stage: str) -> None:

@@ -20,7 +20,8 @@ Fields = dict[str, Any]
 
 def to_record(fields: Fields) -> RecordDict:
     """Return the fields as the content of a Flower message."""
-    large = {name: value for name, value in fields.items() if _is_long(value)}
+    pairs = fields.items()
+    large = {name: value for name, value in pairs if isinstance(value, bytes) and len(value) > _LONG}
     arrays = {name: Array("uint8", (len(value),), _KIND, value) for name, value in large.items()}
     small = {name: value for name, value in fields.items() if name not in large}
     return RecordDict({_SMALL: ConfigRecord(small)} | ({_LARGE: ArrayRecord(arrays)} if arrays else {}))
@@ -36,11 +37,6 @@ def from_record(record: RecordDict) -> Fields:
         raise ValueError(f"Not a message of lightning_fedq: {sorted(record)}")
     large = record.array_records.get(_LARGE, {})
     return {**record.config_records[_SMALL], **{name: array.data for name, array in large.items()}}
-
-
-def _is_long(value: Any) -> bool:
-    """Return whether a value is bytes that need an `Array`."""
-    return isinstance(value, bytes) and len(value) > _LONG
 
 
 def bytes_in(fields: Fields, name: str) -> bytes:

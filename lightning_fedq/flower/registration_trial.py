@@ -13,85 +13,79 @@ from lightning_fedq.flower.refusals import RefusedError, refuse_in_private
 from lightning_fedq.flower.round_inputs import LaterRound
 from lightning_fedq.flower.settings import TRAVELS, is_per_client
 from lightning_fedq.flower.training_description import callbacks_in
+from lightning_fedq.rounds import Statistics
 from lightning_fedq.training.checks import check_hooks
 
 if TYPE_CHECKING:
     from lightning_fedq.flower.local_round import LocalRound
 
 
-class RegistrationTrial:
-    """Trial of the first round's message, and of a later one.
+Train = Callable[[pl.LightningModule, LaterRound | None], "LocalRound"]
+"""Function that runs one trial on the client's data. Without a later round, it tries the smallest batch."""
+
+
+def try_registration(
+    federated: Federated, make_module: Callable[[], pl.LightningModule], trainer: dict[str, Any], train: Train
+) -> dict[str, str]:
+    """Try the first round's message and a later one, and return the count of numbers that travel, by name.
+
+    A server has no data and counts by the layers alone, but a first step may reveal more state that travels.
+    If the data are not available yet, the client counts nothing either.
 
     Args:
         federated: Settings of the federation.
-        module: Function that makes the client's module.
+        make_module: Function that makes the client's module.
         trainer: Arguments of the client's `Trainer`.
-        train: Function that runs one trial on the client's data with a module, and returns it. Without a
-            later round, it tries the smallest batch.
+        train: Function that runs one trial.
+
+    Raises:
+        RefusedError: If training fails on this client's smallest batch, or a layer counts batches that no
+            side knows.
     """
+    module, local = make_module(), federated.local
+    check_counted(module, local)
+    check_hooks(module, local.statistics)
+    counts = local.buffers == "share" and has_other_state(module)
+    try:
+        trial = train(module, None)
+    except RefusedError:
+        raise
+    except Exception as error:  # the user's data failed, and the server learns nothing about the error
+        needs = ["DPSGD"] if any(map(is_per_client, callbacks_in(trainer))) else []
+        needs += [] if local.evaluate_clients is None else ["evaluate_clients"]
+        if needs:
+            raise refuse_in_private(f"{' and '.join(needs)} can't work here", error) from error
+        if counts:
+            rank_zero_warn(f"Could not try which buffers travel: {type(error).__name__}: {error}")
+        return {}
+    _try_a_later_message(make_module, local.statistics, train)
+    return {TRAVELS: str(sum(trial.segments))} if counts else {}
 
-    def __init__(
-        self,
-        federated: Federated,
-        module: Callable[[], pl.LightningModule],
-        trainer: dict[str, Any],
-        train: Callable[[pl.LightningModule, LaterRound | None], LocalRound],
-    ) -> None:
-        self._federated, self._module, self._trainer, self._train = federated, module, trainer, train
 
-    def run(self) -> dict[str, str]:
-        """Try the training on the smallest batch, and return the count of numbers that travel, by name.
+def _try_a_later_message(
+    make_module: Callable[[], pl.LightningModule], statistics: Statistics | None, train: Train
+) -> None:
+    """Try a message of the first round that trains on earlier state, on two batches.
 
-        A server has no data and counts by the layers alone, but a first step may reveal more state that
-        travels. If the data are not available yet, the client counts nothing either.
+    If it fails, the client tries again with zeros in place of the data, to learn whether the code alone
+    fails.
 
-        Raises:
-            RefusedError: If training fails on this client's smallest batch, or a layer counts batches that no
-                side knows.
-        """
-        module, local = self._module(), self._federated.local
-        check_counted(module, local)
-        check_hooks(module, local.statistics)
-        counts = local.buffers == "share" and has_other_state(module)
+    Raises:
+        RefusedError: If the trial also fails on zeros.
+    """
+    round = max(1, 0 if statistics is None else statistics.rounds)  # the first round that trains
+    try:
+        train(make_module(), LaterRound(False, round))
+    except RefusedError:  # the later message itself will raise this, with text for both sides
+        return
+    except Exception as error:
+        what = f"this client's data: {type(error).__name__}: {error}"
+        rank_zero_warn(f"A trial of a second-round message on two batches fails on {what}")
         try:
-            trial = self._train(module, None)
+            train(make_module(), LaterRound(True, round))
         except RefusedError:
-            raise
-        except Exception as error:  # the user's data failed, and the server learns nothing about the error
-            needs = ["DPSGD"] if any(map(is_per_client, callbacks_in(self._trainer))) else []
-            needs += [] if local.evaluate_clients is None else ["evaluate_clients"]
-            if needs:
-                raise refuse_in_private(f"{' and '.join(needs)} can't work here", error) from error
-            if counts:
-                rank_zero_warn(f"Could not try which buffers travel: {type(error).__name__}: {error}")
-            return {}
-        self._try_a_later_message()
-        return {TRAVELS: str(sum(trial.segments))} if counts else {}
-
-    def _try_a_later_message(self) -> None:
-        """Try a message of the first round that trains on earlier state, on two batches.
-
-        If it fails, the client tries again with zeros in place of the data, to learn whether the code alone
-        fails.
-
-        Raises:
-            RefusedError: If the trial also fails on zeros.
-        """
-        statistics = self._federated.local.statistics
-        round = max(1, 0 if statistics is None else statistics.rounds)  # the first round that trains
-        try:
-            self._train(self._module(), LaterRound(False, round))
-        except RefusedError:  # the later message itself will raise this, with text for both sides
             return
-        except Exception as error:
-            what = f"this client's data: {type(error).__name__}: {error}"
-            rank_zero_warn(f"A trial of a second-round message on two batches fails on {what}")
-            try:
-                self._train(self._module(), LaterRound(True, round))
-            except RefusedError:
-                return
-            except Exception:
-                raise RefusedError(
-                    "A second-round message fails here, whatever the data are. The client's log has the "
-                    "reason."
-                ) from error
+        except Exception:
+            raise RefusedError(
+                "A second-round message fails here, whatever the data are. The client's log has the reason."
+            ) from error

@@ -30,7 +30,7 @@ from lightning_fedq.flower.masked_rounds import MaskedRounds
 from lightning_fedq.flower.persistent_state import NEVER, PersistentState
 from lightning_fedq.flower.records import Fields, check_kinds
 from lightning_fedq.flower.refusals import RefusedError, refuse_in_private, refused_in_private
-from lightning_fedq.flower.registration_trial import RegistrationTrial
+from lightning_fedq.flower.registration_trial import try_registration
 from lightning_fedq.flower.round_inputs import LaterRound, RoundInputs
 from lightning_fedq.flower.settings import (
     DECLINED,
@@ -119,8 +119,7 @@ class RemoteClient:
         check_shapes(module := self._module())  # before their numbers are counted
         words = fingerprint(self._federated, module, self._given_rounds)
         words |= training_words(self._trainer, self._module)
-        trial = RegistrationTrial(self._federated, self._module, self._trainer, self._train_trial)
-        return words | trial.run()
+        return words | try_registration(self._federated, self._module, self._trainer, self._train_trial)
 
     def _train_trial(self, module: pl.LightningModule, task: LaterRound | None) -> LocalRound:
         """Run one trial of the training on this client's data, and return it."""
@@ -242,12 +241,10 @@ class RemoteClient:
             RefusedError: If the protocol differs, or there is no folder to keep keys in.
             ValueError: If a setting or the number of rounds differs, or a field has another length.
         """
-        server_settings = {
-            name.removeprefix(_SETTINGS): v for name, v in fields.items() if name.startswith(_SETTINGS)
-        }
+        theirs = {name.removeprefix(_SETTINGS): v for name, v in fields.items() if name.startswith(_SETTINGS)}
         own_settings = self.settings()
-        check_release(own_settings, server_settings)
-        if found := differences(own_settings, server_settings):
+        check_release(own_settings, theirs)
+        if found := differences(own_settings, theirs):
             buffers = (
                 ". If only the numbers that travel differ, training changes an undeclared buffer: use "
                 "buffers='local' or 'frozen'"

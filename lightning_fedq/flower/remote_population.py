@@ -1,11 +1,15 @@
 """Clients on other machines, as the population of a fit: a round asks them in place of training.
 
 Stacks, batches and updates of a simulation have placeholders here. The server only knows the number of
-samples that clients report.
+samples that clients report. After a round, every client may measure the new model.
 """
 
+from __future__ import annotations
+
 import json
-from collections.abc import Callable, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,32 +25,35 @@ from lightning_fedq.clients.vector import Members, optimised_ids
 from lightning_fedq.data.batches import LocalWork, Stack
 from lightning_fedq.data.generator_turns import preserve_generators
 from lightning_fedq.data.loader import ClientLoader
-from lightning_fedq.flower.cohort import Cohort, count_needed_answers, wait_for_enough
+from lightning_fedq.flower.cohort import Cohort
 from lightning_fedq.flower.exchange import Exchange
 from lightning_fedq.flower.persistent_state import NEVER, Attempt
 from lightning_fedq.flower.records import Fields
-from lightning_fedq.flower.remote_evaluator import RemoteEvaluator
 from lightning_fedq.flower.roster import Roster
 from lightning_fedq.flower.round_inputs import plain_numbers
 from lightning_fedq.flower.secure import remote_sums
 from lightning_fedq.flower.settings import check_schedules, only_simulated
 from lightning_fedq.rounds import Broadcast, RoundPlan, RoundRecord, RoundServer
+from lightning_fedq.training.client_evaluation import (
+    PREFIX,
+    ClientEvaluator,
+    EvaluatedClients,
+    Model,
+    stack_metrics,
+)
 from lightning_fedq.training.loops import Schedule, idle_stack
 from lightning_fedq.training.population import PartitionedData, Population, Stacks
+from lightning_fedq.training.settings import Federation
 
 
 class RemoteRoundServer(RoundServer):
     """`RoundServer` that waits for clients before it charges a round, and asks them in `finish`.
 
     Attributes:
-        ready: Waits for enough clients. Called before a round begins.
-        collect: Asks the clients and receives their answers. Called before a round is finished.
-        counted: Notes the clients whose answers are in the sum. Called with the record of a finished round.
+        clients: The clients to wait for and to ask.
     """
 
-    ready: Callable[[], None]
-    collect: Callable[[], None]
-    counted: Callable[[RoundRecord], None]
+    clients: RemoteClients
 
     def _refuse(self, works_on_updates: object) -> None:
         """Refuse a callback that works on updates, which only the clients of a simulation have."""
@@ -60,7 +67,7 @@ class RemoteRoundServer(RoundServer):
 
     def start(self) -> RoundPlan:
         """Wait for enough clients, and begin the round (see `RoundServer.start`)."""
-        self.ready()
+        self.clients.check_ready(self)
         return super().start()
 
     def _record(self, plan: RoundPlan) -> RoundRecord:
@@ -70,12 +77,11 @@ class RemoteRoundServer(RoundServer):
 
     def finish(self) -> RoundRecord:
         """Ask the clients, receive their answers, and finish the round (see `RoundServer.finish`)."""
-        with (
-            preserve_generators()
-        ):  # clients run in other processes, so collecting must not change the draws of the server's step
-            self.collect()
+        # clients run in other processes, so collecting must not change the draws of the server's step
+        with preserve_generators():
+            self.clients.collect(self)
         record = super().finish()
-        self.counted(record)
+        self.clients.note_counted(self, record)
         return record
 
 
@@ -181,13 +187,11 @@ class RemoteClients(Population):
             secure_sums=None if secagg is None else remote_sums(secagg, self._roster.directory),
             **settings,
         )
-        server.ready = lambda: self._check_ready(server)
-        server.collect = lambda: self._collect(server)
-        server.counted = lambda record: self._record_counted(server, record)
+        server.clients = self
         return server
 
-    def _check_ready(self, server: RemoteRoundServer) -> None:
-        """Refuse to begin a round that is known to fail, before anybody is charged.
+    def check_ready(self, server: RemoteRoundServer) -> None:
+        """Wait for enough clients, and refuse a round that is known to fail, before anybody is charged.
 
         Args:
             server: Server between two rounds.
@@ -202,9 +206,18 @@ class RemoteClients(Population):
                 "the cause and start this run again with the same home, or raise "
                 "server_app(max_aborted_rounds=...)."
             )
-        wait_for_enough(server, self._roster, self._federation.server.secure_aggregation)
+        plan = server.next_plan()
+        self._roster.wait_for(plan.cohort, self._count_needed(server, plan), f"Round {plan.round + 1}")
 
-    def _record_counted(self, server: RemoteRoundServer, record: RoundRecord) -> None:
+    def _count_needed(self, server: RemoteRoundServer, plan: RoundPlan) -> int:
+        """Return the number of answers without which the round of `plan` has no mean."""
+        tolerated = server.mechanism.tolerated_dropouts(server.context(plan))
+        needed = 1 if tolerated is None else len(plan.cohort) - tolerated
+        if (secagg := self._federation.server.secure_aggregation) is not None:
+            needed = max(needed, secagg.rules(server.planner.num_clients, len(plan.cohort))[2])
+        return needed if server.aggregator is None else max(needed, server.aggregator.min_clients)
+
+    def note_counted(self, server: RemoteRoundServer, record: RoundRecord) -> None:
         """Note the clients whose answers are in the sum, so that the next task can tell them.
 
         Counters of batches advance as in a simulation where every client takes `local_steps`.
@@ -214,17 +227,14 @@ class RemoteClients(Population):
             record: Record of the round.
         """
         if (batches := self._federation.local.local_steps) is not None:
-            max_batches = self._federated.fit.side.clock.max_batches
-            self._federated.fit.vector.max_counted.fill_(
-                batches if max_batches is None else min(batches, max_batches)
-            )
+            fit, most = self._federated.fit, self._federated.fit.side.clock.max_batches
+            fit.vector.max_counted.fill_(batches if most is None else min(batches, most))
         if record.aborted or not record.num_received:
             self._in_vain.append(record.aborted or "no client answered")
         else:
             self._in_vain.clear()
-            self._roster.failures = {
-                c: why for c, why in self._roster.failures.items() if self._roster.absence_reason(c)
-            }
+            failures = self._roster.failures.items()
+            self._roster.failures = {c: why for c, why in failures if self._roster.absence_reason(c)}
         self._counted |= dict.fromkeys(sorted(server.last_summed_clients), self._open_attempt)
 
     def state_dict(self) -> dict[str, Any]:
@@ -281,7 +291,7 @@ class RemoteClients(Population):
         loader = ClientLoader(idle, work, lambda: self.coming(), schedule.max_batches)
         return PartitionedData(client_indices, schedule, loader, False, [])
 
-    def _collect(self, server: RemoteRoundServer) -> None:
+    def collect(self, server: RemoteRoundServer) -> None:
         """Ask the cohort, and pass the answers to the server. Clients without an answer have dropped out.
 
         Args:
@@ -293,7 +303,7 @@ class RemoteClients(Population):
         self._open_attempt = plan.round, server.attempt
         model_fields = self._model(server, server.broadcast)
         questions = cohort.client_requests()
-        needed = count_needed_answers(server, plan, self._federation.server.secure_aggregation)
+        needed = self._count_needed(server, plan)
         if len(questions) < needed:  # clients left after the round began, so the others need not send
             server.abort(f"{needed} clients are needed, {len(questions)} are there")
             return
@@ -329,3 +339,87 @@ def plain_values(module: pl.LightningModule) -> dict[str, Any]:
         for name, value in vars(submodule).items()
         if type(value) in (bool, int, float, str) and not name.startswith("_") and name != "training"
     }
+
+
+# ---- evaluation by client ----------------------------------------------------------------------------------
+
+
+Row = dict[Model, dict[str, float]]
+
+
+class RemoteEvaluator(ClientEvaluator):
+    """Evaluator that asks real clients to measure the new model after rounds of one fit.
+
+    A client measures as a simulated client does. It sends what its own settings allow: exact values (if
+    `client_metrics="shared"` or there is no privacy claim), or nothing.
+
+    Args:
+        federation: Settings of the federation.
+        trainer: Trainer of the server.
+        exchange: Connection to the nodes.
+        roster: Registry of the clients.
+        model: Function that returns another function, which gives the model's fields for a client.
+    """
+
+    exact = True  # clients decide which values they send, so all may be shown
+
+    def __init__(
+        self,
+        federation: Federation,
+        trainer: Any,
+        exchange: Exchange,
+        roster: Roster,
+        model: Callable[[], Callable[[int], Fields]],
+    ) -> None:
+        assert federation.local.evaluate_clients is not None
+        self._settings, self._trainer = federation.local.evaluate_clients, trainer
+        self._exchange, self._roster, self._model = exchange, roster, model
+        self._num = federation.clients.num_clients
+
+    def measure(self, round: int) -> EvaluatedClients:
+        """Ask every connected client to measure the new model, and return the values that arrive."""
+        self._roster.refresh()
+        online, left_out = set(self._exchange.online()), self._roster.left_out
+        nodes = {n: c for c, n in self._roster.nodes.items() if n in online and c not in left_out}
+        model_fields, keys = self._model(), self._roster.keys()
+        contents: dict[int, Fields] = {
+            node: {"client": c, "round": round, **model_fields(c), **self._roster.introduction(keys, c, ())}
+            for node, c in nodes.items()
+        }
+        replies = self._exchange("evaluate", contents, f"round {round + 1}")
+        answers = {nodes[node]: fields for node, fields in replies.items() if "refused" not in fields}
+        if silent := sorted(set(range(self._num)).difference(answers)):
+            rank_zero_warn(f"Round {round + 1}: clients {silent[:10]} have sent no metrics")
+        rows = _rows(answers)
+        values: dict[Model, dict[str, Tensor]] = {
+            model: stack_metrics([row.get(model, {}) for row in rows.values()])
+            for model in PREFIX
+            if any(model in row for row in rows.values())
+        }
+        return self._evaluated(round, values, None if len(rows) in (0, self._num) else tuple(rows))
+
+
+def _rows(answers: Mapping[int, Fields]) -> dict[int, Row]:
+    """Return exact values by client, in order, without unreadable answers and odd metric names.
+
+    A client may lack metrics that others have, or have metrics that others lack. But its names must be a
+    subset or a superset of the most common set of names.
+    """
+    rows: dict[int, Row] = {}
+    for client, fields in sorted(answers.items()):
+        try:
+            row = json.loads(fields["measured"]) if "measured" in fields else {}
+            known: Row = {
+                model: {str(n): math.nan if v is None else float(v) for n, v in row[model].items()}
+                for model in PREFIX
+                if model in row
+            }
+        except (TypeError, ValueError, AttributeError, OverflowError):
+            known = {}
+        if any(known.values()):
+            rows[client] = known
+    names = {c: frozenset((model, name) for model in row for name in row[model]) for c, row in rows.items()}
+    usual = Counter(names.values()).most_common(1)
+    if odd := [c for c in rows if not (names[c] <= usual[0][0] or names[c] >= usual[0][0])]:
+        rank_zero_warn(f"Clients {odd[:10]} measure other metrics than most clients, and are left out")
+    return {client: row for client, row in rows.items() if client not in odd}

@@ -99,12 +99,11 @@ class Roster:
         self._secrets: ServerSecrets | None = None
         if federated.seed is None:
             self._secrets = self._load_secrets()
-            self._registered, self._signatures, self.samples = map(
-                self._load_table, (_ROSTER, _SIGNATURES, _SAMPLES)
-            )
-        self._resumed = (
-            store.get(_GATHERED) is not None or len(self._registered) >= federated.clients.num_clients
-        )
+            self._registered = self._load_table(_ROSTER)
+            self._signatures = self._load_table(_SIGNATURES)
+            self.samples = self._load_table(_SAMPLES)
+        all_have_registered = len(self._registered) >= federated.clients.num_clients
+        self._resumed = all_have_registered or store.get(_GATHERED) is not None
 
     @property
     def left_out(self) -> set[int]:
@@ -145,21 +144,17 @@ class Roster:
             if len(self.nodes) >= wanted:
                 break
             # if as many nodes refuse as there are clients, and none has registered, the settings differ
-            hopeless = not self.nodes and len(self._refusing) >= self._federated.clients.num_clients
+            hopeless = not self.nodes and len(self._refusing) >= wanted
             if hopeless or time.monotonic() > end:
-                missing = self._describe_missing(
-                    [client for client in range(wanted) if client not in self.nodes]
-                )
+                here = len(self.nodes)
+                missing = self._describe_missing([c for c in range(wanted) if c not in self.nodes])
                 if self._resumed and self.nodes:
-                    rank_zero_warn(
-                        f"The server continues with {len(self.nodes)} of {wanted} clients. {missing}"
-                    )
+                    rank_zero_warn(f"The server continues with {here} of {wanted} clients. {missing}")
                     self._has_waited = True
                     break
+                when = "" if hopeless else f" within {wait:g} s"
                 raise RuntimeError(
-                    f"{wanted} clients are needed, but {len(self.nodes)} have registered"
-                    + (". " if hopeless else f" within {wait:g} s. ")
-                    + missing
+                    f"{wanted} clients are needed, but {here} have registered{when}. {missing}"
                 )
             time.sleep(POLL)
         self._store.put(_GATHERED, {"clients": wanted})
@@ -241,13 +236,12 @@ class Roster:
             once, so its first message is among them.
         """
         now, online = time.monotonic(), set(self._exchange.online())
-        due = {
-            absence.node: absence
-            for client, absence in self._away.items()
-            if absence.node in online and self.absence_reason(client)
-            if absence.question is None and not absence.reason.endswith(DECLINED)
-            if absence.asked_at is None or now - absence.asked_at >= _ASK_AGAIN
-        }
+        due = {}
+        for client, absence in self._away.items():
+            is_here = absence.node in online and self.absence_reason(client)
+            is_open = absence.question is not None or absence.reason.endswith(DECLINED)
+            if is_here and not is_open and (absence.asked_at is None or now - absence.asked_at >= _ASK_AGAIN):
+                due[absence.node] = absence
         if not due:
             return set()
         awaited = set[str]()
@@ -480,11 +474,8 @@ class Roster:
             return {}
         assert self._secrets is not None
         peers = [other for other in group if other != client]
-        signed = (
-            [self._signatures.get(other, bytes(_SIGNATURE_BYTES)) for other in peers]
-            if self._signatures
-            else []
-        )
+        # a missing signature is sent as zeros, unless all are missing
+        signed = [self._signatures.get(other, bytes(_SIGNATURE_BYTES)) for other in peers]
         return {
             "federation": self._secrets.federation,
             "server": self._secrets.public_key,
@@ -492,5 +483,5 @@ class Roster:
             "sealed": keys.sealed_members(client),
             "peers": peers,
             "peer_keys": b"".join(keys.roster[other] for other in peers),
-            "signatures": b"".join(signed),
+            "signatures": b"".join(signed) if self._signatures else b"",
         }

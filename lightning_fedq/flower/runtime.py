@@ -111,11 +111,10 @@ def check_flower(version: str | None = None) -> None:
     """
     version = version or importlib.metadata.version("flwr")
     known = {str(kind) for kind in TaskType}
-    missing = [
-        f"{kind.__name__}.{name}"
-        for kind, names in _FIELDS
-        for name in names.difference(field.name for field in kind.DESCRIPTOR.fields)
-    ]
+    missing = []
+    for kind, names in _FIELDS:
+        lacking = names.difference(field.name for field in kind.DESCRIPTOR.fields)
+        missing += [f"{kind.__name__}.{name}" for name in lacking]
     missing += [f"TaskType {name}" for name in {"flwr-clientapp", "flwr-agentapp"} - known]
     plain = RuntimeHttpClient("http://127.0.0.1:1")
     missing += [] if isinstance(getattr(plain, "_client", None), httpx.Client) else ["ProtobufClient._client"]
@@ -479,15 +478,10 @@ class Delivery:
         envelope = message_to_proto(remove_content_from_message(reply))
         with no_object_id_recompute():
             tree = get_object_tree(reply)
-            wanted = self._client.PushMessages(
-                PushAppMessagesRequest(messages_list=[envelope], message_object_trees=[tree])
-            )
-            push = make_push_object_fn_protobuf(
-                self._client.PushObject,
-                Node(node_id=self.node),
-                run_id=self.run,
-                session_id=wanted.session_id,
-            )
+            request = PushAppMessagesRequest(messages_list=[envelope], message_object_trees=[tree])
+            wanted = self._client.PushMessages(request)
+            known = {"run_id": self.run, "session_id": wanted.session_id}
+            push = make_push_object_fn_protobuf(self._client.PushObject, Node(node_id=self.node), **known)
             parts = get_all_nested_objects(reply)
             push_objects(parts, push, object_ids_to_push=set(wanted.objects_to_push))
 

@@ -49,15 +49,6 @@ def only_simulated(callback: object) -> bool:
     return bool(getattr(callback, "only_simulated", False))
 
 
-def describe_model(module: pl.LightningModule) -> str:
-    """Return a short text of the names, shapes and types of a module's trained parameters and buffers."""
-    state = hashlib.sha256()
-    members = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-    for name, tensor in [*members, *module.named_buffers()]:
-        state.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
-    return f"{sum(p.numel() for _, p in members)} parameters, {state.hexdigest()[:12]}"
-
-
 def fingerprint(federated: Federated, module: pl.LightningModule, rounds: int | None) -> dict[str, str]:
     """Return versions, settings that affect a client's message, and the model's shape, as text by name.
 
@@ -66,8 +57,10 @@ def fingerprint(federated: Federated, module: pl.LightningModule, rounds: int | 
         module: Module of this side. Its weights do not count.
         rounds: Number of rounds of the run, on which a privacy target depends (`deployed_mechanism`).
     """
-    mechanism = repr(deployed_mechanism(federated, module, rounds))
-    local = federated.local
+    mechanism, local = repr(deployed_mechanism(federated, module, rounds)), federated.local
+    state, trained = hashlib.sha256(), [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+    for name, tensor in [*trained, *module.named_buffers()]:
+        state.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
     shared = {name: value for name, value in federated.identity().items() if name not in _OF_ONE_SIDE}
     return {
         **RELEASE,
@@ -76,7 +69,7 @@ def fingerprint(federated: Federated, module: pl.LightningModule, rounds: int | 
         "local_steps": str(local.local_steps),
         "evaluate_clients": repr(local.evaluate_clients),
         "mechanism": mechanism,
-        "model": describe_model(module),
+        "model": f"{sum(p.numel() for _, p in trained)} parameters, {state.hexdigest()[:12]}",
         TRAVELS: str(federated.local.num_coordinates(module)),
     }
 
@@ -166,22 +159,18 @@ def check_release(own_settings: Mapping[str, Any], server_settings: Mapping[str,
     Raises:
         RefusedError: If the protocol differs. The message names the release to install.
     """
-    if own_settings.get("protocol") == (
-        protocol := server_settings.get("protocol", own_settings.get("protocol"))
-    ):
+    own_protocol = own_settings.get("protocol")
+    protocol = server_settings.get("protocol", own_protocol)
+    if protocol == own_protocol:
         return
-    release, own_release = (
-        _short_setting(server_settings, "lightning_fedq"),
-        _short_setting(own_settings, "lightning_fedq"),
-    )
-    cure = (
-        f"install release {release}"
-        if release != own_release
-        else "install the same wheel (both releases have this name)"
-    )
+    release = _short_setting(server_settings, "lightning_fedq")
+    own_release = _short_setting(own_settings, "lightning_fedq")
+    cure = f"install release {release}"
+    if release == own_release:
+        cure = "install the same wheel (both releases have this name)"
     raise RefusedError(
         f"The server uses protocol {str(protocol)[:_LONGEST]} (lightning_fedq {release}), this client "
-        f"{own_settings.get('protocol')} ({own_release}). First {cure} from the server's folder wheels, then "
+        f"{own_protocol} ({own_release}). First {cure} from the server's folder wheels, then "
         "restart this client with its old folder."
     )
 

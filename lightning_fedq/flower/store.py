@@ -33,11 +33,6 @@ class Store:
         self.folder = folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def remove_drafts(self) -> None:
-        """Delete drafts of killed processes, while no other process writes."""
-        for draft in self.folder.glob("*.new"):
-            draft.unlink(missing_ok=True)
-
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Lock the folder for this server, and let only the owner read new files.
@@ -85,7 +80,10 @@ class Store:
                     if time.monotonic() >= end:
                         raise ValueError(refusal) from error
                 time.sleep(0.05)
-            self.remove_drafts()
+            for draft in self.folder.glob(
+                "*.new"
+            ):  # of killed processes, because no other process writes now
+                draft.unlink(missing_ok=True)
             yield
         finally:
             os.close(descriptor)
@@ -100,11 +98,8 @@ class Store:
         if not path.exists():
             return None
         try:
-            values = json.loads(path.read_text())
-            return {
-                key: bytes.fromhex(value["hex"]) if isinstance(value, dict) else value
-                for key, value in values.items()
-            }
+            values = json.loads(path.read_text()).items()
+            return {key: bytes.fromhex(v["hex"]) if isinstance(v, dict) else v for key, v in values}
         except (ValueError, KeyError, AttributeError) as error:
             raise ValueError(
                 f"{path} is damaged. Restore it, or begin a new federation in another folder."
@@ -112,9 +107,7 @@ class Store:
 
     def put(self, name: str, values: dict[str, Any]) -> None:
         """Write a table. When this returns, all of it is on disk."""
-        plain = {
-            key: {"hex": value.hex()} if isinstance(value, bytes) else value for key, value in values.items()
-        }
+        plain = {key: {"hex": v.hex()} if isinstance(v, bytes) else v for key, v in values.items()}
         self._replace(f"{name}.json", json.dumps(plain).encode())
 
     def append(self, name: str, values: dict[str, Any]) -> None:

@@ -61,9 +61,8 @@ def training_words(arguments: Mapping[str, Any], module: Callable[[], pl.Lightni
         trainer: Any = quiet_trainer(arguments)
         # repr, since 1 is one batch and 1.0 is all batches
         words = {name: repr(of(trainer)) for name, of in _OF_TRAINERS.items()}
-        words["callbacks"] = (
-            ", ".join(sorted(_describe_value(c) for c in trainer.callbacks if changes_training(c))) or "none"
-        )
+        changing = sorted(_describe_value(c) for c in trainer.callbacks if changes_training(c))
+        words["callbacks"] = ", ".join(changing) or "none"
         words["module"] = f"{type(instance).__module__.rpartition('.')[2]}.{type(instance).__qualname__}"
         hashes = {name: layer.sha256 for name, layer in instance.named_modules() if hasattr(layer, "sha256")}
         words |= {f"sha256 of {name}": found for name, found in hashes.items()}  # the layer does not travel
@@ -76,9 +75,7 @@ def training_words(arguments: Mapping[str, Any], module: Callable[[], pl.Lightni
 def quiet_trainer(arguments: Mapping[str, Any]) -> pl.Trainer:
     """Return a Trainer with these arguments, to read its resolved settings."""
     shared = {name: value for name, value in arguments.items() if name not in _OWN}
-    has_checkpoints = any(
-        isinstance(callback, pl.callbacks.Checkpoint) for callback in callbacks_in(arguments)
-    )
+    has_checkpoints = any(isinstance(one, pl.callbacks.Checkpoint) for one in callbacks_in(arguments))
     return pl.Trainer(**{"max_epochs": 1, **shared, **_QUIET, "enable_checkpointing": has_checkpoints})
 
 
@@ -146,10 +143,7 @@ def _describe_value(value: Any, depth: int = 3) -> str:
         return str(value.training_words())
     if hasattr(value, "__qualname__"):
         return str(value.__qualname__)
-    attributes = vars(value) if depth and hasattr(value, "__dict__") else {}
-    parts = [
-        f"{name}={_describe_value(attribute, depth - 1)}"
-        for name, attribute in sorted(attributes.items())
-        if name != "trainer"
-    ]
+    attributes = dict(vars(value)) if depth and hasattr(value, "__dict__") else {}
+    attributes.pop("trainer", None)
+    parts = [f"{name}={_describe_value(own, depth - 1)}" for name, own in sorted(attributes.items())]
     return f"{type(value).__qualname__}({', '.join(parts)})"

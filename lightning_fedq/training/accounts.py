@@ -166,10 +166,9 @@ def choose_delta(federation: Federation, trainer: pl.Trainer) -> float:
         ValueError: If the target and the callbacks ask for different deltas.
     """
     target, usual = federation.privacy_target, min(_LARGEST_DELTA, 0.1 / federation.planner.num_clients)
-    deltas: list[float | None] = [
-        getattr(callback, "clients_delta", None) for callback in get_callbacks(trainer)
-    ]
-    asked = {delta for delta in (*deltas, None if target is None else target.delta) if delta is not None}
+    deltas = [None if target is None else target.delta]
+    deltas += [getattr(callback, "clients_delta", None) for callback in get_callbacks(trainer)]
+    asked = {delta for delta in deltas if delta is not None}
     if len(asked) > 1:
         raise ValueError(
             f"All epsilons of clients need the same delta, got {sorted(asked)}. "
@@ -239,9 +238,8 @@ class RunFigures:
         self._megabytes += (record.uplink_bits + record.setup_bits) / BITS_PER_MEGABYTE
         values = {"fed/megabytes_up": self._megabytes}
         if record.num_received:
-            values["fed/bits_per_parameter"] = (
-                record.uplink_bits / record.num_received / engine.weights.numel()
-            )
+            bits = record.uplink_bits / record.num_received
+            values["fed/bits_per_parameter"] = bits / engine.weights.numel()
         count = record.round + 1
         sparse = count == last or (count >= _FIRST_PRICED and count & (count - 1) == 0)
         ledger = engine.ledger
@@ -261,12 +259,12 @@ def finite_epsilons(rows: list[tuple[str, float]], masked: bool) -> dict[str, fl
         masked: Did the masks of secure aggregation run? If not, the name against the server behind them
             contains "sim".
     """
-    found = {}
-    for who, value in rows:
-        prefix = "fed/epsilon" if masked or who != Adversary.SECAGG_SERVER.name else "fed/sim_epsilon"
-        if math.isfinite(value):
-            found[f"{prefix}_{who.lower()}"] = value
-    return found
+    simulated = "" if masked else Adversary.SECAGG_SERVER.name
+    return {
+        f"fed/{'sim_' if who == simulated else ''}epsilon_{who.lower()}": value
+        for who, value in rows
+        if math.isfinite(value)
+    }
 
 
 # ---- of a run ----------------------------------------------------------------------------------------------
@@ -391,15 +389,13 @@ def describe_noise(ratios: Mapping[str, Any]) -> str:
     """
     seen: Any = ratios.get("sim_seen")
     planned: Any = ratios.get("planned")
+    if (value := worse_ratio(ratios)) is None:
+        return ""
     words = []
     if seen is not None:
         words.append(f"{seen:.2g} measured, with the error of clipping")
     if planned is not None:
         words.append(f"{planned:.2g} planned, if clients share {HOMOGENEITY:g} of the updates' energy")
-    if not words:
-        return ""
-    value = worse_ratio(ratios)
-    assert value is not None
     means = "this run could hardly learn" if value > SWAMPED else verdict_on(value)
     if (clip := ratios.get("clip")) and seen is not None and seen > GOOD:
         means += (

@@ -50,13 +50,13 @@ def keep_journal(trainer: pl.Trainer, ledger: Ledger, repeatable: bool) -> None:
     """
     if not trainer.is_global_zero:
         return
-    folder = _checkpoint_folder(trainer)
+    folders = (_local_folder(getattr(one, "dirpath", None)) for one in trainer.checkpoint_callbacks)
+    folder = next(filter(None, folders), None)
     if ledger.journal is None or not ledger.journal.path.is_file():
         _open_journal(trainer, ledger, folder, repeatable)
     if not repeatable:
-        ledger.folders |= journal_folders(
-            ledger, trainer.ckpt_path, folder or _local_folder(trainer.default_root_dir)
-        )
+        coming = folder or _local_folder(trainer.default_root_dir)
+        ledger.folders |= journal_folders(ledger, trainer.ckpt_path, coming)
         count_other_runs(ledger)
 
 
@@ -170,12 +170,6 @@ def find_journal(recorded: str, checkpoint: object, names: Collection[str] | Non
     return None if charged and names is not None and charged.isdisjoint(names) else path
 
 
-def _checkpoint_folder(trainer: pl.Trainer) -> Path | None:
-    """Return the folder of the first checkpoint callback that has a local folder. None if there is none."""
-    folders = (getattr(callback, "dirpath", None) for callback in trainer.checkpoint_callbacks)
-    return next((found for folder in folders if (found := _local_folder(folder)) is not None), None)
-
-
 def _local_folder(folder: object) -> Path | None:
     return Path(str(folder)) if folder and "://" not in str(folder) else None
 
@@ -205,11 +199,9 @@ def check_federation(identity: Mapping[str, str], saved_identity: Mapping[str, s
     Raises:
         ValueError: If settings differ. The message names them.
     """
-    differing = [
-        f"{key} = {saved_identity.get(key)} (here {identity.get(key)})"
-        for key in (*identity, *(saved_identity.keys() - identity.keys()))
-        if identity.get(key) != saved_identity.get(key)
-    ]
+    keys = *identity, *(saved_identity.keys() - identity.keys())
+    pairs = [(key, saved_identity.get(key), identity.get(key)) for key in keys]
+    differing = [f"{key} = {saved} (here {here})" for key, saved, here in pairs if saved != here]
     if differing:
         raise ValueError(
             f"The checkpoint is of another federation: {', '.join(differing)}. "
@@ -359,9 +351,7 @@ def _states(module: nn.Module) -> dict[str, Any]:
 def _hparams(owner: Any) -> dict[str, Any]:
     """Return numbers and tensors among the hyperparameters."""
     named = dict(getattr(owner, "hparams", {}))
-    return {
-        name: clone_tensors(value) for name, value in named.items() if isinstance(value, int | float | Tensor)
-    }
+    return {name: clone_tensors(v) for name, v in named.items() if isinstance(v, int | float | Tensor)}
 
 
 def _has_extra_state(part: nn.Module) -> bool:

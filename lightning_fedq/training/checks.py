@@ -17,6 +17,7 @@ from lightning_fedq.data.batches import BatchRule, LocalWork, pass_sizes
 from lightning_fedq.data.sampling import in_short
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.rounds import RoundPlanner, Statistics
+from lightning_fedq.training.client_metrics import sample_protectors
 from lightning_fedq.training.loops import handed_loader
 from lightning_fedq.training.settings import Local
 
@@ -32,6 +33,10 @@ _NO_DATA = (
     "Use trainer.fit(model, datamodule=...), e.g. with "
     "datamodule=FederatedDataModule.from_loader(loader, val_loader), or data: {class_path: ...} in a YAML"
 )
+
+
+class ClientSettingsError(ValueError):
+    """Refusal of a client's settings, callbacks or module. Its text tells nothing about the data."""
 
 
 def check_batch_rule(rule: BatchRule, current: BatchRule | None, local: Local) -> None:
@@ -106,12 +111,12 @@ def check_memory(algorithm: LocalAlgorithm, mechanism: Mechanism, parameters: in
         dim: Number of all coordinates of an update.
 
     Raises:
-        ValueError: If coordinates would be lost. The message has the share that is enough.
+        ClientSettingsError: If coordinates would be lost. The message has the share that is enough.
     """
     handed, sent, buffers = algorithm.num_handed(parameters), mechanism.num_sent(dim), dim - parameters
     if handed is not None and sent is not None and handed + buffers > sent:
         name, share = type(mechanism).__name__, math.ceil(1e4 * (handed + buffers) / dim) / 1e4
-        raise ValueError(
+        raise ClientSettingsError(
             f"Clients of {type(algorithm).__name__} send {handed} coordinates and {buffers} of buffers, "
             f"but {name} sends only {sent} of {dim}. Use {name}(fraction={share:g})"
         )
@@ -136,7 +141,13 @@ def check_setup(trainer: Any, module: pl.LightningModule) -> None:
     Raises:
         ValueError: If package, callbacks, strategy, data or flags do not fit. The message has the cure.
     """
-    _check_package(trainer)
+    is_ours = isinstance(trainer, pl.Trainer)
+    if not is_ours:
+        theirs = type(trainer).__module__.partition(".trainer")[0]
+        raise ValueError(
+            f"The Trainer is from {theirs}, but lightning_fedq uses {pl.__name__}, which was imported "
+            f"first. Import {theirs} before lightning_fedq, and only one of the two"
+        )
     for callback in trainer.callbacks:
         _check_callback(trainer, callback)
     if not isinstance(trainer.strategy, pl.strategies.SingleDeviceStrategy) or trainer.world_size > 1:
@@ -148,15 +159,10 @@ def check_setup(trainer: Any, module: pl.LightningModule) -> None:
     own = is_overridden("train_dataloader", module, pl.LightningModule)
     if trainer.datamodule is None and handed_loader(trainer) is None and not own:
         raise ValueError(_NO_DATA)
-    _check_flags(trainer)
-
-
-def _check_package(trainer: object) -> None:
-    if not isinstance(trainer, pl.Trainer):
-        theirs = type(trainer).__module__.partition(".trainer")[0]
+    if getattr(trainer, "_val_check_time_interval", None) is not None:
         raise ValueError(
-            f"The Trainer is from {theirs}, but lightning_fedq uses {pl.__name__}, which was imported "
-            f"first. Import {theirs} before lightning_fedq, and only one of the two"
+            "A val_check_interval in time would validate during a round, before there is a new "
+            "global model. Use check_val_every_n_epoch to validate every n rounds"
         )
 
 
@@ -181,19 +187,6 @@ def _check_callback(trainer: Any, callback: pl.Callback) -> None:
                 f"{name} would train on the raw data of all clients at once, without a mechanism. "
                 f"Use a Trainer without Federated, on data that need no protection, and {cure}"
             )
-
-
-def _check_flags(trainer: Any) -> None:
-    """Refuse Trainer flags that cut a round into parts.
-
-    Raises:
-        ValueError: If a flag does. The message names it.
-    """
-    if getattr(trainer, "_val_check_time_interval", None) is not None:
-        raise ValueError(
-            "A val_check_interval in time would validate during a round, before there is a new "
-            "global model. Use check_val_every_n_epoch to validate every n rounds"
-        )
 
 
 def validate_by_rounds(trainer: Any, batches: int, undo: Undo) -> None:
@@ -304,8 +297,8 @@ def check_resumable(trainer: pl.Trainer) -> None:
         )
 
 
-def check_optimizers(trainer: pl.Trainer) -> list[torch.optim.Optimizer]:
-    """Return the optimisers of the run: one, or several with manual optimisation.
+def check_optimizers(trainer: pl.Trainer) -> None:
+    """Refuse optimisers that train nothing, or that train parameters which no update contains.
 
     Raises:
         ValueError: If there is none, if it trains no parameter, or if it has parameters outside the module.
@@ -330,7 +323,6 @@ def check_optimizers(trainer: pl.Trainer) -> list[torch.optim.Optimizer]:
             "update contains them. Make their owner an attribute of the module, or use "
             "self.register_parameter"
         )
-    return list(trainer.optimizers)
 
 
 def check_loader_is_ours(trainer: pl.Trainer, loader: object) -> None:
@@ -367,10 +359,6 @@ def check_hooks(module: pl.LightningModule, statistics: Statistics | None) -> No
         )
 
 
-class ClientSettingsError(ValueError):
-    """Refusal of a client's settings, callbacks or module. Its text tells nothing about the data."""
-
-
 def check_client(trainer: pl.Trainer, local: Local, rule: BatchRule | None) -> None:
     """Refuse a module, optimisers, hooks or callbacks with which no client may send. All engines call it.
 
@@ -379,27 +367,14 @@ def check_client(trainer: pl.Trainer, local: Local, rule: BatchRule | None) -> N
         rule: Rule that draws batches. None trains whole passes over the data.
 
     Raises:
-        ClientSettingsError: If there is such a setting. The message has the cure.
+        ValueError: If there is such a setting. The message has the cure.
     """
-    module = trainer.lightning_module
-    try:
-        check_shapes(module)
-        check_optimizers(trainer)
-        check_hooks(module, local.statistics)
-        if local.statistics is not None:
-            _check_samples(get_callbacks(trainer), rule)
-    except ValueError as error:
-        raise ClientSettingsError(str(error)) from error
-
-
-def _check_samples(callbacks: Sequence[object], rule: BatchRule | None) -> None:
-    """Refuse statistics next to record-level privacy, which does not cover them.
-
-    Raises:
-        ValueError: If a callback claims record-level privacy, or a rule draws batches.
-    """
-    protecting = [callback for callback in callbacks if getattr(callback, "protects_samples", False)]
-    if protecting or rule is not None:
+    check_shapes(trainer.lightning_module)
+    check_optimizers(trainer)
+    check_hooks(trainer.lightning_module, local.statistics)
+    protecting = sample_protectors(get_callbacks(trainer))
+    # record-level privacy does not cover statistics
+    if local.statistics is not None and (protecting or rule is not None):
         name = type(protecting[0] if protecting else rule).__name__
         raise ValueError(
             f"{name} accounts for privacy of samples, but not for statistics of a client's data. "
@@ -433,10 +408,8 @@ def check_averaging(trainer: pl.Trainer, module: nn.Module) -> None:
     Raises:
         ValueError: If the Trainer has such a callback and the module such layers.
     """
-    norms = [
-        name for name, part in module.named_modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)
-    ]
-    kind = pl.callbacks.StochasticWeightAveraging
+    batch_norm, kind = nn.modules.batchnorm._BatchNorm, pl.callbacks.StochasticWeightAveraging
+    norms = [name for name, part in module.named_modules() if isinstance(part, batch_norm)]
     if norms and any(isinstance(callback, kind) for callback in get_callbacks(trainer)):
         raise ValueError(
             "StochasticWeightAveraging reads all clients' data at the end, without a mechanism, for the "

@@ -32,7 +32,7 @@ from lightning_fedq.data.columns import as_tensors
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.data.sampling import in_short
 from lightning_fedq.rounds import RoundServer
-from lightning_fedq.training.client_metrics import Mode, find_mode, log_values
+from lightning_fedq.training.client_metrics import Mode, find_mode
 from lightning_fedq.training.rank_group import RankGroup
 
 if TYPE_CHECKING:
@@ -129,11 +129,6 @@ class EvaluatedClients:
             if value is not None and (value or kind != "not_measured")
         }
 
-    def log(self, trainer: pl.Trainer, exact: bool) -> None:
-        """Log all summaries, if exact values may be logged."""
-        if exact and (values := self.metrics()):
-            log_values(trainer, values)
-
     def plain(self) -> dict[str, Any]:
         """Return the summaries and every client's values in types of JSON. None if not measured."""
         by_client = {
@@ -210,9 +205,8 @@ class ClientEvaluator:
         """Return measurements with the direction of each metric that settings or callbacks tell."""
         modes: dict[str, Mode] = {}
         for name in {name for metrics in values.values() for name in metrics}:
-            summaries = (
-                f"{prefix}/{name}_{kind.name}" for prefix in PREFIX.values() for kind in fields(Spread)
-            )
+            kinds = [f"{name}_{kind.name}" for kind in fields(Spread)]
+            summaries = (f"{prefix}/{kind}" for prefix in PREFIX.values() for kind in kinds)
             if mode := self._settings.modes.get(name) or find_mode(self._trainer, name, *summaries):
                 modes[name] = mode
         return EvaluatedClients(round, values, clients, modes)

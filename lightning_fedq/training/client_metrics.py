@@ -36,9 +36,8 @@ class _Logged(_results._ResultMetric):  # type: ignore[misc]
 
     def to(self, device: Any, *args: Any, **kwargs: Any) -> Any:
         """Move the value, unless it is a number whose tensors are on the device already."""
-        on_device = self.is_tensor and all(
-            part.device == device for part in vars(self).values() if isinstance(part, torch.Tensor)
-        )
+        parts = (part for part in vars(self).values() if isinstance(part, Tensor))
+        on_device = self.is_tensor and all(part.device == device for part in parts)
         return self if on_device else super().to(device, *args, **kwargs)
 
 
@@ -410,15 +409,10 @@ class ClientMetrics:
         self._shared = {}
         if not self.shared:
             return None
-        self._shared = {
-            key: result
-            for key, result in self._results.items()
-            if result.meta.name in self.names and result.meta.on_epoch and not result.has_reset
-        }
-        own = {
-            key: (_plain(result.value), _plain(result.cumulated_batch_size))
-            for key, result in self._shared.items()
-        }
+        logged = [(key, one) for key, one in self._results.items() if one.meta.name in self.names]
+        self._shared = {key: one for key, one in logged if one.meta.on_epoch and not one.has_reset}
+        shared = self._shared.items()
+        own = {key: (_plain(one.value), _plain(one.cumulated_batch_size)) for key, one in shared}
         return RankMetrics(own, self.names)
 
     def merge_ranks(self, rank_metrics: Sequence[RankMetrics | None]) -> None:

@@ -31,9 +31,14 @@ from lightning_fedq.training.checks import ClientSettingsError, check_algorithm,
 from lightning_fedq.training.client_metrics import ClientMetrics, ClientMetricsChoice, RankMetrics
 from lightning_fedq.training.dry_round import DryWorker
 from lightning_fedq.training.rank_group import RankGroup
-from lightning_fedq.training.rehearsal import TrialFindings, check_statistics, first_steps, with_end
+from lightning_fedq.training.rehearsal import (
+    TrialFindings,
+    check_smallest,
+    check_statistics,
+    first_steps,
+    with_end,
+)
 from lightning_fedq.training.settings import Local
-from lightning_fedq.training.smallest_batch import check_smallest
 
 if TYPE_CHECKING:
     from lightning_fedq.training.population import PartitionedData
@@ -122,9 +127,7 @@ class ClientSide:
         self.vector = self._vector(members, local.constraints if trial_stacks is None else None)
         if trial_stacks is not None:
             dry = self.dry()
-            self.findings = dry.run_in_fork(
-                lambda: first_steps(dry, trial_stacks, shares, self._num_statistics)
-            )
+            self.findings = dry.run_in_fork(lambda: first_steps(dry, trial_stacks))
             self.findings.check(module)
             self.vector = self._vector(members, local.constraints)
 
@@ -141,11 +144,6 @@ class ClientSide:
             constraints,
         )
 
-    @property
-    def _num_statistics(self) -> int | None:
-        """Number of values of the clients' statistics. None if there are none."""
-        return None if self._local.statistics is None else self._local.statistics.size
-
     def check_end(self) -> None:
         """Refuse a validation or a checkpoint that fails at the end of a round, where no client is tried.
 
@@ -153,7 +151,7 @@ class ClientSide:
             ValueError: As the user's own error, if one fails.
         """
         dry, seen = self.dry(), self.findings
-        self.findings = dry.run_in_fork(lambda: with_end(seen, dry, (), self._shares, self._num_statistics))
+        self.findings = dry.run_in_fork(lambda: with_end(seen, dry, ()))
         self.findings.check(self._trainer.lightning_module)
 
     def check_algorithm(self, mechanism: Mechanism) -> None:
@@ -166,12 +164,8 @@ class ClientSide:
             ClientSettingsError: If it loses something. The message has the cure.
         """
         algorithm, vector = self._local.algorithm, self.vector
-        if algorithm is None:
-            return
-        try:
+        if algorithm is not None:
             check_memory(algorithm, mechanism, vector.num_parameters, sum(vector.segments))
-        except ValueError as error:
-            raise ClientSettingsError(str(error)) from error
 
     def dry(self, is_started: bool = False) -> DryWorker:
         """Return a worker that trains clients outside of the rounds.
@@ -184,20 +178,28 @@ class ClientSide:
             owner, term = None, self.worker.term
         elif self._local.algorithm is not None:
             term = self._local.algorithm.begin(self.vector.num_parameters)
-        skips = rule is not None and rule.skips_empty
+        skips, statistics = rule is not None and rule.skips_empty, self._local.statistics
         return DryWorker(
-            self._trainer, self.vector, self.clock, self._loader, self._no_forks, owner, skips, term
+            self._trainer,
+            self.vector,
+            self.clock,
+            self._loader,
+            self._no_forks,
+            owner,
+            skips,
+            term,
+            self._shares,
+            0 if statistics is None else statistics.size,
         )
 
     def check_smallest(self, tried: Stack) -> None:
-        """Refuse data with a batch that is too small to train on, see `smallest_batch.check_smallest`."""
-        held, sizes = self._holdings.client_indices, self._holdings.schedule.sizes
-        check_smallest(self.dry(), self._loader(), held, sizes, tried)
+        """Refuse data with a batch that is too small to train on, see `rehearsal.check_smallest`."""
+        check_smallest(self.dry(), self._holdings, tried)
 
     def check_statistics(self, tried: Stack) -> None:
         """Refuse statistics that fail or are not finite, see `rehearsal.check_statistics`."""
         if self._local.statistics is not None:
-            check_statistics(self.dry(), tried, self._local.statistics.size)
+            check_statistics(self.dry(), tried)
 
     def begin(
         self,
@@ -310,10 +312,8 @@ class ClientSide:
 
     def share(self) -> RankShare:
         """Return the state of this rank's clients after a round, for `merge_ranks` on all ranks."""
-        counted = self.vector.max_counted
-        return RankShare(
-            self.clock.merged_progress, self.log.rank_metrics(), self.worker.states.packed(), counted
-        )
+        logged, pending = self.log.rank_metrics(), self.worker.states.packed()
+        return RankShare(self.clock.merged_progress, logged, pending, self.vector.max_counted)
 
     def merge_ranks(self, shares: Sequence[RankShare]) -> None:
         """Merge clock, log and client states of all ranks, so that they equal those of one process."""

@@ -2,7 +2,7 @@
 
 It is the worker of the rounds (`clients.worker`), after all hooks of the start. It works in forks, on the
 user's own objects, as Lightning will call them. If the process can't be forked, it works on copies. The
-trials of `rehearsal`, `smallest_batch` and `isolation` use it.
+trials of `rehearsal` and `isolation` use it.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ class DryWorker(ClientWorker):
         owner: Callback whose `on_fit_start` is running. None if all hooks of the start have run.
         skips_empty: Does an empty batch count as no step?
         term: Client half of the local algorithm. None is federated averaging.
+        shares: Do clients log for validation to see?
+        num_statistics: Number of values of the clients' statistics. 0 if there are none.
 
     Attributes:
         names: Names of the metrics that clients have logged.
@@ -67,9 +69,12 @@ class DryWorker(ClientWorker):
         owner: Any = None,
         skips_empty: bool = False,
         term: Correction | None = None,
+        shares: bool = False,
+        num_statistics: int = 0,
     ) -> None:
         super().__init__(trainer, vector, ClientFit(trainer), clock, None, loader, 1, skips_empty, term)
         self.no_forks, self._owner = no_forks, owner
+        self.shares, self.num_statistics = shares, num_statistics
         self.names: dict[str, None] = {}
         self.values: dict[str, Tensor] = {}
         self.start_error: tuple[str, Exception] | None = None
@@ -110,11 +115,7 @@ class DryWorker(ClientWorker):
         """Return a client's copy of the fit that is ready to train."""
         client = self.fit.copy(seed, clients, alone=True)
         if self._owner is not None:
-            own = [
-                callback
-                for callback in self.trainer.callbacks
-                if trains_with_clients(callback) or callback is self._owner
-            ]
+            own = [c for c in self.trainer.callbacks if trains_with_clients(c) or c is self._owner]
             number = next(n for n, callback in enumerate(own) if callback is self._owner)
             behind = client.callbacks[number:]
             self.start_error = call_start_hooks(client.trainer, client.callbacks, behind)
@@ -174,18 +175,17 @@ class DryWorker(ClientWorker):
                 part.begin_round()
         return update
 
-    def statistics(self, stack: Stack, most: int, size: int, change: Change | None = None) -> Tensor:
-        """Return the statistics of a client's first batches, `(size,)`, see `compute_statistics`.
+    def statistics(self, stack: Stack, most: int, change: Change | None = None) -> Tensor:
+        """Return the statistics of a client's first batches, `(num_statistics,)`, see `compute_statistics`.
 
         Args:
             most: Largest number of batches.
-            size: Expected number of values.
             change: Function that changes each batch first. None changes nothing.
         """
         with preserve_generators():
             batches: Any = islice(self._loader().stack_batches(stack), most)
             batches = batches if change is None else map(change, batches)
-            return compute_statistics(self.fit, stack, batches, size)
+            return compute_statistics(self.fit, stack, batches, self.num_statistics)
 
 
 _WRITERS = {

@@ -44,6 +44,7 @@ from lightning_fedq.training.client_metrics import (
     choose_metrics_policy,
     has_claim,
     has_claims,
+    log_values,
     warn_unlogged_monitors,
 )
 from lightning_fedq.training.client_side import ClientSide
@@ -128,13 +129,16 @@ class FederatedFit(Rounds):
         if to_try is None and isinstance(population, SimulatedClients):
             self.side.check_end()
         elsewhere = "" if isinstance(population, SimulatedClients) else "clients train elsewhere"
-        report_unrehearsed_end(trainer, elsewhere or self.side.findings.end_obstacle)
-        if to_try and (validated := self.side.findings.validated) is not None:
-            warn_unlogged_monitors(trainer, {**self.side.findings.names, **dict.fromkeys(validated)})
+        seen = self.side.findings
+        report_unrehearsed_end(trainer, elsewhere or seen.end_obstacle)
+        if to_try and seen.validated is not None:
+            warn_unlogged_monitors(trainer, {**seen.names, **dict.fromkeys(seen.validated)})
         self.side.check_algorithm(federation.mechanism)
         if to_try:
             self.side.check_smallest(to_try[0])
-        self.averages = untried(trainer, self._find_trial_obstacle(), self.side.findings.raised)
+        failed = f"the rehearsal failed: {seen.failure}" if seen.failure else ""
+        obstacle = "there is no rehearsal" if to_try is None else self._no_forks or failed
+        self.averages = untried(trainer, elsewhere or obstacle, seen.raised)
         if self.averages:
             rank_zero_info(self.averages)
         self.vector = self.side.vector
@@ -142,16 +146,14 @@ class FederatedFit(Rounds):
             target.begin(federation, trainer, sum(self.vector.segments), saved.get("calibration"))
         self.identity = federation.identity()
         population.coming = self.next_stacks
-        last = (
-            before if before is not None and loaded is None and before._matches_model(self.vector) else None
-        )
+        goes_on = before is not None and loaded is None and before._matches_model(self.vector)
+        last = before if goes_on else None
         self.records: list[RoundRecord] = [] if last is None else last.records
         self.client_evaluations: list[EvaluatedClients] = [] if last is None else last.client_evaluations
         self.engine: RoundEngine = self._make_server(loaded) if last is None else self._reuse_server(last)
         if population.keeps_personal:
-            self.vector.personal.resume(
-                None if last is None else last.vector.personal, saved.get("own"), loaded is not None
-            )
+            own = None if last is None else last.vector.personal
+            self.vector.personal.resume(own, saved.get("own"), loaded is not None)
             report_personal_parameters(self.vector.members.local, module)
         self._prepare_rounds(loaded)
         self.clients_per_step = saved["clients_per_step"] if saved else self._choose_stack()
@@ -161,15 +163,14 @@ class FederatedFit(Rounds):
             check_exact_monitors(trainer, has_revealing_lengths(self.engine))
         choice = choose_metrics_policy(federation.local.client_metrics, trainer, self.engine)
         self.correction = self._begin_algorithm(last, saved.get("algorithm"))
-        self.side.begin(
-            choice, self.correction, self.clients_per_step, None if ranks is None else ranks.group
-        )
+        group = None if ranks is None else ranks.group
+        self.side.begin(choice, self.correction, self.clients_per_step, group)
         self.lengths = self._plan_lengths()
         self._evaluator = self._begin_evaluation(choice)
         if "clients" in saved:
             population.load_state_dict(saved["clients"])
         if self.engine.reads_statistics:  # before a round is charged. Clients elsewhere check it themselves
-            for stack in population.trial_stacks() or ():
+            for stack in to_try or ():
                 self.side.check_statistics(stack)
         if isinstance(self.engine, RankEngine):
             self.engine.rank_state = self.side
@@ -183,15 +184,6 @@ class FederatedFit(Rounds):
         return {"engine": self.engine}
 
     # ---- start ------------------------------------------------------------------------------------
-
-    def _find_trial_obstacle(self) -> str:
-        """Return why hooks with averages of weights were not tried, see `stale_hooks`. "" if they were."""
-        if not isinstance(self.population, SimulatedClients):
-            return "clients train elsewhere"
-        if self.population.trial_stacks() is None:
-            return "there is no rehearsal"
-        failed = self.side.findings.failure
-        return self._no_forks or (f"the rehearsal failed: {failed}" if failed else "")
 
     def _matches_model(self, vector: Vector) -> bool:
         """Return whether this fit's server has finished a round and the module still has its weights."""
@@ -236,9 +228,8 @@ class FederatedFit(Rounds):
             "statistics": federation.local.statistics,
         }
         check_broadcast(server, self.vector)
-        engine: RoundEngine = self.population.server(
-            _weights(self.vector), self.vector.segments, settings, self._stacks_of_all_ranks
-        )
+        weights, segments, stacks = _weights(self.vector), self.vector.segments, self._stacks_of_all_ranks
+        engine: RoundEngine = self.population.server(weights, segments, settings, stacks)
         self._set_ledger_terms(engine)
         if server.secure_aggregation is not None:
             check_modulus(server.secure_aggregation, engine)
@@ -414,9 +405,8 @@ class FederatedFit(Rounds):
         else:
             clients = [stack for stack in self.next_stacks() if stack.clients]
             trial_stacks = lambda round: clients  # noqa: E731 (a rule can draw its batches only once)
-        statistics = self.engine.statistics if self.engine.reads_statistics else None
-        trial = IsolationTrial(self._trainer, self.side.dry(is_started=True), trial_stacks, statistics)
-        self.isolation = trial.check(clients)
+        dry, reads_statistics = self.side.dry(is_started=True), self.engine.reads_statistics
+        self.isolation = IsolationTrial(self._trainer, dry, trial_stacks, reads_statistics).check(clients)
 
     def log_round(self) -> None:
         """Log the round that has just ended, and the client evaluation after it if it may be shared."""
@@ -424,9 +414,10 @@ class FederatedFit(Rounds):
             self.figures = RunFigures(self._federation, self._trainer)
             self._federation.when_vector_changes(self.figures.vector_changed)
         log_round(self._trainer, self.records[-1], self.figures.after(self.records[-1]))
-        last = self.client_evaluations[-1] if self.client_evaluations else None
-        if self._evaluator is not None and last is not None and last.round == self.records[-1].round:
-            last.log(self._trainer, self._evaluator.exact)
+        if self._evaluator is not None and self._evaluator.exact and self.client_evaluations:
+            last = self.client_evaluations[-1]
+            if last.round == self.records[-1].round and (values := last.metrics()):
+                log_values(self._trainer, values)
 
     def replace_weights(self, weights: Tensor) -> None:
         """Set the weights of server and module to `weights`, `(dim,)`. Call it between rounds only."""
@@ -464,6 +455,9 @@ class FederatedFit(Rounds):
         if not is_seeded and os.getpid() == self._process:  # not in a fork of the isolation test
             keep_journal_of_checkpoint(self._trainer, self.engine.ledger)
         start = self.start_of_round if is_seeded else None
+        # without a seed, a resumed run draws new keys. Messages of an open round are spent and stay in the
+        # ledger, and the repeated round is a new attempt
+        hidden = {"total_uplink_bits": math.nan} if has_revealing_lengths(self.engine) else {}
         kept = {} if self._target is None else {"calibration": self._target.state_dict()}
         if elsewhere := self.population.state_dict():
             kept["clients"] = elsewhere
@@ -478,22 +472,13 @@ class FederatedFit(Rounds):
             "plan_seed": federation.planner.seed,
             "members": (self.vector.members if start is None else start.members).plain(),
             "clients_per_step": self.clients_per_step,
-            "engine": self._server_state() if start is None else start.engine,
+            "engine": {**self.engine.state_dict(), **hidden} if start is None else start.engine,
             "records": self._beside.describe(len(self.records)) or self._plain_records(),
         }
 
     def _plain_records(self, first: int = 0) -> list[dict[str, Any]]:
-        return plain_records(
-            self.records[first:], self._federation.seed is None, not has_revealing_lengths(self.engine)
-        )
-
-    def _server_state(self) -> dict[str, Any]:
-        """Return the server's state. If keys are secret, a resumed run draws new keys.
-
-        Messages of an open round are spent and stay in the ledger, and the repeated round is a new attempt.
-        """
-        hidden = {"total_uplink_bits": math.nan} if has_revealing_lengths(self.engine) else {}
-        return {**self.engine.state_dict(), **hidden}
+        keeps_lengths = not has_revealing_lengths(self.engine)
+        return plain_records(self.records[first:], self._federation.seed is None, keeps_lengths)
 
 
 def _weights(vector: Vector) -> Tensor:

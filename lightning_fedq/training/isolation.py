@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -37,7 +38,6 @@ from lightning_fedq.clients.forks import ForkFailedError, run_in_fork
 from lightning_fedq.clients.stale import Digests, digests, is_user_s
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.functional.batch_stack import map_leaves, map_tensors
-from lightning_fedq.rounds import Statistics
 from lightning_fedq.training.dry_round import Change, DryWorker, silence
 from lightning_fedq.training.rehearsal import validate
 
@@ -106,27 +106,10 @@ def digest_outputs(trainer: Any, max_batches: float = math.inf) -> Digests:
     return found
 
 
-def digest_external_state(state: Sequence[tuple[str, Any]]) -> Digests:
-    """Digest values outside the client state that code names. Of large tensors, digest the sum."""
-    found: Digests = {}
-    for way, value in state:
-        if isinstance(value, Tensor | np.ndarray) and math.prod(value.shape) > _LARGE:
-            found[f"{way}, which the code names"] = repr(float(value.sum()))
-        else:
-            found |= digests(value, f"{way}, which the code names", plain=True)
-    return found
-
-
-def describe_undigested(digests: Sequence[Digests]) -> str:
-    """Describe outputs of a Trainer that could not be digested, with the errors. "" if all could be.
-
-    Args:
-        digests: Digests at several times. Only errors in the last of them are described.
-    """
+def describe_undigested(digests: Digests) -> str:
+    """Describe outputs of a Trainer that could not be digested, with the errors. "" if all could be."""
     kinds = {"a checkpoint": _NOT_SAVED, "a validation": _NOT_VALIDATED}
-    last = digests[-1] if digests else {}
-    parts = [f"{kind} ({last[key]})" for kind, key in kinds.items() if key in last]
-    return " or ".join(parts)
+    return " or ".join(f"{kind} ({digests[key]})" for kind, key in kinds.items() if key in digests)
 
 
 # ---- the trial ---------------------------------------------------------------------------------------------
@@ -209,7 +192,7 @@ class TrialOutcome(NamedTuple):
 
     updates: list[Tensor]
     neighbour: Training
-    digests: tuple[Digests, ...] = ()
+    digests: tuple[Digests, Digests]
 
 
 class IsolationTrial:
@@ -219,7 +202,7 @@ class IsolationTrial:
         trainer: The user's Trainer in its fit. In forks, no client has trained in it.
         round_stacks: Returns the stacks of a round, of one client each.
         worker: Trains clients outside the rounds.
-        statistics: Statistics that clients compute before they train. None if there are none.
+        reads_statistics: Do clients compute statistics before they train?
     """
 
     def __init__(
@@ -227,10 +210,10 @@ class IsolationTrial:
         trainer: Any,
         worker: DryWorker,
         round_stacks: Callable[[int], Sequence[Stack]],
-        statistics: Statistics | None,
+        reads_statistics: bool,
     ) -> None:
         self._home, self._worker, self._stacks_of = trainer, worker, round_stacks
-        self._no_forks, self._statistics = worker.no_forks, statistics
+        self._no_forks, self._reads_statistics = worker.no_forks, reads_statistics
         self._is_data_unchanged = self._is_size_unchanged = False
         self._unseen = ""
 
@@ -268,9 +251,8 @@ class IsolationTrial:
                 f"The isolation test could not look into {self._unseen}. Let state_dict and hooks work "
                 "before the first step, too"
             )
-        return describe_trial(
-            way, self._no_forks, self._is_data_unchanged, self._is_size_unchanged, self._unseen
-        )
+        unchanged = self._is_data_unchanged, self._is_size_unchanged
+        return describe_trial(way, self._no_forks, *unchanged, self._unseen)
 
     # ---- in one process -----------------------------------------------------------------------------
 
@@ -288,20 +270,13 @@ class IsolationTrial:
         is_changed = largest_difference(first.update, again.update) > tolerance
         found = ["update of a client that trains twice"] if is_changed else []
         found += _compare_lengths(first, other)
-        return found if has_ranks else found + self._changes_of_checkpoint(*saved)
-
-    def _changes_of_checkpoint(self, before: Digests, same: Digests) -> list[str]:
-        """Return the leaves of a checkpoint that trainings changed, except whole numbers.
-
-        Args:
-            before: Digests of a checkpoint before the trainings.
-            same: Digests of another one, between which and `before` nothing was trained.
-        """
-        after = digest_checkpoint(self._home)
-        self._unseen = describe_undigested([after])
-        by_chance = set(_differ(before, same))
-        changed = [name for name in _differ(same, after) if name not in by_chance]
-        return [name for name in changed if not after.get(name, "0").lstrip("-").isdigit()]
+        if has_ranks:
+            return found
+        after, by_chance = digest_checkpoint(self._home), set(_differ(*saved))
+        self._unseen = describe_undigested(after)
+        changed = [name for name in _differ(saved[1], after) if name not in by_chance]
+        # whole numbers may change
+        return found + [name for name in changed if not after.get(name, "0").lstrip("-").isdigit()]
 
     # ---- in forks -----------------------------------------------------------------------------------
 
@@ -311,7 +286,7 @@ class IsolationTrial:
         beside = self._train_on_changed_data(
             lambda change: self._rounds(neighbour, client, max_batches, change)
         )
-        self._unseen = describe_undigested(alone.digests)
+        self._unseen = describe_undigested(alone.digests[-1])
         found = self._compare(alone, beside)
         if not found and self._depends_on_size(alone.updates[0], neighbour, client, max_batches):
             found = ["update beside a client of another size"]
@@ -337,9 +312,9 @@ class IsolationTrial:
 
     def _train_on_changed_data(self, train: Callable[[Change | None], T]) -> T:
         """Train on data that are changed as much as the module accepts, else on unchanged data."""
-        for change in (_scale_floats, _mirrored):
+        for scales_floats in (True, False):
             try:
-                return train(change)
+                return train(partial(map_leaves, partial(_change_numbers, scales_floats)))
             except ForkFailedError:
                 raise
             except Exception:  # the user's code fails on such data
@@ -367,20 +342,19 @@ class IsolationTrial:
 
         For the reference, client A takes both places, so that the numbers of trainings are equal.
         """
-        return self._worker.run_in_fork(lambda: self._train_both(neighbour, client, max_batches, change))
 
-    def _train_both(
-        self, neighbour: Stack, client: Stack, max_batches: int, change: Change | None
-    ) -> TrialOutcome:
-        first = self._train(neighbour, max_batches, change)
-        # a fork of its own, so that validation changes nothing for the second round
-        outputs, updates = run_in_fork(lambda: self._digest_outputs(max_batches)), []
-        for round in range(2):
-            if round:
-                self._next_round()
-                self._train(self._stack_in_round(neighbour, 1), max_batches, change)
-            updates.append(self._train(self._stack_in_round(client, round), max_batches).update)
-        return TrialOutcome(updates, first, (outputs, self._digest_outputs(max_batches)))
+        def train_both() -> TrialOutcome:
+            first = self._train(neighbour, max_batches, change)
+            # a fork of its own, so that validation changes nothing for the second round
+            outputs, updates = run_in_fork(lambda: self._digest_outputs(max_batches)), []
+            for round in range(2):
+                if round:
+                    self._next_round()
+                    self._train(self._stack_in_round(neighbour, 1), max_batches, change)
+                updates.append(self._train(self._stack_in_round(client, round), max_batches).update)
+            return TrialOutcome(updates, first, (outputs, self._digest_outputs(max_batches)))
+
+        return self._worker.run_in_fork(train_both)
 
     def _beside_fewer(self, neighbour: Stack, client: Stack, max_batches: int) -> Tensor:
         """Train B on one batch less, or on half of its only batch, and return A's update after it."""
@@ -389,9 +363,14 @@ class IsolationTrial:
         return self._train(client, max_batches).update
 
     def _digest_outputs(self, max_batches: int) -> Digests:
-        return digest_outputs(self._home, min(max_batches, 2)) | digest_external_state(
-            self._worker.fit.external_state()
-        )
+        found = digest_outputs(self._home, min(max_batches, 2))
+        # values outside the client state that code names. Of large tensors, the sum
+        for way, value in self._worker.fit.external_state():
+            if isinstance(value, Tensor | np.ndarray) and math.prod(value.shape) > _LARGE:
+                found[f"{way}, which the code names"] = repr(float(value.sum()))
+            else:
+                found |= digests(value, f"{way}, which the code names", plain=True)
+        return found
 
     def _stack_in_round(self, client: Stack, round: int) -> Stack:
         return next((stack for stack in self._stacks_of(round) if stack.clients == client.clients), client)
@@ -410,8 +389,8 @@ class IsolationTrial:
             counters.update({name: client.module.get_buffer(name).tolist() for name in names})
             changed.extend(ChangedTensors.compare(self._home.lightning_module, client.module).changed)
 
-        if self._statistics is not None:  # in a run, too, statistics come before the training
-            found.append(self._worker.statistics(stack, max_batches, self._statistics.size, change))
+        if self._reads_statistics:  # in a run, too, statistics come before the training
+            found.append(self._worker.statistics(stack, max_batches, change))
         found.append(self._worker.try_out(stack, max_batches, look, change=change).detach())
         return Training(torch.cat([part.to(found[-1]) for part in found]), tuple(changed), counters)
 
@@ -433,26 +412,17 @@ def _compare_lengths(left: Training, right: Training) -> list[str]:
 # ---- another client's data ------------------------------------------------------------------------------
 
 
-def _scale_floats(batch: Any) -> Any:
-    """Map floats x to 5 x + 1, and mirror integers (such as labels) within the range of the batch."""
-    return map_leaves(lambda leaf: _changed(leaf, True), batch)
-
-
-def _mirrored(batch: Any) -> Any:
-    """Mirror all numbers within the range of the batch."""
-    return map_leaves(lambda leaf: _changed(leaf, False), batch)
-
-
 def _halved(batch: Any) -> Any:
     """Keep half of the samples, at least two."""
     return map_tensors(lambda leaf: leaf[: max(2, len(leaf) // 2)] if leaf.dim() else leaf, batch)
 
 
-def _changed(value: Any, scales: bool) -> Any:
+def _change_numbers(scales_floats: bool, value: Any) -> Any:
+    """Map floats x to 5 x + 1, if wanted. Mirror other numbers (such as labels) within the batch's range."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "fiu":
-        return _changed(torch.from_numpy(value), scales).numpy()
+        return _change_numbers(scales_floats, torch.from_numpy(value)).numpy()
     if not isinstance(value, Tensor) or not value.numel() or value.is_complex() or value.dtype == torch.bool:
         return value
-    if value.is_floating_point() and scales:
+    if value.is_floating_point() and scales_floats:
         return 5 * value + 1
     return (value.min() + value.max() - value).to(value.dtype)

@@ -97,14 +97,10 @@ def first_steps(stacks: Sequence[Stack], num_steps: int) -> list[Stack]:
             break
         whole.append(stack)
         remaining -= len(stack.batch_sizes)
-    first = stacks[0]
-    part = replace(
-        first,
-        batch_sizes=first.batch_sizes[:num_steps],
-        samples=first.samples[:num_steps],
-        keys=first.keys[:num_steps],
-    )
-    return whole or [part]
+    cut: dict[str, Any] = {
+        name: getattr(stacks[0], name)[:num_steps] for name in ("batch_sizes", "samples", "keys")
+    }
+    return whole or [replace(stacks[0], **cut)]
 
 
 class Schedule:
@@ -163,9 +159,8 @@ class Schedule:
         self, round: int, attempt: int, clients_per_step: int, max_batches: int | None = None
     ) -> list[Stack]:
         """Return the stacks of all processes, in the order in which one process would train them."""
-        return self._cut_stacks(
-            self._planner.plan(round, self._mechanism, attempt), attempt, clients_per_step, max_batches
-        )
+        plan = self._planner.plan(round, self._mechanism, attempt)
+        return self._cut_stacks(plan, attempt, clients_per_step, max_batches)
 
     def trial_stacks(self, round: int, clients_per_step: int) -> list[Stack]:
         """Return stacks for a dry round: those of the expected, public plan, which draws no secret cohort."""
@@ -248,8 +243,15 @@ class RoundLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
         steps = self.run_round()
         if steps is None:
             raise StopIteration
-        self._count_batches(batches)
-        self._count_steps(before + steps)
+        for counts in (progress.total, progress.current):
+            counts.ready += batches
+            counts.started += batches
+            counts.processed += batches
+            counts.completed += batches - 1  # the last one is completed after its hooks, as in Lightning
+        progress.is_last_batch = True
+        automatic = self.automatic_optimization.optim_progress.optimizer.step.total
+        for counts in (automatic, self.manual_optimization.optim_step_progress.total):
+            counts.ready = counts.completed = before + steps
         trainer._logger_connector._first_loop_iter = False
         of_round, logged = range(before + 1, before + steps + 1), range(start, start + steps)
         for callback in for_fit:
@@ -274,15 +276,6 @@ class RoundLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
         validation.restarting = False
         return False
 
-    def _count_batches(self, batches: int) -> None:
-        """Count the batches of a round. The last one is completed after its hooks, as in Lightning."""
-        for counts in (self.batch_progress.total, self.batch_progress.current):
-            counts.ready += batches
-            counts.started += batches
-            counts.processed += batches
-            counts.completed += batches - 1
-        self.batch_progress.is_last_batch = True
-
     @contextmanager
     def _periods(self, callback: Any, steps: range, logged: range) -> Iterator[None]:
         """Let a callback's hook find periods in steps reached if one of the round's steps reaches them.
@@ -306,13 +299,6 @@ class RoundLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
             return self.trainer.train_dataloader.fetch(torch.empty(0, dtype=torch.int64))
         except (AttributeError, ValueError):
             return None
-
-    def _count_steps(self, steps: int) -> None:
-        for counts in (
-            self.automatic_optimization.optim_progress.optimizer.step.total,
-            self.manual_optimization.optim_step_progress.total,
-        ):
-            counts.ready = counts.completed = steps
 
     def _update_learning_rates(self, interval: str, update_plateau_schedulers: bool) -> None:
         """Update only schedules that follow a metric, because the clock steps the others."""

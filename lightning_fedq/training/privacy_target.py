@@ -204,11 +204,22 @@ class CalibratedTarget:
         run = full_run(federated, engine, byzantine, self.solution.rounds)
         if self.target.over == "round":
             self._check_still_met(run, "a round now spends")
-        elif self._secret:  # all released rounds count, and not the charges of single clients
+            return
+        if self._secret:  # all released rounds count, and not the charges of single clients
             self._check_still_met(run, f"{self.solution.rounds} rounds now spend")
             engine.ledger.round_limit = self.solution.rounds
-        else:
-            self._limit_charges(engine, run)
+            return
+        account, against, epsilon = make_account(self.target, run), self.target.against, self.target.epsilon
+        max_charges = affordable(account, against, epsilon, secret=False, at_least=self.solution.charges)
+        engine.ledger.limits = torch.full((engine.planner.num_clients,), max_charges, dtype=torch.int32)
+        engine.ledger.spares_other_runs = True
+        if others := engine.ledger.max_charges_of_other_runs:
+            spent = account.epsilon(against, others, secret=False)
+            rank_zero_warn(
+                f"Another run of this federation has spent {spent:.4g} of {self.target} "
+                f"({', '.join(engine.ledger.other_runs)}), which counts in the report of this run. Use "
+                "another folder for other clients, or Federated(ledger=...) if the target should cover both"
+            )
 
     def _check_still_met(self, run: Run, whose: str) -> None:
         """Refuse a calibrated mechanism that no longer meets the target.
@@ -222,22 +233,6 @@ class CalibratedTarget:
             raise ValueError(
                 f"{whose} {spent:.4g} of {self.target}, because the mechanism was calibrated for fewer "
                 "trained parameters. Unfreeze parameters before the fit"
-            )
-
-    def _limit_charges(self, engine: RoundEngine, run: Run) -> None:
-        """Limit the charges of each client, and warn of what other runs have spent."""
-        account, against = make_account(self.target, run), self.target.against
-        max_charges = affordable(
-            account, against, self.target.epsilon, secret=False, at_least=self.solution.charges
-        )
-        engine.ledger.limits = torch.full((engine.planner.num_clients,), max_charges, dtype=torch.int32)
-        engine.ledger.spares_other_runs = True
-        if others := engine.ledger.max_charges_of_other_runs:
-            spent = account.epsilon(against, others, secret=False)
-            rank_zero_warn(
-                f"Another run of this federation has spent {spent:.4g} of {self.target} "
-                f"({', '.join(engine.ledger.other_runs)}), which counts in the report of this run. Use "
-                "another folder for other clients, or Federated(ledger=...) if the target should cover both"
             )
 
     def skip_spent_rounds(self, engine: RoundEngine) -> None:
@@ -288,6 +283,8 @@ class CalibratedTarget:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the solution in plain types, for a checkpoint."""
+        one = torch.ones(1, dtype=torch.float64)
+        context = RoundContext(0, ((0,),), (1,), 0.0 * one, one)
         return {
             "target": repr(self.target),
             "asked": repr(self.asked),
@@ -295,14 +292,9 @@ class CalibratedTarget:
             "rounds": self.solution.rounds,
             "charges": self.solution.charges,
             "epsilon": self.solution.epsilon,
-            "max_dropped": self._max_dropped(self.solution.mechanism),
+            "max_dropped": self.solution.mechanism.tolerated_dropouts(context) or 0,
             "mechanism": repr(self.solution.mechanism),
         }
-
-    @staticmethod
-    def _max_dropped(mechanism: Mechanism) -> int:
-        one = torch.ones(1, dtype=torch.float64)
-        return mechanism.tolerated_dropouts(RoundContext(0, ((0,),), (1,), 0.0 * one, one)) or 0
 
     def check(self, saved: dict[str, Any] | None) -> None:
         """Refuse a checkpoint of another privacy target.
@@ -318,9 +310,8 @@ class CalibratedTarget:
                 "The checkpoint was trained without a privacy target. Resume without one, or load its weights"
             )
         own = {"target": repr(self.target), "asked": repr(self.asked)}
-        differing = [
-            f"{key} = {saved[key]} (here {value})" for key, value in own.items() if saved[key] != value
-        ]
+        changed = {key: value for key, value in own.items() if saved[key] != value}
+        differing = [f"{key} = {saved[key]} (here {value})" for key, value in changed.items()]
         if differing:
             raise ValueError(
                 f"The checkpoint has another privacy target: {', '.join(differing)}. Resume with its settings"

@@ -339,12 +339,17 @@ class DistributedClientsStrategy(pl.strategies.SingleDeviceStrategy):
         Raises:
             ValueError: If the number of launched processes differs from the Trainer's.
         """
-        self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
+        environment = self.cluster_environment
+        environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
         self.set_world_ranks()
         super().setup_environment()
         self.is_single = self.fails = self.has_federation = False
         if self.num_ranks > 1:
-            self.group = _leave_group(self)
+            place = self.global_rank, self.num_ranks
+            if place not in _groups:
+                address = str(environment.main_address), int(environment.main_port)
+                _groups[place] = RankGroup(*place, address, self.backend, self._timeout)
+            self.group = _groups[place]
 
     def setup(self, trainer: pl.Trainer) -> None:
         if self.num_ranks > 1 and trainer.state.fn == "fit" and not self.has_federation:
@@ -395,14 +400,6 @@ class DistributedClientsStrategy(pl.strategies.SingleDeviceStrategy):
 
 _groups: dict[tuple[int, int], RankGroup] = {}
 """Group that this process has joined, by rank and number of ranks. Later Trainers use it again."""
-
-
-def _leave_group(strategy: DistributedClientsStrategy) -> RankGroup:
-    place, environment = (strategy.global_rank, strategy.num_ranks), strategy.cluster_environment
-    if place not in _groups:
-        address = str(environment.main_address), int(environment.main_port)
-        _groups[place] = RankGroup(*place, address, strategy.backend, strategy._timeout)
-    return _groups[place]
 
 
 atexit.register(_groups.clear)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from lightning_fedq.data.batches import Stack
 from lightning_fedq.mechanisms.interface import AbortedRoundError
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.rounds import RoundEngine, RoundPlan, RoundRecord
+from lightning_fedq.training.client_side import ClientSide, RankShare
 from lightning_fedq.training.loops import Schedule
 from lightning_fedq.training.rank_group import NAME, DistributedClientsStrategy, RankGroup
 
@@ -69,23 +70,12 @@ class RankSchedule(Schedule):
         stacks = self.global_stacks(round, attempt, clients_per_step, max_batches)
         self.places = assign_stacks(stacks, self._num_ranks)[self._rank] if stacks[0].clients else []
         own = [stacks[index] for index in self.places]
-        return own or [
-            Stack((), (1,), stacks[0].training_seed, ())
-        ]  # one step without clients for an idle rank
+        # an idle rank has one step without clients
+        return own or [Stack((), (1,), stacks[0].training_seed, ())]
 
 
 class OtherRankStoppedError(RuntimeError):
     """Signal that another rank has given up the open round, so that it counts on no rank."""
-
-
-class RankState(Protocol):
-    """Clients of a rank, with steps, logs and states that are exchanged: a `round.ClientSide`."""
-
-    def share(self) -> Any:
-        """Return the state of this rank's clients in the open round. It can be pickled."""
-
-    def merge_ranks(self, shares: Sequence[Any]) -> None:
-        """Merge the states of all ranks, so that this rank's state equals that of one process."""
 
 
 class _Kind(NamedTuple):
@@ -125,7 +115,7 @@ class _Part(NamedTuple):
     energy: float
     kind: _Kind | None
     messages: list[tuple[list[int], Tensor]]
-    share: Any
+    share: RankShare | None
 
 
 class RankEngine(RoundEngine):
@@ -150,29 +140,17 @@ class RankEngine(RoundEngine):
     ) -> None:
         super().__init__(*args, **options)
         self._strategy, self._stacks = strategy, stacks
-        self.rank_state: RankState | None = None
+        self.rank_state: ClientSide | None = None
         self._shared_rounds = -1
         """Rounds of the ledger that all ranks know."""
 
     def start(self) -> RoundPlan:
-        # rank 0 chooses the attempt for all ranks, because only it reads the journal
         if self.transform is not None or self.tampering is not None:
             raise ValueError(
                 "Callbacks that change updates, and Byzantine clients, need all clients in one process. "
                 f'Leave them out, or use devices=1 instead of strategy="{NAME}"'
             )
-        self._agree_on_start()
-        plan = super().start()
-        self._shared_rounds = self.ledger.rounds
-        self._strategy.is_single = True
-        return plan
-
-    def _agree_on_start(self) -> None:
-        """Take over rank 0's attempt and ledger, and refuse ranks with another start of the round.
-
-        Raises:
-            RuntimeError: If a rank has another model, range or other stacks than rank 0.
-        """
+        # rank 0 chooses the attempt and the ledger for all ranks, because only it reads the journal
         group, number = self._strategy.group, self.round + 1
         state = self.ledger.state(self.weights, self.ranges.center, self.ranges.radius)
         attempt = self.ledger.free_attempt(self.round, self.attempt, state)
@@ -186,14 +164,17 @@ class RankEngine(RoundEngine):
                     raise RuntimeError(f"Rank {rank} has {name} than rank 0 in round {number}. {cure}")
         if ledger is not None and group.rank:
             self.ledger.follow(ledger)
+        plan = super().start()
+        self._shared_rounds = self.ledger.rounds
+        self._strategy.is_single = True
+        return plan
 
     def _start_digests(self) -> dict[str, bytes]:
         """Return digests that must agree on all ranks, or a client would train on two ranks, or on none."""
         cut = repr([(stack.clients, stack.batch_sizes) for stack in self._stacks()])
         ranges = torch.cat([self.ranges.center, self.ranges.radius])
-        return dict(
-            zip(_CURES, (_digest(self.weights), _digest(ranges), _short_digest(cut.encode())), strict=True)
-        )
+        digests = _digest(self.weights), _digest(ranges), _short_digest(cut.encode())
+        return dict(zip(_CURES, digests, strict=True))
 
     def _open(self, plan: RoundPlan) -> None:
         super()._open(plan)
@@ -221,9 +202,7 @@ class RankEngine(RoundEngine):
         if len(whole) < len(parts):
             raise OtherRankStoppedError(f"rank {parts.index(None)} has given up round {self.round + 1}")
         self._merge_parts(whole)
-        if (
-            self.rank_state is not None
-        ):  # before the server steps, because its optimiser may draw random numbers
+        if self.rank_state is not None:  # before the server's optimiser, which may draw random numbers
             self.rank_state.merge_ranks([part.share for part in whole if part.share is not None])
         return super().finish()
 
@@ -249,8 +228,20 @@ class RankEngine(RoundEngine):
         self._energy = sum(part.energy for part in parts)
         self._add_sums([part.kind for part in parts if part.kind is not None])
         messages = [message for part in parts for message in part.messages]
-        self._add_messages(sorted(messages, key=lambda message: place[message[0][0]]))
-        self._add_exact_sums()
+        # in the order in which one process would receive them
+        for clients, rows in sorted(messages, key=lambda message: place[message[0][0]]):
+            try:
+                self._sum.add(rows, clients)
+            except AbortedRoundError as error:
+                self._aborted = str(error)
+                break
+        self._messages = []
+        if self._exact is not None:  # for the diagnostics
+            self._strategy.group.add(self._exact)
+            if self._clipped:  # on any rank
+                if self._cut is None:
+                    self._cut = torch.zeros_like(self._exact)
+                self._strategy.group.add(self._cut)
 
     def _add_sums(self, kinds: Sequence[_Kind]) -> None:
         """Add the ranks' sums of integers, or their sums of decoded floats.
@@ -271,26 +262,6 @@ class RankEngine(RoundEngine):
             total.floats.parts.zero_()
             for sums in sums_of_ranks:  # in the order of the ranks, so that all ranks add alike
                 total.floats.add_sum(sums)
-
-    def _add_messages(self, messages: Sequence[tuple[list[int], Tensor]]) -> None:
-        """Add all ranks' messages, in the order in which one process would receive them."""
-        for clients, rows in messages:
-            try:
-                self._sum.add(rows, clients)
-            except AbortedRoundError as error:
-                self._aborted = str(error)
-                break
-        self._messages = []
-
-    def _add_exact_sums(self) -> None:
-        """Add the sums of exact updates, and of what was clipped, for the diagnostics."""
-        group = self._strategy.group
-        if self._exact is not None:
-            group.add(self._exact)
-            if self._clipped:  # on any rank
-                if self._cut is None:
-                    self._cut = torch.zeros_like(self._exact)
-                group.add(self._cut)
 
 
 _CURES = {

@@ -3,16 +3,21 @@
 Two facts depend on the user's code and are needed before the first round. Tensors that training changes must
 be sent, and callbacks may decide by metrics that clients log. So one client trains two steps. Then the
 fit's validation and checkpoint run once, so that an error in them is raised before a round is charged.
+
+At last, the smallest batch of all clients is tried. Code that needs two samples (BatchNorm, a contrastive
+loss, a standard deviation) fails on a batch of one sample. The error would come in the middle of some round,
+without the client's name.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.utils.data import BatchSampler, DataLoader
 
 from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.clients.changed_tensors import ChangedTensors, find_changed
@@ -23,9 +28,14 @@ from lightning_fedq.clients.snapshot import NotCopyableError
 from lightning_fedq.clients.stale import is_user_s, stale_hooks
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.data.generator_turns import preserve_generators, seed_for_transforms
+from lightning_fedq.data.per_client_loaders import PerClientRoundLoader
 from lightning_fedq.data.sampling import in_short
+from lightning_fedq.functional.batch_stack import map_tensors
 from lightning_fedq.training.client_metrics import metric_forks
 from lightning_fedq.training.dry_round import DryWorker, in_a_line
+
+if TYPE_CHECKING:
+    from lightning_fedq.training.population import PartitionedData
 
 Failure = tuple[str, Exception]
 """What fails at the end of a round, as a sentence, and the user's error."""
@@ -117,7 +127,7 @@ def validate(trainer: Any, most: float = math.inf) -> None:
     loop.run()
 
 
-def find_end_obstacle(worker: DryWorker, clients: Sequence[Stack], shares: bool) -> str:
+def find_end_obstacle(worker: DryWorker, clients: Sequence[Stack]) -> str:
     """Return why the end of the first round can't be rehearsed. "" if it can.
 
     A trial lacks what a callback that crosses clients would leave, and what clients would log.
@@ -125,7 +135,6 @@ def find_end_obstacle(worker: DryWorker, clients: Sequence[Stack], shares: bool)
     Args:
         worker: Worker that has trained a client, if one is tried.
         clients: Stack of this client. Empty if none was tried.
-        shares: Do clients log for validation to see?
     """
     if worker.no_forks:
         return worker.no_forks
@@ -134,7 +143,11 @@ def find_end_obstacle(worker: DryWorker, clients: Sequence[Stack], shares: bool)
     crossing = [one for one in worker.trainer.callbacks if is_shared_by_clients(one)]
     if names := [type(one).__name__ for one in crossing if not knows_clients(one)]:
         return f"{in_short(names)} crosses clients"
-    return "no client was tried, and validation may read what clients log" if shares and not clients else ""
+    return (
+        "no client was tried, and validation may read what clients log"
+        if worker.shares and not clients
+        else ""
+    )
 
 
 def report_unrehearsed_end(trainer: Any, obstacle: str) -> None:
@@ -153,7 +166,7 @@ def report_unrehearsed_end(trainer: Any, obstacle: str) -> None:
 
 
 def rehearse_end(
-    worker: DryWorker, clients: Sequence[Stack], shares: bool, statistics: int | None
+    worker: DryWorker, clients: Sequence[Stack]
 ) -> tuple[Failure | None, tuple[str, ...] | None]:
     """Return what fails at the end of the first round, and the names of the metrics after a validation.
 
@@ -165,22 +178,19 @@ def rehearse_end(
     Args:
         worker: Worker that has trained a client, if one is tried.
         clients: Stack of this client. Empty if none was tried.
-        shares: Do clients log for validation to see?
-        statistics: Number of values of the clients' statistics. None if there are none.
     """
     home = worker.trainer
     saving = [one for one in home.callbacks if isinstance(one, pl.callbacks.Checkpoint)]
     home.callbacks = [one for one in home.callbacks if is_user_s(one)]
-    if shares:
+    if worker.shares:
         for name, value in worker.values.items():
             home.callback_metrics.update(dict.fromkeys(metric_forks(name), value))
 
     def last_step(most: float) -> tuple[Failure | None, tuple[str, ...] | None]:
         validated = None
-        if statistics is not None and clients:  # the first rounds release them, before any validation
+        if worker.num_statistics and clients:  # the first rounds release them, before any validation
             try:
-                mean = worker.statistics(clients[0], 2, statistics)
-                home.lightning_module.on_statistics(mean)
+                home.lightning_module.on_statistics(worker.statistics(clients[0], 2))
             except Exception:  # `check_statistics` will tell
                 return None, None
         every, last = home.check_val_every_n_epoch or 1, home.max_epochs
@@ -217,9 +227,7 @@ _CHECKPOINT = (
 )
 
 
-def first_steps(
-    worker: DryWorker, clients: Sequence[Stack], shares: bool = False, statistics: int | None = None
-) -> TrialFindings:
+def first_steps(worker: DryWorker, clients: Sequence[Stack]) -> TrialFindings:
     """Train one client for two steps, and return the findings.
 
     If these steps fail, then the first round will fail with the same error of the user's code. Until then the
@@ -228,8 +236,6 @@ def first_steps(
 
     Args:
         clients: Stack of the client to try. Empty if no client trains.
-        shares: Do clients log for validation to see?
-        statistics: Number of values of the clients' statistics. None if there are none.
 
     Raises:
         NotCopyableError: If an object of the fit can't be copied.
@@ -264,32 +270,115 @@ def first_steps(
             sentence = f"The first steps of a client fail{f' in {where}' if where else ''} ({{}})"
             return TrialFindings(by_layers, end=(sentence, picklable_error(cause)))
         return TrialFindings(by_layers, in_a_line(error), end_obstacle="the first steps fail")
-    return with_end(seen, worker, clients, shares, statistics)
+    return with_end(seen, worker, clients)
 
 
-def with_end(
-    seen: TrialFindings, worker: DryWorker, clients: Sequence[Stack], shares: bool, statistics: int | None
-) -> TrialFindings:
+def with_end(seen: TrialFindings, worker: DryWorker, clients: Sequence[Stack]) -> TrialFindings:
     """Add to the findings what fails at the end of a round, see `rehearse_end`, or why it is not known."""
-    if obstacle := find_end_obstacle(worker, clients, shares):
+    if obstacle := find_end_obstacle(worker, clients):
         return seen._replace(end_obstacle=obstacle)
-    end, validated = rehearse_end(worker, clients, shares, statistics)
+    end, validated = rehearse_end(worker, clients)
     return seen._replace(end=end, validated=validated)
 
 
-def check_statistics(worker: DryWorker, stack: Stack, size: int) -> None:
+def check_statistics(worker: DryWorker, stack: Stack) -> None:
     """Compute the statistics of one client before a round is charged, and drop them.
-
-    Args:
-        size: Expected number of values.
 
     Raises:
         ValueError: If the statistics have another shape, or a value is not finite. Errors of the user's hook
             are also raised.
     """
-    vector = worker.run_in_fork(lambda: worker.statistics(stack, len(stack.batch_sizes), size))
+    vector = worker.run_in_fork(lambda: worker.statistics(stack, len(stack.batch_sizes)))
     if not bool(torch.isfinite(vector).all()):
         raise ValueError(
             f"client_statistics of client {stack.clients[0]} returned values that are not finite. Do not "
             "divide by a count that may be 0, or take the standard deviation of one sample"
+        )
+
+
+# ---- the smallest batch ------------------------------------------------------------------------------------
+
+
+def _smallest_batch(loader: Any, steps: int) -> int | None:
+    """Return the number of samples in the smallest batch of a client's own loader. None if not known."""
+    if not isinstance(loader, DataLoader) or type(loader.batch_sampler) is not BatchSampler:
+        return None
+    samples, size = len(loader.sampler), loader.batch_sampler.batch_size  # type: ignore[arg-type]
+    rest = samples % size
+    cut = steps < len(loader) or loader.drop_last or not rest
+    return size if cut else rest
+
+
+class _Cut:
+    """Loader whose batches are cut to a number of samples."""
+
+    def __init__(self, loader: PerClientRoundLoader, size: int) -> None:
+        self._loader, self._size = loader, size
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def stack_batches(self, stack: Stack) -> Iterator[Any]:
+        """Yield the first samples of each batch."""
+        for batch in self._loader.stack_batches(stack):
+            yield map_tensors(lambda t: t[: self._size] if t.dim() else t, batch)
+
+
+def check_smallest(worker: DryWorker, holdings: PartitionedData, tried: Stack) -> None:
+    """Refuse a partition in which a client has a last batch that is too small to train on.
+
+    The smallest batch is tried, and if it fails, the largest one. If both fail, nothing is refused,
+    because the size is not the cause.
+
+    Args:
+        tried: Stack of a client that has trained without an error.
+
+    Raises:
+        ValueError: If training fails on the smallest batch only. The message names the clients.
+    """
+    loader, sizes = holdings.loader, holdings.schedule.sizes
+    if isinstance(loader, PerClientRoundLoader):
+        passes = zip(loader.passes, sizes, strict=True)
+        found = [_smallest_batch(one, len(steps)) for one, steps in passes]
+        known = (one.batch_size or 0 for one in loader.passes if isinstance(one, DataLoader))
+    else:
+        found = [min(own, default=None) for own in sizes]
+        known = (size for own in sizes for size in own)
+    smallest, largest = min((size for size in found if size), default=0), max(known, default=0)
+    if smallest >= largest:
+        return
+    clients = [client for client, size in enumerate(found) if size == smallest]
+
+    def failure(size: int) -> str:
+        """Return the first line of the error on a batch of `size` samples. "" if there is none."""
+        source: Any = loader
+        if isinstance(loader, PerClientRoundLoader):
+            stack, source = Stack(tried.clients, (1,), tried.training_seed, ()), _Cut(loader, size)
+        else:
+            owner = next(c for c, own in enumerate(sizes) if size in own)
+            drawn = (holdings.client_indices[owner][:size],)
+            stack = Stack((owner,), (size,), tried.training_seed, (), drawn)
+        broken = list[str]()
+
+        def look(client: Client) -> None:
+            state = client.module.state_dict().items()
+            broken.extend(name for name, tensor in state if not bool(torch.isfinite(tensor).all()))
+
+        try:
+            worker.try_out(stack, 1, look, loader=source)
+        except NotCopyableError:
+            raise
+        except Exception as error:
+            return in_a_line(error)
+        return f"{', '.join(broken[:4])} is NaN or infinite" if broken else ""
+
+    def only_smallest() -> str:
+        first = failure(smallest)
+        return "" if not first or failure(largest) else first
+
+    if first := worker.run_in_fork(only_smallest):
+        raise ValueError(
+            f"The last batch of clients {in_short(clients)} has {smallest} of {largest} samples, and "
+            f"training on it fails ({first}). Use drop_last=True in the DataLoader, another batch_size, or "
+            "another number of clients"
         )

@@ -20,6 +20,10 @@ from lightning_fedq.training.accounts import choose_delta, find_repeated_round, 
 from lightning_fedq.training.settings import Local, Server
 from lightning_fedq.training.user_messages import has_revealing_lengths
 
+_SECRET_DRAW = "S1, a secret draw"
+_NO_MEMORY = "S5, clients without memory"
+_NO_OUTPUT = "S8, no other output that depends on the draw"
+
 
 def check_settings(
     planner: RoundPlanner,
@@ -40,7 +44,7 @@ def check_settings(
     """
     algorithm, law = local.algorithm, planner.law
     if seed is not None:
-        _refuse("S1, a secret draw", f"seed={seed} reveals every cohort", "Use seed=None")
+        _refuse(_SECRET_DRAW, f"seed={seed} reveals every cohort", "Use seed=None")
     if target is not None:
         check_law("target", target.against, target.over, law)
     if why := find_secrecy_obstacle(planner.sampling(), server.plain_sum, 0):
@@ -49,31 +53,25 @@ def check_settings(
         _check_independent_draws(law, server)
     if algorithm is not None and algorithm.remembers:
         what = f"clients of {type(algorithm).__name__} keep vectors from round to round"
-        _refuse("S5, clients without memory", what, "Use FedProx, or no algorithm")
+        _refuse(_NO_MEMORY, what, "Use FedProx, or no algorithm")
     if local.buffers == "local":
-        what = "buffers='local' stay with every client"
-        _refuse("S5, clients without memory", what, "Use buffers='share' or 'frozen'")
+        _refuse(_NO_MEMORY, "buffers='local' stay with every client", "Use buffers='share' or 'frozen'")
     if local.personal_parameters:
         what = f"personal_parameters={local.personal_parameters!r} stay with every client"
-        _refuse("S5, clients without memory", what, "Leave personal_parameters out")
+        _refuse(_NO_MEMORY, what, "Leave personal_parameters out")
     if local.evaluate_clients is not None:
-        what = "evaluate_clients writes metrics of clients"
-        _refuse("S8, no other output that depends on the draw", what, "Leave evaluate_clients out")
+        _refuse(_NO_OUTPUT, "evaluate_clients writes metrics of clients", "Leave evaluate_clients out")
     if local.check_isolation is False:
-        what = "check_isolation=False does not look for memory"
-        _refuse("S5, clients without memory", what, "Leave check_isolation out")
+        _refuse(_NO_MEMORY, "check_isolation=False does not look for memory", "Leave check_isolation out")
     if server.diagnostics:
-        what = "diagnostics use the exact mean of the cohort"
-        _refuse("S8, no other output that depends on the draw", what, "Use diagnostics=False")
+        _refuse(_NO_OUTPUT, "diagnostics use the exact mean of the cohort", "Use diagnostics=False")
     if local.client_metrics not in (None, "none"):
         what = f"client_metrics={local.client_metrics!r} writes metrics of the drawn clients"
-        _refuse("S8, no other output that depends on the draw", what, "Use client_metrics='none'")
+        _refuse(_NO_OUTPUT, what, "Use client_metrics='none'")
     if has_ledger:
-        _refuse(
-            "S9, a ledger of this training only",
-            "the ledger is another federation's",
-            "Leave ledger out, and add the epsilons of both trainings",
-        )
+        what = "the ledger is another federation's"
+        cure = "Leave ledger out, and add the epsilons of both trainings"
+        _refuse("S9, a ledger of this training only", what, cure)
 
 
 def _check_independent_draws(law: CohortLaw, server: Server) -> None:
@@ -102,7 +100,7 @@ def check_processes(trainer: pl.Trainer) -> None:
     # for Lightning, each of our ranks has world_size 1, but the strategy knows their number
     processes = max(trainer.world_size, getattr(trainer.strategy, "num_ranks", 1))
     if processes > 1:
-        _refuse("S1, a secret draw", f"{processes} processes would know it", "Use devices=1")
+        _refuse(_SECRET_DRAW, f"{processes} processes would know it", "Use devices=1")
 
 
 def check_run(federated: Any, trainer: pl.Trainer) -> None:
@@ -118,55 +116,46 @@ def check_run(federated: Any, trainer: pl.Trainer) -> None:
     if federated.planner.law.own_draws:
         _check_independent_fit(federated)
     if count_byzantine(trainer, federated.planner) or engine.tampering is not None:
-        _refuse(
-            "S4, clients that run the protocol", "some clients are Byzantine", "Leave ByzantineClients out"
-        )
+        what = "some clients are Byzantine"
+        _refuse("S4, clients that run the protocol", what, "Leave ByzantineClients out")
     if engine.transform is not None or federated.batch_rule is not None:
         what = "a callback changes updates, or draws batches from its state of every client"
-        _refuse("S5, clients without memory", what, "Leave it out")
+        _refuse(_NO_MEMORY, what, "Leave it out")
     if data.own_loaders or data.holds_streams:
         what = "streams and clients' own loaders continue where they stopped"
-        _refuse("S5, clients without memory", what, "Use one dataset and a partition")
+        _refuse(_NO_MEMORY, what, "Use one dataset and a partition")
     if engine.ledger.limits is not None or engine.ledger.budget_limits is not None:
         what = "the ledger limits the charges of every client"
-        _refuse(
-            "S5, clients without limits of their own",
-            what,
-            "Use PrivacyBudget(adversary='outsider'), or none",
-        )
+        cure = "Use PrivacyBudget(adversary='outsider'), or none"
+        _refuse("S5, clients without limits of their own", what, cure)
     if any(isinstance(callback, pl.callbacks.Timer) for callback in get_callbacks(trainer)):
         what = "max_time ends the run by a clock, which depends on the clients drawn"
         _refuse("S6, an end that depends on released models only", what, "Use max_epochs")
-    if not trainer.lightning_module.automatic_optimization or getattr(
-        trainer.precision_plugin, "scaler", None
-    ):
+    scales = getattr(trainer.precision_plugin, "scaler", None)
+    if scales or not trainer.lightning_module.automatic_optimization:
         what = "with manual optimisation or 16-mixed precision, steps or loss scales depend on the cohort"
-        _refuse(
-            "S8, no other output that depends on the draw", what, "Use automatic optimisation and 32-true"
-        )
+        _refuse(_NO_OUTPUT, what, "Use automatic optimisation and 32-true")
     if not data.schedule.has_equal_batches:
         what = "clients have different numbers of batches, so the duration of a round reveals the cohort"
-        _refuse("S8, no other output that depends on the draw", what, "Set local_steps")
+        _refuse(_NO_OUTPUT, what, "Set local_steps")
     if has_revealing_lengths(engine):
         what = f"messages of {type(engine.mechanism).__name__} have lengths that depend on updates"
-        _refuse(
-            "S8, no other output that depends on the draw", what, "Use a fixed code, or secure aggregation"
-        )
+        _refuse(_NO_OUTPUT, what, "Use a fixed code, or secure aggregation")
     for callback in get_callbacks(trainer):
         if getattr(callback, "follows_clients", False):
             what = f"{type(callback).__name__} writes values computed from the drawn clients' data"
-            _refuse("S8, no other output that depends on the draw", what, "Leave it out")
+            _refuse(_NO_OUTPUT, what, "Leave it out")
 
 
 def _check_independent_fit(federated: Any) -> None:
     """Refuse settings of a fit that reveal whether any client took part in a round."""
     if federated.fit.population.limit:
         what = "the number of clients decides whether fast_dev_run cuts a round"
-        _refuse("S8, no other output that depends on the draw", what, "Use max_epochs=1")
+        _refuse(_NO_OUTPUT, what, "Use max_epochs=1")
     if names := federated.fit.vector.members.counters:
         what = f"counters in the model ({', '.join(names[:3])}) do not change in a round without clients"
         cure = "Use buffers='frozen', or layers without counters, such as GroupNorm"
-        _refuse("S8, no other output that depends on the draw", what, cure)
+        _refuse(_NO_OUTPUT, what, cure)
 
 
 def check_claim(federated: Any, trainer: pl.Trainer) -> None:

@@ -179,11 +179,8 @@ def _describe_clients(federated: Federation, trainer: pl.Trainer) -> Iterator[st
 
 def _join_promises(rows: list[Row]) -> str:
     """Join the guarantees of some report rows, and name the adversaries without a useful one."""
-    useful = [
-        f"{format_epsilon(r.epsilon)} against {adversary_phrase(r)}"
-        for r in rows
-        if r.verdict not in _NOTHING
-    ]
+    helping = [row for row in rows if row.verdict not in _NOTHING]
+    useful = [f"{format_epsilon(row.epsilon)} against {adversary_phrase(row)}" for row in helping]
     nothing = [adversary_phrase(row) for row in rows if row.verdict in _NOTHING]
     parts = [f"epsilon {', '.join(useful)}"] if useful else []
     return ", ".join([*parts, *([f"nothing useful against {', '.join(nothing)}"] if nothing else [])])
@@ -199,12 +196,10 @@ def _describe_samples(trainer: pl.Trainer) -> Iterator[str]:
         )
 
 
-_OUTSIDE = tuple(f"on_{part}" for part in ("fit", "sanity", "train_start", "train_end", "exception", "load"))
-_IN_ROUNDS = [
-    hook
-    for hook in dir(pl.Callback)
-    if hook.startswith("on_") and not hook.startswith((*_OUTSIDE, "on_test", "on_predict"))
-]
+_PHASES = "fit", "sanity", "train_start", "train_end", "exception", "load", "test", "predict"
+_OUTSIDE = tuple(f"on_{phase}" for phase in _PHASES)
+_HOOKS = [hook for hook in dir(pl.Callback) if hook.startswith("on_")]
+_IN_ROUNDS = [hook for hook in _HOOKS if not hook.startswith(_OUTSIDE)]
 _SILENT = {pl.callbacks.EarlyStopping, pl.profilers.PassThroughProfiler}
 """Classes that write nothing during rounds, whatever their hooks. Our callbacks set `writes_in_rounds`."""
 
@@ -309,18 +304,16 @@ def unprotected_outputs(trainer: pl.Trainer, federated: Federation, columns: Seq
             "The duration of every round, which depends on how much data clients hold: `seconds`, in "
             "metrics.csv."
         )
-    crossing = [one for one in get_callbacks(trainer) if is_shared_by_clients(one) and not is_own(one)]
+    callbacks: list[Any] = get_callbacks(trainer)
+    crossing = [one for one in callbacks if is_shared_by_clients(one) and not is_own(one)]
     if crossing:
         names = ", ".join(f"`{type(one).__name__}`" for one in crossing)
         yield (
             f"Everything that {names} keeps, logs or saves. One object with is_shared_by_clients = True sees "
             "the raw batches, losses and gradients of all clients, without noise."
         )
-    writers: list[Any] = [
-        callback for callback in get_callbacks(trainer) if hasattr(callback, "unprotected_outputs")
-    ]
-    for callback in writers:  # each writes something about clients' data, and says where
-        if line := callback.unprotected_outputs(trainer):
+    for callback in callbacks:  # some write something about clients' data, and say where
+        if hasattr(callback, "unprotected_outputs") and (line := callback.unprotected_outputs(trainer)):
             yield line
     yield (
         "Metrics of validation and test, whose data count as public. Not counted: values that a data module "
