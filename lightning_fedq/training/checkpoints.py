@@ -204,9 +204,8 @@ def check_federation(identity: Mapping[str, str], saved_identity: Mapping[str, s
     differing = [f"{key} = {saved} (here {here})" for key, saved, here in pairs if saved != here]
     if differing:
         raise ValueError(
-            f"The checkpoint is of another federation: {', '.join(differing)}. "
-            "Resume with its settings, or load only its weights into a new fit. The epsilons of both add "
-            "up (fedq privacy RUN RUN)"
+            f"The checkpoint is of another federation: {', '.join(differing)}. Resume with its settings, or "
+            "load only its weights into a new fit. The epsilons of both add up (fedq privacy RUN RUN)"
         )
 
 

@@ -54,9 +54,8 @@ def check_batch_rule(rule: BatchRule, current: BatchRule | None, local: Local) -
     check_single_clients(f"{name} draws batches of different sizes for every client", local.clients_per_step)
     if local.personal_parameters:
         raise ValueError(
-            f"{name} needs all trained parameters, but "
-            f"personal_parameters={list(local.personal_parameters)} keeps some with "
-            "the clients. Leave one out"
+            f"{name} needs all trained parameters, but personal_parameters={list(local.personal_parameters)} "
+            "keeps some with the clients. Leave one out"
         )
 
 
@@ -225,9 +224,8 @@ def check_limit(work: LocalWork) -> None:
         return
     fewest = min(len(pass_sizes(work.pass_length(c), work.batch_size, work.drop_last)) for c in idle)
     raise ValueError(
-        f"limit_train_batches = {work.limit_batches} leaves clients {in_short(idle)} without a batch: "
-        f"their data have as few as {fewest}. Use at least {least_fraction(fewest)}, an int >= 1, "
-        "or fewer clients"
+        f"limit_train_batches = {work.limit_batches} leaves clients {in_short(idle)} without a batch: their "
+        f"data have as few as {fewest}. Use at least {least_fraction(fewest)}, an int >= 1, or fewer clients"
     )
 
 

@@ -143,11 +143,9 @@ def find_end_obstacle(worker: DryWorker, clients: Sequence[Stack]) -> str:
     crossing = [one for one in worker.trainer.callbacks if is_shared_by_clients(one)]
     if names := [type(one).__name__ for one in crossing if not knows_clients(one)]:
         return f"{in_short(names)} crosses clients"
-    return (
-        "no client was tried, and validation may read what clients log"
-        if worker.shares and not clients
-        else ""
-    )
+    if worker.shares and not clients:
+        return "no client was tried, and validation may read what clients log"
+    return ""
 
 
 def report_unrehearsed_end(trainer: Any, obstacle: str) -> None:
