@@ -1,4 +1,4 @@
-"""Interface of local algorithms, whose clients add a term to their gradients, and `FedProx`.
+"""Interface of local algorithms: a term that every client adds to its gradients.
 
 FedProx, SCAFFOLD and FedDyn differ from federated averaging in this term. At local weights w, started from
 the global weights x, client i adds
@@ -13,7 +13,6 @@ algorithms.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -128,31 +127,3 @@ class LocalAlgorithm(ABC):
             ValueError: If an optimiser is not supported.
         """
         return
-
-
-@dataclass(frozen=True)
-class FedProx(LocalAlgorithm):
-    """FedProx: adds mu / 2 |w - x|^2 to every client's loss, with x the global weights.
-
-    Reference: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020.
-
-    Args:
-        mu: Weight of the proximal term, >= 0. 0 is federated averaging.
-
-    Raises:
-        ValueError: If mu is negative or not finite.
-
-    Examples:
-        >>> FedProx(mu=0.1)  # Federated(..., algorithm=this)
-        FedProx(mu=0.1)
-    """
-
-    mu: float = 0.01
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.mu < float("inf"):
-            raise ValueError(f"mu must be a finite number >= 0, got {self.mu}")
-
-    def begin(self, dim: int) -> Correction:
-        """Return state with the pull mu, in which clients keep nothing."""
-        return Correction(self.mu)
