@@ -80,9 +80,8 @@ class Store:
                     if time.monotonic() >= end:
                         raise ValueError(refusal) from error
                 time.sleep(0.05)
-            for draft in self.folder.glob(
-                "*.new"
-            ):  # of killed processes, because no other process writes now
+            # drafts of killed processes, because no other process writes now
+            for draft in self.folder.glob("*.new"):
                 draft.unlink(missing_ok=True)
             yield
         finally:
