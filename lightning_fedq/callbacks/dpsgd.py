@@ -177,7 +177,7 @@ class DPSGD(pl.Callback):
         self._home, self._optimizer, self.loss_reduction, self._non_finite = trainer, None, None, 0
         federations = [c for c in trainer.callbacks if hasattr(c, "use_batches")]  # type: ignore[attr-defined]
         self._federated = federations[0] if federations else None  # `Federated`, or a client's `LocalRound`
-        self._first = getattr(self._federated, "number", 0)
+        self._present, self._first = 0, getattr(self._federated, "number", 0)
         if sum(isinstance(callback, DPSGD) for callback in trainer.callbacks) > 1:  # type: ignore[attr-defined]
             raise ValueError("The Trainer has two DPSGD callbacks. Leave one of them out.")
         if trainer.datamodule is None and not is_overridden(  # type: ignore[attr-defined]

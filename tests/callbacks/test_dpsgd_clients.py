@@ -249,3 +249,14 @@ def test_a_checkpoint_without_dpsgd_is_of_another_federation(tmp_path):
 
 
 # ---- refusals ----------------------------------------------------------------------------------------
+
+
+def test_a_later_fit_without_a_federation_charges_its_own_account():
+    """It charged the account of the client that trained last, and ended after a step."""
+    private = dpsgd()
+    fit(federation(), private, max_epochs=1)
+    before = {client: account.steps for client, account in private.accounts.items()}
+    fitted(Classifier(), private, data=Digits(80), max_epochs=1)
+    own = private.accounts.pop(0).steps
+    assert own > before.pop(0)
+    assert {client: account.steps for client, account in private.accounts.items()} == before
