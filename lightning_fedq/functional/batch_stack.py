@@ -79,16 +79,12 @@ def group_stackable(batches: Sequence[Any]) -> list[list[int]]:
     for index, batch in enumerate(batches):
         flat = flat_batch(batch)
         for first, members in groups:
-            if _is_stackable(first, flat):
+            if first[1] == flat[1] and all(map(_is_stackable_leaf, first[0], flat[0])):
                 members.append(index)
                 break
         else:
             groups.append((flat, [index]))
     return [members for _, members in groups]
-
-
-def _is_stackable(left: Flat, right: Flat) -> bool:
-    return left[1] == right[1] and all(map(_is_stackable_leaf, left[0], right[0]))
 
 
 def _is_stackable_leaf(left: Any, right: Any) -> bool:

@@ -7,6 +7,7 @@ References:
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 
 import numba
@@ -91,6 +92,24 @@ def _descend(masses: Array, losses: Array, epsilons: Array, curve: Array) -> Non
         curve[k] = value
 
 
+def find_smallest(exceeds: Callable[[float], bool], high: float, tolerance: float = 1e-12) -> float:
+    """Return the smallest value in [0, high] that does not exceed a budget, rounded up, by bisection.
+
+    Args:
+        exceeds: Whether a value exceeds the budget. Larger values do not if a smaller one does not.
+        high: Value that does not exceed it.
+        tolerance: Largest relative error of the result.
+    """
+    low = 0.0
+    while high - low > tolerance * high:
+        middle = 0.5 * (low + high)
+        if exceeds(middle):
+            low = middle
+        else:
+            high = middle
+    return high
+
+
 def randomized_response_delta(epsilon_bit: float, count: int, epsilon: float) -> float:
     """Return the exact delta, at `epsilon`, of `count` randomised responses of level `epsilon_bit` each.
 
@@ -127,16 +146,13 @@ def randomized_response_epsilon(epsilon_bit: float, count: int, delta: float) ->
         >>> round(randomized_response_epsilon(0.1, 100, 1e-5), 3)
         4.307
     """
-    low, high = 0.0, count * epsilon_bit
     if randomized_response_delta(epsilon_bit, count, 0.0) <= delta:
         return 0.0
-    while high - low > 1e-12 * high:
-        middle = 0.5 * (low + high)
-        if randomized_response_delta(epsilon_bit, count, middle) > delta:
-            low = middle
-        else:
-            high = middle
-    return high
+
+    def exceeds(epsilon: float) -> bool:
+        return randomized_response_delta(epsilon_bit, count, epsilon) > delta
+
+    return find_smallest(exceeds, count * epsilon_bit)
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:
@@ -161,14 +177,8 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     if gaussian_delta(mu, 0.0) <= delta:
         return 0.0
     # Phi(-z) <= e^(-z^2 / 2), so z = sqrt(-2 ln delta) gives at most delta
-    low, high = 0.0, mu * mu / 2.0 + mu * (math.sqrt(-2.0 * math.log(delta)) + 1.0)
-    while high - low > 1e-12 * high:
-        middle = 0.5 * (low + high)
-        if gaussian_delta(mu, middle) > delta:
-            low = middle
-        else:
-            high = middle
-    return high
+    high = mu * mu / 2.0 + mu * (math.sqrt(-2.0 * math.log(delta)) + 1.0)
+    return find_smallest(lambda epsilon: gaussian_delta(mu, epsilon) > delta, high)
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:
@@ -191,7 +201,6 @@ def gaussian_curve(x: Array, mu: float | Array) -> Array:
     x is a float64 array of any shape.
     """
     far = -0.5 * mu - x / mu
-    curve: Array = scipy.special.ndtr(0.5 * mu - x / mu) - np.exp(
-        np.minimum(x, 700.0) + scipy.special.log_ndtr(far)
-    )
+    beyond = np.exp(np.minimum(x, 700.0) + scipy.special.log_ndtr(far))
+    curve: Array = scipy.special.ndtr(0.5 * mu - x / mu) - beyond
     return curve

@@ -99,11 +99,9 @@ class FixedLength(Code):
         return np.packbits(np.unpackbits(raw, axis=1)[:, 64 - self.bits_per_symbol :]).tobytes()
 
     def unpack(self, stream: bytes, count: int) -> Tensor:
-        width = self.bits_per_symbol
-        if len(stream) != (count * width + 7) // 8:
-            raise UndecodableError(
-                f"{count} symbols of {width} bits need {(count * width + 7) // 8} bytes, got {len(stream)}"
-            )
+        width, need = self.bits_per_symbol, self.max_bytes(count)
+        if len(stream) != need:
+            raise UndecodableError(f"{count} symbols of {width} bits need {need} bytes, got {len(stream)}")
         if (padding := -count * width % 8) and stream[-1] & (1 << padding) - 1:
             raise UndecodableError(f"The {padding} bits after {count} symbols of {width} bits must be zeros")
         bits = np.unpackbits(np.frombuffer(stream, np.uint8), count=count * width).reshape(count, width)

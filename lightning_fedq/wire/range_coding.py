@@ -46,19 +46,11 @@ _WIDEST_SYMBOL = 63
 """Number of bits of a symbol whose bits are all sent without coding."""
 
 
-def _rounding_tables() -> tuple[Integers, Integers]:
-    """Return tables that round log2 of a mantissa in [1, 2) to sixteenths, by look-up.
-
-    Five leading bits and one comparison suffice, because the mantissas at which the rounded value changes are
-    more than 1/32 apart.
-    """
-    # halfway between two sixteenths of an octave
-    changes = np.exp2((np.arange(1, _GRID + 1) - 0.5) / _GRID).view(np.int64) & ((1 << _MANTISSA) - 1)
-    below = np.searchsorted(changes, np.arange(32) << (_MANTISSA - 5), side="right")
-    return below, np.append(changes, 1 << _MANTISSA)[below]
-
-
-_BELOW, _CHANGE = _rounding_tables()
+# Halfway between two sixteenths of an octave. The mantissas at which the rounded value changes are more than
+# 1/32 apart, so five leading bits and one comparison round log2 of a mantissa in [1, 2) to sixteenths.
+_CHANGES = np.exp2((np.arange(1, _GRID + 1) - 0.5) / _GRID).view(np.int64) & ((1 << _MANTISSA) - 1)
+_BELOW: Integers = np.searchsorted(_CHANGES, np.arange(32) << (_MANTISSA - 5), side="right")
+_CHANGE = np.append(_CHANGES, 1 << _MANTISSA)[_BELOW]
 _WIDEST = 40 * _GRID
 _STDS = np.maximum(np.exp2(np.arange(-_WIDEST, _WIDEST + 1) / _GRID), 2.0**-10)
 
@@ -272,11 +264,17 @@ class ConditionalRange(Code):
             )
         if body[:1] == b"\x01":
             symbols = Elias(delta=True).unpack(body[1:], count)
-            self._check_needs_elias(symbols)
+            computed = self._scales(as_array(symbols))
+            # symbols that fit scales one grid point lower fit all scales that a client may have computed
+            if self._body(symbols, [scale - 1 for scale in computed])[:1] == b"\x00":
+                raise UndecodableError("Symbols that fit the model came in the Elias code")
             return symbols
         scales, low_bits, words = self._split(body)
         symbols = self._decode(scales, low_bits, words)
-        self._check_scales(symbols, scales)
+        computed = self._scales(as_array(symbols))
+        # another machine may round to the next grid point
+        if any(abs(scale - other) > 1 for scale, other in zip(scales, computed, strict=True)):
+            raise UndecodableError(f"The scales {scales[:5]} are not those of the symbols, {computed[:5]}")
         if self._body(symbols, scales) != body:
             raise UndecodableError(
                 f"{len(body)} bytes hold {count} symbols, but these symbols pack to other bytes"
@@ -322,29 +320,6 @@ class ConditionalRange(Code):
                 "Check the dither."
             )
         return torch.from_numpy(values)
-
-    def _check_scales(self, symbols: Tensor, scales: list[int]) -> None:
-        """Refuse scales that the symbols do not have, up to one grid point of rounding on another machine.
-
-        Raises:
-            UndecodableError: If a scale differs by more than one.
-        """
-        computed = self._scales(as_array(symbols))
-        if any(abs(scale - other) > 1 for scale, other in zip(scales, computed, strict=True)):
-            raise UndecodableError(f"The scales {scales[:5]} are not those of the symbols, {computed[:5]}")
-
-    def _check_needs_elias(self, symbols: Tensor) -> None:
-        """Refuse symbols in the Elias code that fit the model.
-
-        Symbols that fit scales one grid point below the computed ones fit all scales that a client may have
-        computed.
-
-        Raises:
-            UndecodableError: If the symbols fit the model.
-        """
-        computed = self._scales(as_array(symbols))
-        if self._body(symbols, [scale - 1 for scale in computed])[:1] == b"\x00":
-            raise UndecodableError("Symbols that fit the model came in the Elias code")
 
     def num_bits(self, symbols: Tensor) -> int:
         # the exact length needs the stream itself

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_fedq.functional.blocks.codeword import WordTable, frequencies, threshold_frequencies
+from lightning_fedq.functional.blocks.codeword import frequencies, threshold_frequencies
 from lightning_fedq.functional.blocks.design import BlockDesign
 from lightning_fedq.functional.blocks.error import Decoder, lift
 from lightning_fedq.functional.blocks.lattice_loops import subtract_dithers, subtract_dithers_per_message
@@ -76,17 +76,9 @@ def encode_updates(
                     fill(drawn[stage, row])
             clipped += design.quantize(values[batch], ranges, keys[-1, batch], first, index)
             for stage, table in enumerate(design.tables):
-                encode_bits(
-                    index[stage],
-                    table.signs,
-                    table.num_rows,
-                    keys[stage, batch],
-                    first,
-                    flips_below[batch],
-                    drawn[stage],
-                    stage,
-                    bits[batch],
-                )
+                words = table.signs, table.num_rows, keys[stage, batch]
+                coin = flips_below[batch], drawn[stage]
+                encode_bits(index[stage], *words, first, *coin, stage, bits[batch])
     return torch.from_numpy(bits), clipped
 
 
@@ -139,13 +131,8 @@ def sum_messages(
         if threshold:
             votes = np.zeros((blocks, table.num_rows))
             add_votes(rows, stage, keys[stage], scales / (table.gain * size), votes)
-            decoded += size * _from_histogram(torch.from_numpy(votes), table)
+            shares = threshold_frequencies(frequencies(torch.from_numpy(votes), table))
+            decoded += size * (shares @ torch.from_numpy(table.points).to(shares))
         else:
             add_decoded(rows, stage, table.weights, keys[stage], scales, offset, total)
     return decoded
-
-
-def _from_histogram(votes: Tensor, table: WordTable) -> Tensor:
-    """Return the mean point of every block, `(blocks, L)`, from the thresholded histogram."""
-    shares = threshold_frequencies(frequencies(votes, table))
-    return shares @ torch.from_numpy(table.points).to(shares)

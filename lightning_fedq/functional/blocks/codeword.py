@@ -102,7 +102,15 @@ def sign_words(size: int, words: Words) -> NDArray[np.int8]:
         ValueError: If the family is not known, N has the wrong parity for it, or its table would have
             more than 65,536 signs.
     """
-    _check_words(size, words)
+    if words not in get_args(Words):
+        raise ValueError(f"words must be one of {', '.join(get_args(Words))}, got {words!r}")
+    if words == "balanced" and size % 2:
+        raise ValueError(
+            f"balanced words need an even number of points, got {size}. "
+            "Choose words='hadamard', which pads, or 'near_balanced'."
+        )
+    if words == "near_balanced" and size % 2 == 0:
+        raise ValueError(f"near_balanced words need an odd number of points, got {size}. Choose 'balanced'.")
     choices = math.comb(size, size // 2)
     padded = 1 << (size - 1).bit_length()
     count = {"hadamard": padded - 1, "balanced": choices, "near_balanced": choices, "iid": 2**size}[words]
@@ -120,18 +128,6 @@ def sign_words(size: int, words: Words) -> NDArray[np.int8]:
     for row, ones in enumerate(combinations(range(size), (size + 1) // 2)):
         table[row, list(ones)] = 1
     return table
-
-
-def _check_words(size: int, words: Words) -> None:
-    if words not in get_args(Words):
-        raise ValueError(f"words must be one of {', '.join(get_args(Words))}, got {words!r}")
-    if words == "balanced" and size % 2:
-        raise ValueError(
-            f"balanced words need an even number of points, got {size}. "
-            "Choose words='hadamard', which pads, or 'near_balanced'."
-        )
-    if words == "near_balanced" and size % 2 == 0:
-        raise ValueError(f"near_balanced words need an odd number of points, got {size}. Choose 'balanced'.")
 
 
 def word_correlation(size: int, words: Words) -> float:

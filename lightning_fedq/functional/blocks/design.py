@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_fedq.functional.blocks.codeword import Words, WordTable, word_table
-from lightning_fedq.functional.blocks.lattice import LatticeName, lattice, scalar_levels
+from lightning_fedq.functional.blocks.lattice import TIE_SHIFT, LatticeName, lattice, scalar_levels
 from lightning_fedq.functional.blocks.lattice_codebook import (
     MAX_CODEBOOK,
     Codebook,
@@ -75,14 +75,18 @@ class BlockDesign:
         Returns:
             Number of blocks that were out of range.
         """
+        clipped: int
         if self.books is None:
             counts = np.array(self.counts)
-            clipped: int = quantize_scalar(values, ranges, counts, self.dithered, keys, first, out)
+            clipped = quantize_scalar(values, ranges, counts, self.dithered, keys, first, out)
             return clipped
-        scale = 1.0 / self.step
-        return quantize_lattice(
-            values, ranges, self.books, self.ratio, self.limit, scale, self.dithered, keys, first, out
+        cell, (top, inner) = lattice(self.name), self.books
+        geometry = cell.sides, tuple(1.0 / unit for unit in cell.units), TIE_SHIFT[: cell.dim]
+        scales, slots = (self.limit, 1.0 / self.step, float(self.ratio)), (top.slots, inner.slots)
+        clipped = quantize_lattice(
+            values, ranges, *geometry, *scales, *slots, self.dithered, keys, first, out
         )
+        return clipped
 
 
 @lru_cache(maxsize=64)

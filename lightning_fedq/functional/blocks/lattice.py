@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import torch
@@ -29,7 +29,6 @@ class Lattice:
     """Constants of one lattice at unit scale.
 
     Args:
-        name: Name of the lattice.
         units: Coordinate j of every point is an integer multiple of `units[j]`.
         generator: Basis vectors, one per *row* (the columns of the usual G), lower triangular.
         volume: Volume of a cell, |det G|.
@@ -38,7 +37,6 @@ class Lattice:
         shortest: Smallest nonzero norm. The Voronoi cell's facets belong to the vectors of this norm.
     """
 
-    name: LatticeName
     units: tuple[float, ...]
     generator: tuple[tuple[float, ...], ...]
     volume: float
@@ -57,10 +55,10 @@ class Lattice:
         return tuple(abs(row[j]) for j, row in enumerate(self.generator))
 
 
-_LATTICES = (
-    Lattice("Z", (1.0,), ((1.0,),), 1.0, 1 / 12, 0.5, 1.0),
-    Lattice("A2", (0.5, _ROOT3 / 2), ((1.0, 0.0), (0.5, _ROOT3 / 2)), _ROOT3 / 2, 5 / 36, 1 / _ROOT3, 1.0),
-)
+_LATTICES = {
+    "Z": Lattice((1.0,), ((1.0,),), 1.0, 1 / 12, 0.5, 1.0),
+    "A2": Lattice((0.5, _ROOT3 / 2), ((1.0, 0.0), (0.5, _ROOT3 / 2)), _ROOT3 / 2, 5 / 36, 1 / _ROOT3, 1.0),
+}
 
 
 def lattice(name: str) -> Lattice:
@@ -69,18 +67,12 @@ def lattice(name: str) -> Lattice:
     Raises:
         ValueError: If the name is not known.
     """
-    for candidate in _LATTICES:
-        if candidate.name == name:
-            return candidate
-    raise ValueError(f"lattice must be one of {', '.join(get_args(LatticeName))}, got {name!r}")
+    if name not in _LATTICES:
+        raise ValueError(f"lattice must be one of {', '.join(_LATTICES)}, got {name!r}")
+    return _LATTICES[name]
 
 
 # ---- nearest points -----------------------------------------------------------------------------------
-
-
-def _nearer(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    further = (x - first).square().sum(-1, keepdim=True) > (x - second).square().sum(-1, keepdim=True)
-    return torch.where(further, second, first)
 
 
 def nearest_point(x: Tensor, name: str) -> Tensor:
@@ -107,7 +99,8 @@ def nearest_point(x: Tensor, name: str) -> Tensor:
     sides = x.new_tensor([1.0, _ROOT3])
     first = torch.floor(x / sides + 0.5) * sides
     second = (torch.floor((x - sides / 2) / sides + 0.5)) * sides + sides / 2
-    return _nearer(x, first, second)
+    further = (x - first).square().sum(-1, keepdim=True) > (x - second).square().sum(-1, keepdim=True)
+    return torch.where(further, second, first)
 
 
 def nested_split(fine: Tensor, name: str, ratio: int) -> tuple[Tensor, Tensor]:

@@ -27,17 +27,12 @@ class Codebook:
     """Finitely many lattice points in a reproducible order.
 
     Args:
-        name: The lattice.
         points: `(N, L)` float64.
         slots: `(>= 4 N, 2)` int64, an open hash table of (key, index), index -1 where empty.
     """
 
-    name: LatticeName
     points: NDArray[np.float64]
     slots: NDArray[np.int64] = field(repr=False)
-
-    def __len__(self) -> int:
-        return len(self.points)
 
 
 def point_keys(points: Tensor, name: str) -> Tensor:
@@ -53,11 +48,7 @@ def _make_codebook(name: LatticeName, points: NDArray[np.float64]) -> Codebook:
     columns = [*rounded.T[::-1], np.round(np.square(points).sum(1), 9)]
     points = points[np.lexsort(columns)]
     keys = point_keys(torch.from_numpy(points), name).numpy()
-    return Codebook(name, points, _hash_table(keys))
-
-
-def _hash_table(keys: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Build an open hash table. A key's slot is the top bits of key * golden ratio, or the next free slot."""
+    # an open hash table: a key's slot is the top bits of key * golden ratio, or the next free slot
     size = 1 << (4 * len(keys) - 1).bit_length()
     slots = np.full((size, 2), -1, np.int64)
     starts = (keys.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(40)
@@ -66,7 +57,7 @@ def _hash_table(keys: NDArray[np.int64]) -> NDArray[np.int64]:
         while slots[at, 1] >= 0:
             at = (at + 1) & (size - 1)
         slots[at] = key, index
-    return slots
+    return Codebook(points, slots)
 
 
 def _points_within(name: LatticeName, radius: float) -> NDArray[np.float64]:
@@ -75,9 +66,8 @@ def _points_within(name: LatticeName, radius: float) -> NDArray[np.float64]:
     for unit in units:
         reach = int(math.sqrt(bound) / unit)
         values = np.arange(-reach, reach + 1)
-        counts = np.concatenate(
-            [counts.repeat(len(values), 0), np.tile(values, len(counts))[:, None]], axis=1
-        )
+        columns = counts.repeat(len(values), 0), np.tile(values, len(counts))[:, None]
+        counts = np.concatenate(columns, axis=1)
         norms = np.square(counts * np.array(units[: counts.shape[1]])).sum(1)
         counts = counts[norms <= bound]
     if name == "A2":

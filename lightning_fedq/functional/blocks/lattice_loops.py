@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_fedq.functional.blocks.codeword import GOLD
-from lightning_fedq.functional.blocks.lattice import TIE_SHIFT, lattice
-from lightning_fedq.functional.blocks.lattice_codebook import Codebook
+from lightning_fedq.functional.blocks.lattice import lattice
 from lightning_fedq.functional.blocks.scalar_loops import (
     Floats,
     Indices,
@@ -117,7 +116,7 @@ def gather_blocks(
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _quantize_lattice(
+def quantize_lattice(
     values: NDArray[Any],
     ranges: Floats,
     sides: tuple[float, ...],
@@ -133,6 +132,30 @@ def _quantize_lattice(
     first: int,
     out: Indices,
 ) -> int:
+    """Write the indices of every block's nested lattice points, coarsest stage first.
+
+    A block whose norm exceeds `limit` is scaled down to it. The last block is padded with zeros.
+
+    Args:
+        values: `(rows, dim)` float32 or float64, C-contiguous.
+        ranges: `(3, segments)`: where each segment ends, its centre, one over its radius.
+        sides: Sides of the lattice's box.
+        inverse_units: One over each unit of the lattice.
+        shift: Shift that breaks ties between coarse points.
+        limit: Largest norm of a block that can't be overloaded, in units of the radius.
+        scale: Factor from units of the radius to units of the finest lattice.
+        ratio: Nesting ratio between neighbouring stages.
+        top: Hash table of the coarsest stage's codebook, at unit scale.
+        inner: Hash table of the finer stages' codebook. It is the same with one stage.
+        dithered: Whether a dither is added.
+        keys: `(rows,)` keys of the dither words.
+        first: Number of the first block in the message.
+        out: Indices, `(stages, rows, n)` int32, overwritten. A block outside the codebook would give -1,
+            which `limit` excludes.
+
+    Returns:
+        Number of blocks that were scaled down.
+    """
     size, clipped, bound = len(sides), 0, limit * limit * (1.0 + 1e-12)
     box, point, fine, u = np.zeros((4, size))
     x = np.empty(out.shape[2] * size)
@@ -162,60 +185,6 @@ def _quantize_lattice(
                     fine[j] = u[j]
                 out[stage, row, i] = _find(point, inverse_units, inner)
             out[0, row, i] = _find(fine, inverse_units, top)
-    return clipped
-
-
-def quantize_lattice(
-    values: NDArray[Any],
-    ranges: Floats,
-    books: tuple[Codebook, Codebook],
-    ratio: int,
-    limit: float,
-    scale: float,
-    dithered: bool,
-    keys: Keys,
-    first: int,
-    out: Indices,
-) -> int:
-    """Write the indices of every block's nested lattice points, coarsest stage first.
-
-    A block whose norm exceeds `limit` is scaled down to it. The last block is padded with zeros.
-
-    Args:
-        values: `(rows, dim)` float32 or float64, C-contiguous.
-        ranges: `(3, segments)`: where each segment ends, its centre, one over its radius.
-        books: Codebooks of the coarsest stage, at unit scale, and of the finer stages. They are the same with
-            one stage.
-        ratio: Nesting ratio between neighbouring stages.
-        limit: Largest norm of a block that can't be overloaded, in units of the radius.
-        scale: Factor from units of the radius to units of the finest lattice.
-        dithered: Whether a dither is added.
-        keys: `(rows,)` keys of the dither words.
-        first: Number of the first block in the message.
-        out: Indices, `(stages, rows, n)` int32, overwritten. A block outside the codebook would give -1,
-            which `limit` excludes.
-
-    Returns:
-        Number of blocks that were scaled down.
-    """
-    top, inner = books
-    cell = lattice(top.name)
-    clipped: int = _quantize_lattice(
-        values,
-        ranges,
-        cell.sides,
-        tuple(1.0 / unit for unit in cell.units),
-        TIE_SHIFT[: cell.dim],
-        limit,
-        scale,
-        float(ratio),
-        top.slots,
-        inner.slots,
-        dithered,
-        keys,
-        first,
-        out,
-    )
     return clipped
 
 

@@ -197,20 +197,16 @@ def decomposition(n: int, target: Target = "gaussian") -> Decomposition:
 
         def cut_density(y: Array) -> Array:
             inside = np.clip(y, 1e-12, last - 1e-12)
-            return (
-                (1.0 - y / end) * np.maximum(-irwin_hall_slope(inside, n), 0.0) * 2.0 * end / (rounds - 1.0)
-            )
+            fall = np.maximum(-irwin_hall_slope(inside, n), 0.0)
+            return (1.0 - y / end) * fall * 2.0 * end / (rounds - 1.0)
 
         cut = inverse_table(cut_density, width, count)
-    stay = 1.0 - 1.0 / rounds
-    thresholds = [
-        math.floor(stay**k * 2.0**64) if rounds > 1.0 + 1e-9 else 0 for k in range(1, _MOST_CUTS + 1)
-    ]
+    stay = 1.0 - 1.0 / rounds if rounds > 1.0 + 1e-9 else 0.0
+    chances = [math.floor(stay**k * 2.0**64) for k in range(1, _MOST_CUTS + 1)]
+    thresholds = np.array([min(chance, 2**64 - 1) for chance in chances], np.uint64)
     cells = _cells(n, min(end, _REACH), _COIN_CELLS)
     coin = polynomial_table(coin_probability, *cells) if core else NOWHERE
-    return Decomposition(
-        n, target, core, coin, cut, rounds, np.array([min(t, 2**64 - 1) for t in thresholds], np.uint64)
-    )
+    return Decomposition(n, target, core, coin, cut, rounds, thresholds)
 
 
 class Special(NamedTuple):
@@ -255,42 +251,20 @@ def draw_special(
     unit = radius / half_support(plan.n)  # layers of this radius are unions of pieces of uniforms
     size, middle = np.ones(len(places)), np.zeros(len(places))
     if plan.cut is not None:
-        _draw_pieces(plan, plan.cut, unit, words, 2.0**-least_bits, size, middle)
+        # uniforms are cut again and again, each a random number of times, and one piece of each is kept
+        ascending = plan.cut_thresholds[::-1]
+        num_cuts = len(ascending) - np.searchsorted(ascending, words(len(unit)), side="right")
+        active = np.flatnonzero(num_cuts > 0)
+        for level in range(1, _MOST_CUTS + 1):
+            if not len(active):
+                break
+            drawn = words(len(active))
+            uniforms = (drawn >> np.uint64(11)).astype(np.float64) * 2.0 ** (-53) + 2.0 ** (-54)
+            # a copy of the core is cut out, and the remainder on one side is kept
+            at = np.minimum(plan.cut.sample(uniforms) / (2.0 * half_support(plan.n)), 0.5)
+            side = 1.0 - 2.0 * (drawn & np.uint64(1)).astype(np.float64)
+            middle[active] += size[active] * side * (at + 0.5) / 2.0
+            size[active] *= 0.5 - at
+            is_large = size[active] * unit[active] >= 2.0**-least_bits  # a smaller piece is not cut again
+            active = active[is_large & (num_cuts[active] > level)]
     return Special(places, np.maximum(size * unit, 2.0**-least_bits), 2.0 * middle * radius)
-
-
-def _draw_pieces(
-    plan: Decomposition,
-    cut: InverseTable,
-    unit: Array,
-    words: Callable[[int], NDArray[np.uint64]],
-    least_scale: float,
-    size: Array,
-    middle: Array,
-) -> None:
-    """Cut uniforms again and again, each a random number of times, and keep one piece of each.
-
-    Args:
-        plan: Tables of n and the target.
-        cut: Law of the place of a cut.
-        unit: Radius of each layer, over the half-width of the law's support.
-        words: Source of uniform 64-bit words, as `Stream.words64`.
-        least_scale: Smallest A. A piece that would be smaller is not cut again.
-        size: Size of each piece, 1 before the first cut, overwritten.
-        middle: Middle of each piece, 0 before the first cut, overwritten.
-    """
-    ascending = plan.cut_thresholds[::-1]
-    num_cuts = len(ascending) - np.searchsorted(ascending, words(len(unit)), side="right")
-    active = np.flatnonzero(num_cuts > 0)
-    for level in range(1, _MOST_CUTS + 1):
-        if not len(active):
-            break
-        drawn = words(len(active))
-        uniforms = (drawn >> np.uint64(11)).astype(np.float64) * 2.0 ** (-53) + 2.0 ** (-54)
-        # a copy of the core is cut out, and the remainder on one side is kept
-        places = np.minimum(cut.sample(uniforms) / (2.0 * half_support(plan.n)), 0.5)
-        side = 1.0 - 2.0 * (drawn & np.uint64(1)).astype(np.float64)
-        middle[active] += size[active] * side * (places + 0.5) / 2.0
-        size[active] *= 0.5 - places
-        is_large = size[active] * unit[active] >= least_scale
-        active = active[is_large & (num_cuts[active] > level)]

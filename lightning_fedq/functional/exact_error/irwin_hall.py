@@ -27,7 +27,6 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -153,24 +152,14 @@ class _Tilts:
         return values
 
 
-class _Tilt(NamedTuple):
-    """Constants of one tilted law, as `_tilt` computes them."""
-
-    mean: float
-    rest: float
-    width: float
-    rate: float
-    scale: float
-
-
-def _tilt(theta: float, n: int) -> _Tilt:
+def _tilt(theta: float, n: int) -> tuple[float, ...]:
     """Compute mean, rounding error of the mean, std, rate and M(theta) exp(-rate mean) of a tilted law.
 
     The computation uses 60 digits, because log M and rate mean nearly cancel. Their difference is about
     -x^2 / 2, and its absolute error would be the density's relative error.
     """
     if not theta:
-        return _Tilt(0.0, 0.0, 1.0, 0.0, 1.0)
+        return 0.0, 0.0, 1.0, 0.0, 1.0
     with decimal.localcontext(decimal.Context(prec=60)):
         t, kappa = decimal.Decimal(theta), (decimal.Decimal(n) / 12).sqrt()
         up, down = (t / 2).exp(), (-t / 2).exp()
@@ -180,7 +169,7 @@ def _tilt(theta: float, n: int) -> _Tilt:
         rate, rounded_mean = t * kappa, decimal.Decimal(float(mean))
         scale = (n * moment.ln() - rate * rounded_mean).exp()
         constants = rounded_mean, mean - rounded_mean, variance.sqrt(), rate, scale
-    return _Tilt(*map(float, constants))
+    return tuple(map(float, constants))
 
 
 def _sine_less_angle(angles: Array) -> Array:
@@ -213,23 +202,23 @@ def _log_characteristic(theta: float, t: Array) -> NDArray[np.complex128]:
 @lru_cache(maxsize=64)
 def _tilts(n: int) -> _Tilts:
     """Compute the polynomials for one n > 40, at means half a std apart from 0 to beyond 10."""
-    kappa, theta = math.sqrt(n / 12.0), 0.0
-    tilts: list[_Tilt] = []
+    kappa, theta, mean = math.sqrt(n / 12.0), 0.0, 0.0
+    tilts: list[tuple[float, ...]] = []
     rows: list[Array] = []
     turns: Array = 2.0 * math.pi / _TILT_PERIOD * np.arange(1, _TILT_TERMS + 1, dtype=np.float64)
     factors = np.cumprod([np.ones(_TILT_TERMS), *(-1j * turns / m for m in range(1, _DEGREE + 2))], axis=0)
-    while not tilts or tilts[-1].mean < _REACH:
+    while mean < _REACH:
         tilt = _tilt(theta, n)
-        logs = (
-            n * _log_characteristic(theta, turns / (kappa * tilt.width)) + 1j * turns * tilt.rest / tilt.width
-        )
+        mean, rest, width, *_ = tilt
+        logs = n * _log_characteristic(theta, turns / (kappa * width))
+        logs = logs + 1j * turns * rest / width
         # the law of theta = 0 is symmetric, so rounding errors must not move its peak
         sums = (factors @ np.exp(logs if theta else logs.real)).real
         sums[0] += 0.5
-        rows.append(2.0 / (_TILT_PERIOD * tilt.width) * sums)
+        rows.append(2.0 / (_TILT_PERIOD * width) * sums)
         tilts.append(tilt)
         # d mean / d theta = kappa width^2, so the mean moves by half a std
-        theta += _TILT_STEP / (kappa * tilt.width)
+        theta += _TILT_STEP / (kappa * width)
     means, _, widths, rates, scales = np.array(tilts).T
     density = np.array(rows).T
     slope = np.arange(1.0, _DEGREE + 2)[:, None] * density[1:] / widths - rates * density[:-1]

@@ -13,7 +13,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from decimal import Decimal, localcontext
 from functools import lru_cache
-from typing import NamedTuple
 
 import numba
 import numpy as np
@@ -51,28 +50,18 @@ def thresholds(weights: Weights, parameter: float, bits: int) -> tuple[int, list
     return len(half) - 1, levels[:-1]
 
 
-class _Table(NamedTuple):
-    """Thresholds of a law, with a guide table for the search.
-
-    Args:
-        largest: Largest value of the law.
-        found: Thresholds in ascending order, `(2 largest,)`.
-        guide: Number of thresholds below each multiple of 2^(64 - bits), then the number of all thresholds,
-            `(2^bits + 1,)`.
-    """
-
-    largest: int
-    found: NDArray[np.uint64]
-    guide: NDArray[np.int32]
-
-
 @lru_cache(maxsize=16)
-def _table(weights: Weights, parameter: float) -> _Table:
+def _table(weights: Weights, parameter: float) -> tuple[int, NDArray[np.uint64], NDArray[np.int32]]:
+    """Return the largest value of a law, its thresholds, and a guide table for the search.
+
+    The `(2 largest,)` thresholds ascend. The `(2^bits + 1,)` guides are the number of thresholds below each
+    multiple of 2^(64 - bits), then the number of all thresholds.
+    """
     largest, levels = thresholds(weights, parameter, 64)
     words = np.array(levels, np.uint64)
     bits = min(max(2 * len(levels).bit_length() - 3, 8), _GUIDE_BITS)
     guide = np.searchsorted(words, np.arange(1 << bits, dtype=np.uint64) << np.uint64(64 - bits), side="left")
-    return _Table(largest, words, np.append(guide, len(words)).astype(np.int32))
+    return largest, words, np.append(guide, len(words)).astype(np.int32)
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
@@ -130,14 +119,14 @@ def draw(weights: Weights, parameter: float, count: int, words: Words) -> NDArra
         count: Number of draws.
         words: Source of uniform 64-bit words.
     """
-    table, read, drawn = _table(weights, parameter), words(count), np.empty(count, np.int64)
-    ties = np.empty(_FEW, np.int64)
-    num_ties = _look_up(table.found, table.guide, read, table.largest, drawn, ties)
+    largest, found, guide = _table(weights, parameter)
+    read, drawn, ties = words(count), np.empty(count, np.int64), np.empty(_FEW, np.int64)
+    num_ties = _look_up(found, guide, read, largest, drawn, ties)
     if num_ties > _FEW:  # rare: a word is a tie with probability at most (number of thresholds) / 2^64
         ties = np.empty(num_ties, np.int64)
-        _look_up(table.found, table.guide, read, table.largest, drawn, ties)
+        _look_up(found, guide, read, largest, drawn, ties)
     for i in ties[:num_ties]:
-        drawn[i] = _undecided(weights, parameter, int(read[i]), words) - table.largest
+        drawn[i] = _undecided(weights, parameter, int(read[i]), words) - largest
     return drawn
 
 

@@ -17,7 +17,7 @@ References:
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numba
 import numpy as np
@@ -49,27 +49,9 @@ def joint_pairs(low: float, high: float, shared_bits: int | None) -> tuple[PmfPa
     def law(first: float, second: float) -> Pmf:
         return tuple(max(mass, 0.0) for mass in pair_law(first, second, shared_bits))
 
-    pairs = {
-        (law(one, partner), law(other, partner))
-        for partner in corners
-        for one in corners
-        for other in corners
-        if one != other
-    }
+    triples = product(corners, repeat=3)
+    pairs = {(law(one, partner), law(other, partner)) for partner, one, other in triples if one != other}
     return tuple(sorted(pairs))
-
-
-def _known_word_law(probability: float, corners: tuple[float, ...], cells: int) -> Pmf:
-    """Return the law of (class of the shared word, bit).
-
-    Words that have the same effect for every corner form one class.
-    """
-    edges = sorted({0, cells} | {rounded(q * cells) for q in corners for rounded in (math.floor, math.ceil)})
-    law: list[float] = []
-    for start, stop in pairwise(edges):
-        ones = min(max(probability * cells - start, 0.0), float(stop - start)) / cells
-        law += [ones, (stop - start) / cells - ones]
-    return tuple(law)
 
 
 def known_word_pairs(low: float, high: float, shared_bits: int | None) -> tuple[PmfPair, ...]:
@@ -88,8 +70,16 @@ def known_word_pairs(low: float, high: float, shared_bits: int | None) -> tuple[
     """
     if shared_bits is None:
         return (erasure_pair(high - low),)
-    corners = _corner_probabilities(low, high, shared_bits)
-    laws = [_known_word_law(q, corners, 2**shared_bits) for q in corners]
+    corners, cells = _corner_probabilities(low, high, shared_bits), 2**shared_bits
+    # words that have the same effect for every corner form one class
+    edges = sorted({0, cells} | {rounded(q * cells) for q in corners for rounded in (math.floor, math.ceil)})
+    laws: list[Pmf] = []
+    for q in corners:
+        law: list[float] = []
+        for start, stop in pairwise(edges):
+            ones = min(max(q * cells - start, 0.0), float(stop - start)) / cells
+            law += [ones, (stop - start) / cells - ones]
+        laws.append(tuple(law))
     return tuple((p, q) for p in laws for q in laws if p != q)
 
 
@@ -205,9 +195,5 @@ def coin_count_quantile(group_sizes: tuple[int, ...], dropout_probability: float
         chance = size * (1.0 - dropout_probability) * dropout_probability ** (size - 1)
         count = group_sizes.count(size)
         pmf = np.convolve(pmf, scipy.stats.binom.pmf(np.arange(count + 1), count, chance))
-    return _lower_quantile(pmf, failure)
-
-
-def _lower_quantile(pmf: Array, failure: float) -> int:
-    """Return the largest k with sum of pmf[:k] <= failure."""
+    # the largest k with sum of pmf[:k] <= failure
     return min(int(np.searchsorted(pmf.cumsum(), failure, side="right")), len(pmf) - 1)

@@ -59,8 +59,12 @@ def voronoi_dither(uniforms: Tensor, name: str) -> Tensor:
 
 def inside(book, points):
     """Which lattice points `(n, L)` are in a codebook."""
-    known = point_keys(torch.from_numpy(book.points), book.name)
-    return torch.isin(point_keys(points, book.name), known)
+    name = _name(points)
+    return torch.isin(point_keys(points, name), point_keys(torch.from_numpy(book.points), name))
+
+
+def _name(points):
+    return {1: "Z", 2: "A2"}[points.shape[1]]
 
 
 def bits_of(design, values, chosen, keys, coins, flips):
@@ -106,6 +110,7 @@ def _indices(design, blocks, u):
 
 
 def _index(book, points):
-    same = point_keys(points, book.name)[:, None] == point_keys(torch.from_numpy(book.points), book.name)
+    name = _name(points)
+    same = point_keys(points, name)[:, None] == point_keys(torch.from_numpy(book.points), name)
     assert same.any(1).all()
     return same.long().argmax(1)

@@ -53,7 +53,7 @@ def test_nesting_is_exact_and_complete(name, ratio):
     """The printed identity Q_f = Q_c + Q_n(x - Q_c) fails for 10 to 54 % of inputs; this one for none."""
     dim = lattice(name).dim
     book = voronoi_codebook(name, ratio)
-    assert len(book) == ratio**dim == len(np.unique(book.points, axis=0))
+    assert len(book.points) == ratio**dim == len(np.unique(book.points, axis=0))
     generator = torch.Generator().manual_seed(3)
     fine = nearest_point(5 * torch.randn(2000, dim, dtype=torch.float64, generator=generator), name)
     coarse, rest = nested_split(fine, name, ratio)

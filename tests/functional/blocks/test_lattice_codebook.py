@@ -13,7 +13,7 @@ from tests.functional.blocks.oracle import inside, voronoi_dither
 @pytest.mark.parametrize(("radius", "size"), [(1, 7), (3**0.5, 13), (2, 19), (7**0.5, 31)])
 def test_codebook_sizes_order_and_index(radius, size):
     book = finite_codebook("A2", radius)
-    assert len(book) == size
+    assert len(book.points) == size
     norms = np.square(book.points).sum(1).round(9)
     assert (np.diff(norms) >= 0).all() and norms[0] == 0 and norms[-1] <= radius**2 + 1e-9
     rows = [(n, *p) for n, p in zip(norms.tolist(), (book.points.round(9) + 0.0).tolist(), strict=True)]

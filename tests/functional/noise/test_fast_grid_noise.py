@@ -3,9 +3,8 @@ import pytest
 import torch
 
 from lightning_fedq.functional.noise import fast_grid_noise
-from lightning_fedq.functional.noise.fast_grid_noise import CHUNK, add_to_rows
+from lightning_fedq.functional.noise.fast_grid_noise import CHUNK, add_to_rows, quantile_table
 from lightning_fedq.functional.noise.grid_noise import FINE_BITS, GridNoise, quantile
-from lightning_fedq.functional.noise.quantile_table import quantile_table
 from lightning_fedq.keys.randomness import Stream
 from tests.functional.grid import truncate_to_grid
 
