@@ -34,7 +34,7 @@ from lightning_fedq.functional.clip import unit_ball_factors
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.mechanisms.bases.wrapper import Wrapper
 from lightning_fedq.mechanisms.interface import Mechanism, Message, PrivacyClaim, RoundContext
-from lightning_fedq.mechanisms.interface.ranges import RangeRule, Ranges
+from lightning_fedq.mechanisms.interface.ranges import RangeRule, Ranges, Segments
 
 _UNSEEN, _CROSSED = 2.0, 0.0
 
@@ -62,17 +62,12 @@ class QuantileRule(RangeRule):
     floor: float
     ceiling: float
 
-    def first(self, weights: Tensor, segments: Sequence[int]) -> Ranges:
+    def first(self, weights: Tensor, segments: Segments) -> Ranges:
         # the initial clip in every segment
         return self._ranges(self.initial, _UNSEEN, segments)
 
     def following(
-        self,
-        ranges: Ranges,
-        weights: Tensor,
-        mean: Tensor,
-        noise_variance: Tensor | None,
-        segments: Sequence[int],
+        self, ranges: Ranges, weights: Tensor, mean: Tensor, noise_variance: Tensor | None, segments: Segments
     ) -> Ranges:
         # the last coordinate of `mean` is the mean of the clients' bits
         clip, before = ranges.radius.min().item(), ranges.center.min().item()
@@ -91,7 +86,7 @@ class QuantileRule(RangeRule):
         # `last` is the mean of k C (2b - 1), solved for the mean of b
         return min(max((last / (self.weight * clip) + 1.0) / 2.0, 0.0), 1.0)
 
-    def _ranges(self, clip: float, side: float, segments: Sequence[int]) -> Ranges:
+    def _ranges(self, clip: float, side: float, segments: Segments) -> Ranges:
         ones = torch.ones(len(segments), dtype=torch.float64)
         return Ranges(side * ones, clip * ones)
 
@@ -220,13 +215,10 @@ class AdaptiveClip(Wrapper):
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """Return the wrapped mechanism's claims for one coordinate more, which hold for every clip."""
-        paid = kind.VIEW(
-            f"clip: public, moved by released counts that take {self.fraction:g} of this noise budget"
-        )
-        return tuple(
-            replace(claim, assumptions=(*claim.assumptions, paid))
-            for claim in self.mechanism.claims(self._inner(context))
-        )
+        share = f"{self.fraction:g} of this noise budget"
+        paid = kind.VIEW(f"clip: public, moved by released counts that take {share}")
+        inner = self.mechanism.claims(self._inner(context))
+        return tuple(replace(claim, assumptions=(*claim.assumptions, paid)) for claim in inner)
 
     def grid(self, context: RoundContext) -> float | None:
         """Return the wrapped mechanism's grid, in units of the update."""

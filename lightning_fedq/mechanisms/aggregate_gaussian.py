@@ -90,23 +90,15 @@ class AggregateGaussian(CommonSteps):
         return min(room, LEAST_SCALE_BITS)
 
     def special(self, context: RoundContext, rand: PublicRandomness) -> Special:
-        plan, words = (
-            decomposition(len(context.cohort), self.error_law),
-            rand.members("aggregate mixture").words64,
-        )
+        plan = decomposition(len(context.cohort), self.error_law)
+        words = rand.members("aggregate mixture").words64
         places, scale, shift = draw_special(plan, context.dim, words, self.least_scale_bits(context))
         return Special(places, scale * self.base_step(context), shift * self.sigma(context))
 
     def law_error(self, context: RoundContext) -> LawError:
         """Return the distance of the released sum's distribution from the exact one, per coordinate."""
-        size = len(context.cohort)
-        std = self.sigma(context) * size
-        return aggregate_law_error(
-            decomposition(size, self.error_law),
-            self.grid(context) / (self.clip_norm * std),
-            self.inputs(context),
-            self.least_scale_bits(context),
-        )
+        plan, grid = decomposition(len(context.cohort), self.error_law), self.grid_in_stds(context)
+        return aggregate_law_error(plan, grid, self.inputs(context), self.least_scale_bits(context))
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         # Gaussian against outsiders only

@@ -30,7 +30,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -42,6 +41,7 @@ from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.clip import unit_ball_factors
 from lightning_fedq.functional.noise.discrete_gaussian import discrete_gaussian
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, Stream
+from lightning_fedq.mechanisms.bases.claims import UNIFORM, sampler_error
 from lightning_fedq.mechanisms.interface import (
     ANY_NUMBER,
     Adversary,
@@ -246,19 +246,16 @@ class BandedGaussian(Mechanism):
         elif last > context.round:  # the cache is ahead, so the block is computed again
             last, rows = since - 1, ()
         recent = deque(rows, maxlen=max(self.band - 1, 1))
+        first, *others = coefficients(self.band)
         for round in range(last + 1, context.round + 1):
             fresh = fresh_noise(streams(round).server("noise"), context.dim)
-            recent.append(self._next_row(fresh, recent))
+            # w = C^-1 z, rounded to the grid: w_t = (z_t - sum_i c_i w_(t-i)) / c_0
+            for coefficient, row in zip(others, reversed(recent), strict=False):
+                fresh -= coefficient * row.astype(np.int64)
+            recent.append(((fresh + (first >> 1)) >> _COEFFICIENT_BITS).astype(np.int32))
         _kept.clear()
         _kept[block] = context.round, tuple(recent)
         return recent[-1]
-
-    def _next_row(self, fresh: Integers, recent: Sequence[NDArray[np.int32]]) -> NDArray[np.int32]:
-        """Return the next row of w = C^-1 z, rounded to the grid: w_t = (z_t - sum_i c_i w_(t-i)) / c_0."""
-        first, *others = coefficients(self.band)
-        for coefficient, row in zip(others, reversed(recent), strict=False):
-            fresh -= coefficient * row.astype(np.int64)
-        return ((fresh + (first >> 1)) >> _COEFFICIENT_BITS).astype(np.int32)
 
     def code(self, context: RoundContext) -> FixedLength:
         """Return signed integers wide enough for `clip_norm` in one coordinate."""
@@ -307,18 +304,11 @@ class BandedGaussian(Mechanism):
             kind.NOISE_IN_ORDER(
                 f"a client's rounds are at least {self.band} apart, or the server begins with fresh noise"
             ),
-            kind.EQUAL_WEIGHTS(
-                "all weights are equal, and a client that did not answer counts as one that sent zeros",
-                kind.DROPOUTS,
-            ),
-            kind.FLOAT_ERROR(
-                f"the sampler is within {slack.distance:.1e} in total variation and {slack.log_ratio:.1e} in "
-                "log-ratio of the exact noise in a round, charged to delta and epsilon"
-            ),
+            UNIFORM,
+            sampler_error(slack),
         )
-        about: dict[str, Any] = {
-            "assumptions": stated,
-            "slack": slack,
-            "colluders": ANY_NUMBER,
-        }  # no client has any noise
-        return tuple(PrivacyClaim(who, losses[who], 1, **about) for who in Adversary)
+        # no client has any noise, so any number may collude
+        return tuple(
+            PrivacyClaim(who, losses[who], 1, assumptions=stated, slack=slack, colluders=ANY_NUMBER)
+            for who in Adversary
+        )

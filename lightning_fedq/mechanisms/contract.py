@@ -48,11 +48,8 @@ def check_claims(claims: Sequence[PrivacyClaim]) -> None:
     rule, claimed = "single_claim_per_adversary", [claim.adversary for claim in claims]
     missing = [who.name for who in Adversary if who not in claimed]
     twice = sorted({who.name for who in claimed if claimed.count(who) > 1})
-    must(
-        not missing,
-        rule,
-        f"claims() has no claim about {', '.join(missing)}. Return NonPrivate('why') if nothing holds.",
-    )
+    problem = f"claims() has no claim about {', '.join(missing)}. Return NonPrivate('why') if nothing holds."
+    must(not missing, rule, problem)
     must(not twice, rule, f"claims() has several claims about {', '.join(twice)}. Return the worst case.")
     for claim in claims:
         about = f"the claim about {claim.adversary.name}"
@@ -71,13 +68,9 @@ def check_message(mechanism: Mechanism, message: Message, context: RoundContext,
     rule, symbols, code = "integer_symbols", message.symbols, mechanism.code(context)
     integers = not (symbols.is_floating_point() or symbols.is_complex()) and symbols.dtype != torch.bool
     must(integers, rule, f"encode() must return integers, got symbols of {symbols.dtype}")
-    shaped = symbols.dim() == 2 and len(symbols) == num_clients
-    must(
-        shaped,
-        rule,
-        f"encode() of {num_clients} clients must return one row of symbols each, "
-        f"got shape {tuple(symbols.shape)}",
-    )
+    shape = tuple(symbols.shape)
+    problem = f"encode() of {num_clients} clients must return one row of symbols each, got shape {shape}"
+    must(len(shape) == 2 and shape[0] == num_clients, rule, problem)
     count = mechanism.num_symbols(context)
     problem = f"num_symbols() returns {count} symbols a message, but encode() gave {symbols.shape[1]}"
     must(symbols.shape[1] == count, rule, problem)
@@ -87,12 +80,9 @@ def check_message(mechanism: Mechanism, message: Message, context: RoundContext,
     own_codes = type(mechanism).message_code is not Mechanism.message_code
     if isinstance(code, FixedLength) and not own_codes:
         expected = symbols.numel() * code.bits_per_symbol
-        must(
-            message.num_bits == expected,
-            rule,
-            f"num_bits must be the bitstream's length, {symbols.numel()} symbols of "
-            f"{code.bits_per_symbol} bits = {expected}, got {message.num_bits}",
-        )
+        length = f"{symbols.numel()} symbols of {code.bits_per_symbol} bits = {expected}"
+        problem = f"num_bits must be the bitstream's length, {length}, got {message.num_bits}"
+        must(message.num_bits == expected, rule, problem)
 
 
 def check_decoded(decoded: Tensor, context: RoundContext) -> None:
@@ -102,10 +92,7 @@ def check_decoded(decoded: Tensor, context: RoundContext) -> None:
         BrokenContractError: If the rule is broken.
     """
     rule = "decodes_to_the_sum"
-    must(
-        tuple(decoded.shape) == (context.dim,),
-        rule,
-        f"decode() must return shape {(context.dim,)}, got {tuple(decoded.shape)}",
-    )
+    shape, expected = tuple(decoded.shape), (context.dim,)
+    must(shape == expected, rule, f"decode() must return shape {expected}, got {shape}")
     must(decoded.is_floating_point(), rule, f"decode() must return floats, got {decoded.dtype}")
     must(bool(torch.isfinite(decoded).all()), rule, "decode() must return finite numbers")

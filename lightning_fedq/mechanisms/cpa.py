@@ -86,16 +86,11 @@ _DRAWN = kind.VIEW(
     "the chosen blocks may also be known to the adversary, and are drawn independently of the update"
 )
 _BEHIND = (kind.VIEW("by post-processing: that others hide a client is not used"),)
-_SPECIAL = {
-    Adversary.SECAGG_SERVER: (
-        kind.VIEW(
-            "messages can't be summed before decoding, so there is no secure aggregation: "
-            "the claim is that of the server that sees every message"
-        ),
-    ),
-    Adversary.CLIENT: _BEHIND,
-    Adversary.OUTSIDER: _BEHIND,
-}
+_NO_SUM = kind.VIEW(
+    "messages can't be summed before decoding, so there is no secure aggregation: "
+    "the claim is that of the server that sees every message"
+)
+_SPECIAL = {Adversary.SECAGG_SERVER: (_NO_SUM,), Adversary.CLIENT: _BEHIND, Adversary.OUTSIDER: _BEHIND}
 
 _thresholds = lru_cache(maxsize=1 << 14)(coin_thresholds)
 
@@ -173,10 +168,6 @@ class CPA(Mechanism):
             raise ValueError(f"decay_rounds must be > 0, got {self.decay_rounds}")
         if self.threshold and self.decoder != "unbiased":
             raise ValueError("threshold=True needs decoder='unbiased'")
-        self._check_budget()
-        _ = self._design
-
-    def _check_budget(self) -> None:
         if (self.rounds is not None) != (self.epsilon_scope == "total"):
             raise ValueError(
                 "set rounds and epsilon_scope='total' together or not at all, "
@@ -190,27 +181,20 @@ class CPA(Mechanism):
                 raise ValueError(f"epsilon must be > 0, got {epsilon}")
             if self.epsilon_scope == "bit":
                 _thresholds(epsilon)
-        if self.blocks_per_round is None and self.epsilon_scope == "bit":
-            return
-        if self.threshold or self.decoder != "unbiased":
+        sends_some = self.blocks_per_round is not None or self.epsilon_scope != "bit"
+        if sends_some and (self.threshold or self.decoder != "unbiased"):
             raise ValueError(
                 "a message of some blocks needs decoder='unbiased' and no threshold. "
                 "Otherwise use epsilon_scope='bit' without blocks_per_round."
             )
+        _ = self._design
 
     # ---- geometry -----------------------------------------------------------------------------------
 
     @property
     def _design(self) -> BlockDesign:
-        return block_design(
-            self.lattice,
-            self.levels,
-            self.codebook_radius,
-            self.stages,
-            self.nesting,
-            self.words,
-            self.dither != "none",
-        )
+        points = self.lattice, self.levels, self.codebook_radius, self.stages, self.nesting
+        return block_design(*points, self.words, self.dither != "none")
 
     @property
     def joint(self) -> bool:
@@ -476,13 +460,10 @@ class CPA(Mechanism):
             )
         pair = randomized_response_pair(*coin.probabilities)
         drawn = (_DRAWN,) if sent < self.blocks(context) else ()
-        claims = same_for_all(
-            PmfPairs((pair,), "randomised response on one bit, all bits of a message"),
-            self.stages * sent,
-            (ARBITRARY, FRESH, _KNOWN, *drawn),
-            unit_losses=self.stages,
-            unit=Unit.COORDINATE if self.block_dim == 1 else Unit.BLOCK,
-        )
+        loss = PmfPairs((pair,), "randomised response on one bit, all bits of a message")
+        unit = Unit.COORDINATE if self.block_dim == 1 else Unit.BLOCK
+        stated = ARBITRARY, FRESH, _KNOWN, *drawn
+        claims = same_for_all(loss, self.stages * sent, stated, unit_losses=self.stages, unit=unit)
         return tuple(
             replace(claim, assumptions=claim.assumptions + _SPECIAL.get(claim.adversary, ()))
             for claim in claims

@@ -43,6 +43,7 @@ from lightning_fedq.functional.noise.discrete_gaussian import (
 )
 from lightning_fedq.functional.rotation import Words, rotate, rotate_back, sign_words
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
+from lightning_fedq.mechanisms.bases.claims import FRESH_NOISE
 from lightning_fedq.mechanisms.interface import (
     ANY_NUMBER,
     Adversary,
@@ -224,29 +225,23 @@ class DistributedDiscreteGaussian(Mechanism):
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         # single messages have the client's own noise, sums the noise of all clients that answered
         alone = self._loss(1, context, "the client's own noise")
-        base = (
-            kind.SECRET_KEYS(
-                "noise is fresh in every round and attempt and comes from keys that the adversary does not "
-                "hold"
-            ),
-        )
         size, corrupt, claims = len(context.cohort), context.num_colluding, []
         there = max(size - self.max_dropped_clients, 1)
         answer = f"at least {there} of {size} clients answer, and a round with fewer is aborted"
         colluding = f"with {corrupt} clients at most" if corrupt else "with no clients"
         shared = (
+            FRESH_NOISE,
             kind.DROPOUTS(f"{answer}, and nothing but the sum is seen", kind.SUM_ALONE),
             kind.COLLUSION(f"the server colludes {colluding}"),
         )
         summed = count_hidden_clients(context, self.max_dropped_clients)
         for who in Adversary:
             if who not in summed:
-                claims.append(PrivacyClaim(who, alone, 1, assumptions=base, colluders=ANY_NUMBER))
+                claims.append(PrivacyClaim(who, alone, 1, assumptions=(FRESH_NOISE,), colluders=ANY_NUMBER))
                 continue
             known, hidden = summed[who]
             but = f" except {known} that the adversary knows" if known else ""
-            loss = self._loss(
-                hidden, context, f"the noise of all counted clients{but}, at least the victim's noise"
-            )
-            claims.append(PrivacyClaim(who, loss, 1, assumptions=base + shared, colluders=known))
+            note = f"the noise of all counted clients{but}, at least the victim's noise"
+            loss = self._loss(hidden, context, note)
+            claims.append(PrivacyClaim(who, loss, 1, assumptions=shared, colluders=known))
         return tuple(claims)

@@ -42,7 +42,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -381,15 +381,9 @@ class HandedOnGaussian(DistributedDiscreteGaussian):
             note = f"noise of {unknown} clients, which later rounds subtract in part"
             slack = self.slack(unknown, context)
             near = f"{slack.log_ratio:.1e} in log-ratio of Gaussian noise, charged to the budget"
-            claim = PrivacyClaim(
-                who,
-                self._loss(unknown, context, note),
-                1,
-                assumptions=(*base, whose, kind.FLOAT_ERROR(f"the noise's distribution is within {near}")),
-                slack=slack,
-                colluders=colluders.get(who),
-            )
-            claims.append(claim)
+            stated = (*base, whose, kind.FLOAT_ERROR(f"the noise's distribution is within {near}"))
+            about: dict[str, Any] = {"assumptions": stated, "slack": slack, "colluders": colluders.get(who)}
+            claims.append(PrivacyClaim(who, self._loss(unknown, context, note), 1, **about))
         return tuple(claims)
 
 

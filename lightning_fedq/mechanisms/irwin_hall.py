@@ -8,7 +8,7 @@ but its support is bounded.
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,7 +83,7 @@ class CommonSteps(ExactError):
         largest = torch.from_numpy(np.floor(1.0 / step + 1.0)).to(torch.int64)
         return -largest, largest
 
-    def summed_claims(self, losses: dict[Adversary, Loss], behind: str) -> dict[Adversary, Loss]:
+    def summed_claims(self, losses: Mapping[Adversary, Loss], behind: str) -> dict[Adversary, Loss]:
         """Add the losses of adversaries that know dithers or see single messages to the given ones.
 
         Args:
@@ -145,9 +145,7 @@ class IrwinHall(CommonSteps):
         return Special(np.empty(0, np.int64), np.empty(0), np.empty(0))
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        bounded: dict[Adversary, Loss] = {who: NonPrivate(BOUNDED) for who in Adversary}
-        losses = self.summed_claims(
-            {Adversary.CLIENT: bounded[Adversary.CLIENT], Adversary.OUTSIDER: bounded[Adversary.OUTSIDER]},
-            "secure aggregation hides single messages",
-        )
+        bounded = NonPrivate(BOUNDED)
+        models = {Adversary.CLIENT: bounded, Adversary.OUTSIDER: bounded}
+        losses = self.summed_claims(models, "secure aggregation hides single messages")
         return tuple(PrivacyClaim(who, losses[who], 1) for who in Adversary)

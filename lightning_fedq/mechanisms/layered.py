@@ -60,9 +60,8 @@ def layered_quantizer(
     quantizer = Quantizer(*(np.empty(dim) for _ in range(3)))
 
     def fill(part: slice, words: NDArray[np.uint64]) -> None:
-        layer_row(
-            words, sigma, target == "gaussian", layering == "shifted", *(array[part] for array in quantizer)
-        )
+        law = sigma, target == "gaussian", layering == "shifted"
+        layer_row(words, *law, *(array[part] for array in quantizer))
 
     in_chunks(dim, partial(next_words, stream), fill)
     return quantizer
@@ -170,9 +169,7 @@ class LayeredGaussian(ExactError):
 
     def law_error(self, context: RoundContext) -> LawError:
         """Return the distance of the released sum's distribution from the exact one, per coordinate."""
-        size = len(context.cohort)
-        std = self.sigma(context) * size
-        return layered_law_error(size, self.grid(context) / (self.clip_norm * std), self.inputs(context))
+        return layered_law_error(len(context.cohort), self.grid_in_stds(context), self.inputs(context))
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         # Gaussian against outsiders, and no guarantee against parties that know the dither
@@ -184,9 +181,8 @@ class LayeredGaussian(ExactError):
             f"are distinguished with probability {delta:.3f}, at any epsilon"
         )
         wire = NonPrivate("an integer's distribution depends on the update, even if the dither is unknown")
-        others = self.noise_multiplier * math.sqrt(
-            (size - 1) / size
-        )  # its own share of the variance is 1 / n
+        # its own share of the variance is 1 / n
+        others = self.noise_multiplier * math.sqrt((size - 1) / size)
         client: Loss = NonPrivate("the cohort has no other client, and this client knows all of the noise")
         if size > 1:
             client = GaussianLoss(others, "the other clients' noise, as the client knows its own")

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import combinations
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import torch
@@ -178,11 +180,18 @@ def _minimise(
     objective: Callable[[NDArray[np.float64]], float], starts: Iterator[NDArray[np.float64]]
 ) -> OptimizeResult:
     """Minimise from several starts: a short search from each, then longer ones from the two best."""
-    rough = sorted((_search(objective, start, 15) for start in starts), key=_value)
-    longer = (_search(objective, found.x, 15, found.final_simplex[0]) for found in rough[:2])
-    best, before = min(longer, key=_value), math.inf
+
+    def search(start: NDArray[np.float64], most: int, simplex: Any = None) -> OptimizeResult:
+        """Minimise by Nelder-Mead with `most` evaluations per coordinate, from a point or from a simplex."""
+        options = {"xatol": 1e-4, "fatol": 1e-7, "maxfev": most * len(start), "initial_simplex": simplex}
+        return minimize(objective, start, method="Nelder-Mead", options=options)
+
+    value = attrgetter("fun")
+    rough = sorted((search(start, 15) for start in starts), key=value)
+    longer = (search(found.x, 15, found.final_simplex[0]) for found in rough[:2])
+    best, before = min(longer, key=value), math.inf
     while before - best.fun > 1e-4:  # a new simplex gets out of a flat valley
-        before, best = best.fun, min(best, _search(objective, best.x, 60), key=_value)
+        before, best = best.fun, min(best, search(best.x, 60), key=value)
     return best
 
 
@@ -196,21 +205,6 @@ def _starts(half: int, widest: float) -> Iterator[NDArray[np.float64]]:
         steps = np.full(half, reach * widest * 1.0001 / (half - 1 + inner))
         steps[0] *= inner
         yield np.log(steps)
-
-
-def _search(
-    objective: Callable[[NDArray[np.float64]], float],
-    start: NDArray[np.float64],
-    most: int,
-    simplex: NDArray[np.float64] | None = None,
-) -> OptimizeResult:
-    """Minimise by Nelder-Mead with `most` evaluations per coordinate, from a point or from a simplex."""
-    options = {"xatol": 1e-4, "fatol": 1e-7, "maxfev": most * len(start), "initial_simplex": simplex}
-    return minimize(objective, start, method="Nelder-Mead", options=options)
-
-
-def _value(found: OptimizeResult) -> float:
-    return float(found.fun)
 
 
 def _round(outputs: NDArray[np.float64], num_inputs: int, level: float, epsilon: float) -> MVUDesign:

@@ -44,9 +44,9 @@ from lightning_fedq.functional.segments import normalise_segments, segment_lines
 from lightning_fedq.keys.randomness import ClientRandomness
 from lightning_fedq.mechanisms.bases.claims import coin_claims, independent_claims
 from lightning_fedq.mechanisms.bases.one_bit import COINS, OneBitMechanism, stack_by_group
-from lightning_fedq.mechanisms.interface import Adversary, PrivacyClaim, RoundContext
+from lightning_fedq.mechanisms.interface import PrivacyClaim, RoundContext
 from lightning_fedq.mechanisms.ldpq import LDPQ
-from lightning_fedq.privacy.losses import CoinSum, HiddenPair, Law, Loss, PmfPairs
+from lightning_fedq.privacy.losses import CoinSum, HiddenPair, Law, PmfPairs
 
 _CHUNK = 1 << 14
 """Coordinates that are encoded at once, a multiple of 8, so that buffers stay in the cache."""
@@ -222,12 +222,5 @@ class PairedCoins(OneBitMechanism):
             note = "one bit among the other clients' bits, with their secrets and the partner's bit known"
             return _EveryoneHides(nu, 1.0 - nu, tuple(places), note, hiding="other clients")
 
-        losses: dict[Adversary, Loss] = {
-            Adversary.EAVESDROPPER: bit,
-            Adversary.SERVER: bit,
-            Adversary.SERVER_AND_PARTNER: PmfPairs(laws, "a bit and its pair's secret"),
-            Adversary.CLIENT: behind(1),
-            Adversary.SECAGG_SERVER: behind(context.num_colluding),
-            Adversary.OUTSIDER: behind(0),
-        }
-        return coin_claims(losses, context, shared=True)
+        known_secret = PmfPairs(laws, "a bit and its pair's secret")
+        return coin_claims((bit, bit, known_secret), behind, context, shared=True)

@@ -70,9 +70,8 @@ class QSGD(ScaledLevels):
         # |x_i| s / scale is rounded up with the probability of its fraction
         exact = self.lengths(rows)
         scales = exact.float()  # may round down, which could put the largest coordinate beyond the last level
-        scales = torch.where(
-            scales.double() < exact, torch.nextafter(scales, torch.tensor(torch.inf)), scales
-        )
+        above = torch.nextafter(scales, torch.tensor(torch.inf))
+        scales = torch.where(scales.double() < exact, above, scales)
         factors = (self.levels / torch.where(scales > 0, scales, 1.0).double()).tolist()
         for row, put, factor, client in zip(rows.numpy(), levels, factors, rand.clients, strict=True):
             coins = rand.private(client, "rounding")

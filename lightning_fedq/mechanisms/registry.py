@@ -45,11 +45,9 @@ def declared() -> MappingProxyType[str, type[Mechanism]]:
             by_name[point.name] = kind
         except Exception as error:  # the import of another package may raise any exception
             origin = "" if point.dist is None else f" of {point.dist.name}"
-            warnings.warn(
-                f"mechanism {point.name}{origin} ({point.value}) is left out: "
-                f"{type(error).__name__}: {error}",
-                stacklevel=2,
-            )
+            reason = f"{type(error).__name__}: {error}"
+            text = f"mechanism {point.name}{origin} ({point.value}) is left out: {reason}"
+            warnings.warn(text, stacklevel=2)
     return MappingProxyType({name: kind for name, kind in by_name.items() if name not in mechanisms.__all__})
 
 
@@ -69,9 +67,8 @@ def _loaded(point: EntryPoint) -> type[Mechanism]:
 
 
 def _is_mechanism(kind: object) -> bool:
-    from lightning_fedq.mechanisms.interface import (
-        Mechanism,  # lazy, because it imports torch, which lists of names do not need
-    )
+    # lazy, because it imports torch, which lists of names do not need
+    from lightning_fedq.mechanisms.interface import Mechanism
 
     return isinstance(kind, type) and issubclass(kind, Mechanism)
 

@@ -110,9 +110,8 @@ class RotatedAxes(Mechanism):
             coins = rand.private(client, "axis")  # randomised response over the 2 D axes
             symbols[row, 0] = draw_preferred(preferred, 2 * choice.size, choice.threshold, coins)
         longer = torch.linalg.vector_norm(rows, dim=1) > self.clip_norm
-        shape = (1,) if update.dim() == 1 else symbols.shape
         num_bits = self.code(context).num_bits(symbols)
-        return Message(symbols.reshape(shape), num_bits, int(longer.sum()) * context.dim)
+        return Message(symbols.reshape((*update.shape[:-1], 1)), num_bits, int(longer.sum()) * context.dim)
 
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness

@@ -170,11 +170,8 @@ class RotatedCoins(Mechanism):
         return high - low
 
     def with_level(self, level: float, context: RoundContext, max_dropped_clients: int) -> RotatedCoins:
-        return replace(
-            self,
-            epsilon_per_bit=level,
-            max_dropped_clients=max(self.max_dropped_clients, max_dropped_clients),
-        )
+        dropped = max(self.max_dropped_clients, max_dropped_clients)
+        return replace(self, epsilon_per_bit=level, max_dropped_clients=dropped)
 
     def group_sizes(self, num_clients: int) -> tuple[int, ...]:
         """Return pairs and an unpaired client if `paired`, else unpaired clients only."""
@@ -205,7 +202,7 @@ class RotatedCoins(Mechanism):
         # symbols are uint8: the number of ones among a rotated coordinate's bits
         rows = update.detach().reshape(len(rand.clients), context.dim).float().contiguous()
         count, signs = self.num_symbols(context), self._words(context, rand)
-        symbols = np.empty((len(rows), count), np.uint8)
+        symbols = np.zeros((len(rows), count), np.uint8)
         clipped = 0
         for row, client in enumerate(rand.clients):
             scaled, scale = float32_range(rows[row : row + 1].numpy())  # no float overflows in the transform
@@ -245,7 +242,6 @@ class RotatedCoins(Mechanism):
         private, coin, outside = rand.private(client, _COINS), self.coin, 0
         shared = rand.peer(group, _ROUNDING) if len(group) == 2 else None
         only_row, bits = np.zeros(1, np.int64), np.empty_like(ones)
-        ones.fill(0)
         for number in range(self.bits_per_coordinate):
             for first in range(0, ones.shape[1], _CHUNK):
                 part = slice(first, min(first + _CHUNK, ones.shape[1]))
@@ -389,24 +385,17 @@ class RotatedCoins(Mechanism):
         keys = (AUTHENTICATED,) if self.paired else ()
         size = len(context.cohort)
         least = max(size - self.max_dropped_clients, 1)
-        answer = kind.DROPOUTS(
-            f"at least {least} of {size} clients answer, and a round with fewer is aborted"
-        )
+        there = f"at least {least} of {size} clients answer"
+        answer = kind.DROPOUTS(f"{there}, and a round with fewer is aborted")
         stated = {
             Adversary.CLIENT: (MODELS_ONLY, answer),
             Adversary.SECAGG_SERVER: (SUM_ONLY, bounded_collusion(context.num_colluding), answer, *keys),
             Adversary.OUTSIDER: (MODELS_ONLY, answer, *keys),
         }
-        summed = {
-            who: PrivacyClaim(
-                who,
-                self._behind(known, hidden - 1, context),
-                1,
-                assumptions=(ARBITRARY, FRESH, *stated[who]),
-                colluders=known,
-            )
-            for who, (known, hidden) in count_hidden_clients(context, self.max_dropped_clients).items()
-        }
+        summed = {}
+        for who, (known, hidden) in count_hidden_clients(context, self.max_dropped_clients).items():
+            loss, about = self._behind(known, hidden - 1, context), (ARBITRARY, FRESH, *stated[who])
+            summed[who] = PrivacyClaim(who, loss, 1, assumptions=about, colluders=known)
         singles = same_for_all(alone, self.num_symbols(context), (ARBITRARY, FRESH), unit=Unit.COORDINATE)
         return tuple(summed.get(claim.adversary, claim) for claim in singles)
 

@@ -98,61 +98,35 @@ class SIGM(SubsampledMechanism):
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
         # symbols are int32, and 0 for a coordinate that is not sent
         rows, counts = self._rows(update, context, rand), self.counts(context, rand)
-        symbols, num_bits, clipped = torch.empty(rows.shape, dtype=torch.int32), 0, 0
-        for row, client in enumerate(rand.clients):
-            selected = self.selected(client, context, rand)
-            out = symbols[row].numpy()
-            bits, outside = self._quantize(client, rows[row].numpy(), selected, counts, context, rand, out)
-            num_bits += bits
-            clipped += min(outside, context.dim)
-        sent = symbols.reshape((*update.shape[:-1], rows.shape[1]))
-        return Message(sent, num_bits, clipped)
+        scales, symbols = self._scales(context), torch.empty(rows.shape, dtype=torch.int32)
+        num_bits, clipped = 0, 0
 
-    def _quantize(
-        self,
-        client: int,
-        values: NDArray[np.floating],
-        selected: Mask,
-        counts: NDArray[np.int32],
-        context: RoundContext,
-        rand: PublicRandomness,
-        out: NDArray[np.int32],
-    ) -> tuple[int, int]:
-        """Write one client's symbols. Layers are drawn for selected coordinates only, a chunk at a time.
-
-        Args:
-            client: Client that encodes.
-            values: `(dim,)` update.
-            selected: `(dim,)` mask of the coordinates that the client sends.
-            counts: `(dim,)`, number of clients that send each coordinate.
-            context: Public facts of the round.
-            rand: Stream that the client shares with the server.
-            out: `(dim,)` int32, filled with the symbols.
-
-        Returns:
-            Number of bits of the message, and number of values outside of the range.
-        """
-        scales = self._scales(context)
-
-        def quantize_chunk(part: slice, words: NDArray[np.uint64]) -> tuple[Any, ...]:
+        def quantize(part: slice, words: NDArray[np.uint64], row: int, selected: Mask) -> tuple[Any, ...]:
             """Return the number of values outside of the range, the largest |symbol|, and what is sent."""
             chosen, units = selected[part], np.empty(part.stop - part.start)
-            outside = self._to_units(values, part.start, units)
+            outside = self._to_units(rows[row].numpy(), part.start, units)
+            # layers are drawn for selected coordinates only
             dither, step, _ = selected_quantizer(words, chosen, 1.0, "shifted")
             step *= scales[counts[part][chosen]]
-            sent = np.empty(len(step), np.int32)
+            sent, out = np.empty(len(step), np.int32), symbols[row].numpy()
             largest = dither_quantize_row(units[chosen], 1.0, dither, step, sent)
             out[part] = 0
             out[part][chosen] = sent
             return outside, largest, dither, step, sent
 
-        words = partial(next_words, rand.shared_with_server(client, "layered dither"))
-        outside, largest, *drawn = zip(*in_chunks(len(values), words, quantize_chunk), strict=True)
-        dithers, steps, symbols = map(np.concatenate, drawn)
-        if not max(largest) < 2.0**30:
-            raise ValueError(f"a symbol of client {client} is {max(largest):.3g}. Raise noise_multiplier.")
-        code = self._code(selected, dithers, steps, context).inner
-        return code.num_bits(torch.from_numpy(symbols)) if symbols.size else 0, sum(outside)
+        for row, client in enumerate(rand.clients):
+            selected = self.selected(client, context, rand)
+            words = partial(next_words, rand.shared_with_server(client, "layered dither"))
+            one = partial(quantize, row=row, selected=selected)
+            outside, largest, *drawn = zip(*in_chunks(rows.shape[1], words, one), strict=True)
+            dithers, steps, sent = map(np.concatenate, drawn)
+            if not (size := max(largest)) < 2.0**30:
+                raise ValueError(f"a symbol of client {client} is {size:.3g}. Raise noise_multiplier.")
+            clipped += min(sum(outside), context.dim)
+            if sent.size:
+                code = self._code(selected, dithers, steps, context).inner
+                num_bits += code.num_bits(torch.from_numpy(sent))
+        return Message(symbols.reshape((*update.shape[:-1], rows.shape[1])), num_bits, clipped)
 
     def can_send(self, symbols: Tensor, client: int, context: RoundContext, rand: PublicRandomness) -> bool:
         # zero for coordinates that are not sent, otherwise a symbol that some |x| <= clip_value gives

@@ -101,8 +101,8 @@ class TopK(_Sparse):
         largest = rows.abs().topk(num_kept(self.fraction, context.dim), dim=1, sorted=False)
         places = largest.indices.sort(1).values
         symbols = torch.cat([places, rows.gather(1, places).view(torch.int32).long()], 1)
-        shape = symbols.shape[1:] if update.dim() == 1 else symbols.shape
-        return Message(symbols.reshape(shape), self.code(context).num_bits(symbols))
+        sent = symbols.reshape((*update.shape[:-1], symbols.shape[1]))
+        return Message(sent, self.code(context).num_bits(symbols))
 
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
@@ -172,8 +172,7 @@ class RandomK(_Sparse):
         # symbols are float32 bit patterns, and nothing is clipped
         rows = update.detach().reshape(len(rand.clients), context.dim).float()
         symbols = rows[:, self._places(context, rand)].contiguous().view(torch.int32)
-        shape = symbols.shape[1:] if update.dim() == 1 else symbols.shape
-        return Message(symbols.reshape(shape), 32 * symbols.numel())
+        return Message(symbols.reshape((*update.shape[:-1], symbols.shape[1])), 32 * symbols.numel())
 
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness

@@ -21,7 +21,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ from lightning_fedq.functional.linear_decode import decode_sum
 from lightning_fedq.functional.noise.fast_grid_noise import add_to_rows
 from lightning_fedq.functional.noise.grid_noise import GridNoise
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
+from lightning_fedq.mechanisms.bases.claims import FRESH_NOISE, sampler_error
 from lightning_fedq.mechanisms.interface import (
     ANY_NUMBER,
     Adversary,
@@ -149,41 +150,21 @@ class AdditiveNoise(Mechanism):
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """Return the loss of the client's own noise, and for sums of all hidden clients' Gaussian noise."""
         hidden = count_hidden_clients(context) if self.law == "gaussian" else {}
-        counts = [(who, *hidden.get(who, (ANY_NUMBER, 1))) for who in Adversary]
-        return tuple(self._claim(who, colluders, noises, context) for who, colluders, noises in counts)
-
-    def _claim(
-        self, adversary: Adversary, colluders: float, num_noises: int, context: RoundContext
-    ) -> PrivacyClaim:
-        """Return the claim against an adversary with colluders, to which `num_noises` noises are unknown."""
-        loss, slack = self.noise.loss(num_noises, context.dim)
         compositions = 1 if self.claim_unit is Unit.MESSAGE else context.dim
-        slack = replace(slack, per_loss=compositions == context.dim)
-        fresh = kind.SECRET_KEYS(
-            "noise is fresh in every round and attempt and comes from keys that the adversary does not hold"
-        )
-        extra: tuple[str, ...] = ()
-        if num_noises > 1:
-            extra = (kind.SUM_ALONE("nothing but the plain sum of all messages is seen"),)
-            if adversary is Adversary.SECAGG_SERVER:
-                extra += (
-                    kind.COLLUSION(
-                        f"the server colludes with {context.num_colluding or 'no'} clients at most"
-                    ),
-                )
-        sampled = kind.FLOAT_ERROR(
-            f"the sampler is within {slack.distance:.1e} in total variation and {slack.log_ratio:.1e} in "
-            "log-ratio of the exact noise in a round, charged to delta and epsilon"
-        )
-        return PrivacyClaim(
-            adversary,
-            loss,
-            compositions,
-            assumptions=(fresh, sampled, *extra),
-            slack=slack,
-            unit=self.claim_unit,
-            colluders=colluders,
-        )
+        claims = []
+        for who in Adversary:
+            colluders, unknown = hidden.get(who, (ANY_NUMBER, 1))
+            loss, slack = self.noise.loss(unknown, context.dim)
+            slack = replace(slack, per_loss=compositions == context.dim)
+            stated: tuple[str, ...] = (FRESH_NOISE, sampler_error(slack))
+            if unknown > 1:
+                stated += (kind.SUM_ALONE("nothing but the plain sum of all messages is seen"),)
+                if who is Adversary.SECAGG_SERVER:
+                    colluding = f"the server colludes with {context.num_colluding or 'no'} clients at most"
+                    stated += (kind.COLLUSION(colluding),)
+            about: dict[str, Any] = {"slack": slack, "unit": self.claim_unit, "colluders": colluders}
+            claims.append(PrivacyClaim(who, loss, compositions, assumptions=stated, **about))
+        return tuple(claims)
 
 
 @dataclass(frozen=True)

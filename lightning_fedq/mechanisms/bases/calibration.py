@@ -9,6 +9,7 @@ import math
 from functools import lru_cache
 
 from lightning_fedq.functional.checks import check_at_least, check_positive
+from lightning_fedq.functional.divergences import find_smallest
 from lightning_fedq.functional.noise.grid_noise import analytic_gaussian_multiplier
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.losses import LaplaceLoss
@@ -64,11 +65,8 @@ def laplace_noise_multiplier(epsilon: float, delta: float, rounds: int) -> float
     _check(epsilon, delta, rounds, "[0")
     if delta == 0:
         return rounds / epsilon
-    low, high = 0.0, rounds / epsilon / (1.0 - KEPT)
-    while high - low > 1e-4 * high:
-        middle = 0.5 * (low + high)
-        if spent(LaplaceLoss(middle), delta, rounds=rounds).epsilon > (1.0 - KEPT) * epsilon:
-            low = middle
-        else:
-            high = middle
-    return high
+
+    def exceeds(multiplier: float) -> bool:
+        return spent(LaplaceLoss(multiplier), delta, rounds=rounds).epsilon > (1.0 - KEPT) * epsilon
+
+    return find_smallest(exceeds, rounds / epsilon / (1.0 - KEPT), 1e-4)

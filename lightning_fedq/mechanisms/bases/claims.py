@@ -12,6 +12,9 @@ References:
     Salehi et al., CorBin-FL. Exact pairs for replace-one adjacency replace its UCDP theorems.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import lightning_fedq.privacy.assumptions as kind
 from lightning_fedq.functional.divergences import randomized_response_pair
 from lightning_fedq.functional.one_bit.privacy import joint_pairs, known_word_pairs, pair_sum_pairs
@@ -25,6 +28,7 @@ from lightning_fedq.mechanisms.interface import (
     PmfPairs,
     PrivacyClaim,
     RoundContext,
+    Slack,
     Unit,
     no_guarantee,
 )
@@ -32,6 +36,12 @@ from lightning_fedq.mechanisms.interface import (
 ARBITRARY = kind.VIEW("the other clients' updates are arbitrary and known to the adversary")
 FRESH = kind.SECRET_KEYS(
     "coins are fresh in every round and attempt and come from keys that the adversary does not hold"
+)
+FRESH_NOISE = kind.SECRET_KEYS(
+    "noise is fresh in every round and attempt and comes from keys that the adversary does not hold"
+)
+UNIFORM = kind.EQUAL_WEIGHTS(
+    "all weights are equal, and a client that did not answer counts as one that sent zeros", kind.DROPOUTS
 )
 AUTHENTICATED = kind.AUTHENTIC_KEYS(
     "public keys are authenticated and the key agreement is unbroken (computational)"
@@ -46,48 +56,46 @@ MODELS_ONLY = kind.MODELS_ONLY(
 )
 
 
+def sampler_error(slack: Slack) -> kind.Assumption:
+    """Return the statement about a sampler that is not exact, with the slack that is charged."""
+    return kind.FLOAT_ERROR(
+        f"the sampler is within {slack.distance:.1e} in total variation and {slack.log_ratio:.1e} in "
+        "log-ratio of the exact noise in a round, charged to delta and epsilon"
+    )
+
+
 def bounded_collusion(corrupt: int) -> kind.Assumption:
     """Return the assumption that the server colludes with `corrupt` clients at most."""
     return kind.COLLUSION(f"the server colludes with {corrupt} clients at most") if corrupt else NO_COLLUSION
 
 
 def coin_claims(
-    losses: dict[Adversary, Loss], context: RoundContext, shared: bool
+    seen: tuple[Loss, Loss, Loss], behind: Callable[[int], Loss], context: RoundContext, shared: bool
 ) -> tuple[PrivacyClaim, ...]:
     """Return one claim per coordinate for every adversary, with its assumptions.
 
     Args:
-        losses: Loss of one coordinate, by adversary.
+        seen: Losses of one coordinate to an eavesdropper, to the server, and to the server with a partner.
+        behind: Function that returns the loss of a sum to an adversary that knows so many clients.
         context: Public facts of the round.
         shared: Whether clients share words, by keys that they agreed on.
     """
-    keys = (AUTHENTICATED,) if shared else ()
-    corrupt = context.num_colluding
-    colluding = bounded_collusion(corrupt)
-    special = {
-        Adversary.EAVESDROPPER: (),
-        Adversary.SERVER: (NO_COLLUSION, *keys),
-        Adversary.SERVER_AND_PARTNER: (),
-        Adversary.CLIENT: (MODELS_ONLY,),
-        Adversary.SECAGG_SERVER: (SUM_ONLY, colluding, *keys),
-        Adversary.OUTSIDER: (MODELS_ONLY, *keys),
+    corrupt, keys = context.num_colluding, (AUTHENTICATED,) if shared else ()
+    alone, server, partner = seen
+    # loss, assumptions and number of colluders
+    views: dict[Adversary, tuple[Loss, tuple[str, ...], float | None]] = {
+        Adversary.EAVESDROPPER: (alone, (), None),
+        Adversary.SERVER: (server, (NO_COLLUSION, *keys), 0 if shared else ANY_NUMBER),
+        # apart from the shared words, messages are independent
+        Adversary.SERVER_AND_PARTNER: (partner, (), ANY_NUMBER),
+        Adversary.CLIENT: (behind(1), (MODELS_ONLY,), 1),
+        Adversary.SECAGG_SERVER: (behind(corrupt), (SUM_ONLY, bounded_collusion(corrupt), *keys), corrupt),
+        Adversary.OUTSIDER: (behind(0), (MODELS_ONLY, *keys), None),
     }
-    colluders = {
-        Adversary.SERVER: 0 if shared else ANY_NUMBER,
-        Adversary.SERVER_AND_PARTNER: ANY_NUMBER,  # apart from the shared words, messages are independent
-        Adversary.CLIENT: 1,
-        Adversary.SECAGG_SERVER: corrupt,
-    }
+    about: dict[str, Any] = {"compositions": context.dim, "unit": Unit.COORDINATE}
     return tuple(
-        PrivacyClaim(
-            who,
-            losses[who],
-            context.dim,
-            assumptions=(ARBITRARY, FRESH, *special[who]),
-            unit=Unit.COORDINATE,
-            colluders=colluders.get(who),
-        )
-        for who in Adversary
+        PrivacyClaim(who, loss, assumptions=(ARBITRARY, FRESH, *special), colluders=colluders, **about)
+        for who, (loss, special, colluders) in views.items()
     )
 
 
@@ -124,15 +132,7 @@ def independent_claims(coin: CoinThresholds, context: RoundContext) -> tuple[Pri
         whose = f" except {known} that the adversary knows" if known else ""
         return CoinSum(low, high, (_alone(coin, size - 1 - known),), note + whose)
 
-    losses: dict[Adversary, Loss] = {
-        Adversary.EAVESDROPPER: bit,
-        Adversary.SERVER: bit,
-        Adversary.SERVER_AND_PARTNER: bit,
-        Adversary.CLIENT: behind(1),
-        Adversary.SECAGG_SERVER: behind(context.num_colluding),
-        Adversary.OUTSIDER: behind(0),
-    }
-    return coin_claims(losses, context, shared=False)
+    return coin_claims((bit, bit, bit), behind, context, shared=False)
 
 
 def paired_claims(
@@ -170,12 +170,6 @@ def paired_claims(
             places.append(_alone(coin, singles - 1 - known))
         return CoinSum(low, high, tuple(places), note)
 
-    losses: dict[Adversary, Loss] = {
-        Adversary.EAVESDROPPER: _bit(coin),
-        Adversary.SERVER: PmfPairs(joint_pairs(low, high, bits), "both bits of a pair, worst inputs"),
-        Adversary.SERVER_AND_PARTNER: PmfPairs(known_word_pairs(low, high, bits), "a bit and its word"),
-        Adversary.CLIENT: behind(1),
-        Adversary.SECAGG_SERVER: behind(context.num_colluding),
-        Adversary.OUTSIDER: behind(0),
-    }
-    return coin_claims(losses, context, shared=True)
+    both = PmfPairs(joint_pairs(low, high, bits), "both bits of a pair, worst inputs")
+    known_word = PmfPairs(known_word_pairs(low, high, bits), "a bit and its word")
+    return coin_claims((_bit(coin), both, known_word), behind, context, shared=True)

@@ -40,6 +40,7 @@ from lightning_fedq.functional.clip import unit_ball_factors
 from lightning_fedq.functional.exact_error.dither import dither_quantize_row, release_grid
 from lightning_fedq.functional.exact_error.float_error import Inputs, LawError
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
+from lightning_fedq.mechanisms.bases.claims import UNIFORM
 from lightning_fedq.mechanisms.interface import (
     Adversary,
     GaussianLoss,
@@ -62,9 +63,6 @@ GRID_BITS = 5
 INEXACT = 1e-6
 """Relative tolerance of norms that a server computes from rounded messages."""
 
-UNIFORM = kind.EQUAL_WEIGHTS(
-    "all weights are equal, and a client that did not answer counts as one that sent zeros", kind.DROPOUTS
-)
 L1_UNBOUNDED = "l2 clipping does not bound the l1 norm, which Laplace noise protects"
 FRESH = kind.SECRET_KEYS(
     "dithers are fresh in every round and attempt and known to nobody but their client and the server"
@@ -201,6 +199,10 @@ class ExactError(Mechanism):
     def grid(self, context: RoundContext) -> float:
         # 2^-6 to 2^-5 of the std of the sum's noise
         return release_grid(self.clip_norm * self.sigma(context) * len(context.cohort), GRID_BITS)
+
+    def grid_in_stds(self, context: RoundContext) -> float:
+        """Return the public grid in stds of the sum's noise."""
+        return self.grid(context) / (self.clip_norm * (self.sigma(context) * len(context.cohort)))
 
     def inputs(self, context: RoundContext) -> Inputs:
         """Return the largest and the mean |coordinate| of a sum of clipped updates, in stds of its noise."""

@@ -71,8 +71,7 @@ class ScaledLevels(Mechanism):
         scales = self.quantize(rows, context, rand, symbols[:, 1:].numpy())
         symbols[:, 0] = scales.float().view(torch.int32)
         num_bits = self.code(context).num_bits(symbols)
-        shape = symbols.shape[1:] if update.dim() == 1 else symbols.shape
-        return Message(symbols.reshape(shape), num_bits)
+        return Message(symbols.reshape((*update.shape[:-1], symbols.shape[1])), num_bits)
 
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness

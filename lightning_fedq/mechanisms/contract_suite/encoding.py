@@ -45,15 +45,11 @@ def frozen_dataclass(mechanism: Mechanism) -> None:
 @rule
 def keeps_no_state(mechanism: Mechanism) -> None:
     """A round does not change a mechanism, except for values of `cached_property`."""
-    cached = {
-        name
-        for base in type(mechanism).__mro__
-        for name, value in vars(base).items()
-        if isinstance(value, cached_property)
-    }
 
     def state(anything: object) -> dict[str, str]:
-        return {name: repr(value) for name, value in vars(anything).items() if name not in cached}
+        kind, held = type(anything), vars(anything)
+        own = [name for name in held if not isinstance(getattr(kind, name, None), cached_property)]
+        return {name: repr(held[name]) for name in own}
 
     before = state(mechanism)
     context, updates = standard(mechanism)
@@ -167,10 +163,8 @@ def fresh_coins(mechanism: Mechanism) -> None:
     context = make_context(mechanism, range(64), (64,))
     symbols = encode(mechanism, updates, context).symbols
     must(bool((symbols != symbols[:1]).any()), "64 clients with equal updates send equal messages")
-    for what, other in (
-        ("round", make_context(mechanism, range(64), (64,), round=1)),
-        ("attempt", make_context(mechanism, range(64), (64,), attempt=1)),
-    ):
+    for what in ("round", "attempt"):
+        other = make_context(mechanism, range(64), (64,), **{what: 1})
         again = encode(mechanism, updates, other).symbols
         must(not torch.equal(symbols, again), f"another {what} repeats 64 messages")
 
@@ -268,9 +262,8 @@ def sum_decodes_like_its_parts(mechanism: Mechanism) -> None:
     symbols, cohort = encode(mechanism, updates, context).symbols, context.cohort
     together = decode(mechanism, symbols, cohort, context)
     if not mechanism.joint:
-        parts = torch.stack(
-            [decode(mechanism, symbols[i : i + 1], [c], context).double() for i, c in enumerate(cohort)]
-        )
+        alone = [decode(mechanism, symbols[i : i + 1], [c], context) for i, c in enumerate(cohort)]
+        parts = torch.stack(alone).double()
         # float32 output allows half an ulp for each part and the sum
         allowed = 2.0**-22 * (parts.abs().sum(0) + together.abs())
         error = (together.double() - parts.sum(0)).abs()
@@ -308,9 +301,8 @@ def bits_are_those_of_the_stream(mechanism: Mechanism) -> None:
                 named = isinstance(error, UndecodableError)
                 must(named, f"unpack of other bytes raises {type(error).__name__}, not UndecodableError")
         total += bits
-    must(
-        message.num_bits == total, f"num_bits must be the bitstreams' length {total}, got {message.num_bits}"
-    )
+    problem = f"num_bits must be the bitstreams' length {total}, got {message.num_bits}"
+    must(message.num_bits == total, problem)
 
 
 @rule

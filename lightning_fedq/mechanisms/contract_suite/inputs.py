@@ -154,14 +154,11 @@ def _distances(mechanism: Mechanism) -> list[tuple[str, Tensor, Tensor]]:
         torch.stack([_symbols(mechanism, rows, round, keys) for round in range(_CONSECUTIVE)])
         for keys in (SeededKeys(0), ExchangedKeys("peer", "private"))
     )
-    return [
-        (
-            f"{_COHORTS[0]} clients, rounds {apart} apart",
-            sent[apart:] == sent[:-apart],
-            sent[apart:] == other[:-apart],
-        )
-        for apart in range(1, _CONSECUTIVE)
-    ]
+    found = []
+    for apart in range(1, _CONSECUTIVE):
+        what, later = f"{_COHORTS[0]} clients, rounds {apart} apart", sent[apart:]
+        found.append((what, later == sent[:-apart], later == other[:-apart]))
+    return found
 
 
 @rule

@@ -126,10 +126,8 @@ def clips_and_counts(mechanism: Mechanism) -> None:
         must(arrived, "an update of 2^80 in each coordinate must count as clipped, or be decoded at its size")
         return
     must(far.num_clipped <= 64, f"num_clipped must be at most 64, got {far.num_clipped}")
-    must(
-        torch.equal(far.symbols, farther.symbols),
-        "clipped updates of 2^80 and 2^100 in each coordinate must give the same symbols",
-    )
+    same = torch.equal(far.symbols, farther.symbols)
+    must(same, "clipped updates of 2^80 and 2^100 in each coordinate must give the same symbols")
     inside, outside = (encode(mechanism, size * ones, context).num_clipped for size in (0.999, 1.001))
     if inside == 0 and outside > 0:  # the range ends there, for this direction
         same = torch.equal(far.symbols, encode(mechanism, ones, context).symbols)
@@ -153,13 +151,10 @@ def each_segment_has_its_range(mechanism: Mechanism) -> None:
     for what, ordinary, other in (("radius", 1.0, 2.0**-6), ("center", 0.0, 8.0)):
         first, second = (symbols(**{what: values}) for values in ((other, ordinary), (ordinary, other)))
         reads = [not torch.equal(first[0], before[0]), not torch.equal(second[1], before[1])]
-        anything = [
-            any(not torch.equal(one, two) for one, two in zip(found, before, strict=True))
-            for found in (first, second)
-        ]
+        changes_nothing = all(map(torch.equal, (*first, *second), (*before, *before)))
         for segment in (0, 1):
             must(
-                reads[segment] or not any(anything),
+                reads[segment] or changes_nothing,
                 f"the {what} of segment {segment + 1} of 2 does not change its own symbols. "
                 "Use `context.expand(context.radius)` and `context.expand(context.center)`.",
             )

@@ -71,9 +71,8 @@ def decode(
     mechanism: Mechanism, symbols: Tensor, clients: Sequence[int], context: RoundContext, seed: int = 0
 ) -> Tensor:
     """Decode messages with public randomness of one seed."""
-    return mechanism.decode(
-        symbols, clients, context, PublicRandomness(SeededKeys(seed), context.round, context.attempt)
-    )
+    public = PublicRandomness(SeededKeys(seed), context.round, context.attempt)
+    return mechanism.decode(symbols, clients, context, public)
 
 
 def golden_symbols(mechanism: Mechanism) -> str:

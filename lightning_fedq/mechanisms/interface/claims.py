@@ -143,8 +143,8 @@ class PrivacyClaim:
             raise ValueError(
                 f"unit_losses must be in [1, compositions = {self.compositions}], got {self.unit_losses}"
             )
-        if self.colluders is not None and not self.colluders >= _OWN_CLIENTS.get(self.adversary, 0):
-            least = _OWN_CLIENTS.get(self.adversary, 0)
+        least = _OWN_CLIENTS.get(self.adversary, 0)
+        if self.colluders is not None and not self.colluders >= least:
             raise ValueError(
                 f"colluders must be >= {least} against {self.adversary.value}, got {self.colluders}"
             )

@@ -20,6 +20,9 @@ from torch import Tensor
 
 from lightning_fedq.functional.checks import check_fields, check_positive
 
+Segments = Sequence[int]
+"""Length of each segment."""
+
 
 class Ranges(NamedTuple):
     """One range per segment, float64 on the CPU, in units of the values that are quantised."""
@@ -32,17 +35,12 @@ class RangeRule(ABC):
     """Rule for the quantiser's ranges, in the first round and in each next round."""
 
     @abstractmethod
-    def first(self, weights: Tensor, segments: Sequence[int]) -> Ranges:
+    def first(self, weights: Tensor, segments: Segments) -> Ranges:
         """Return the ranges of round 0 from the public initial model `(dim,)`."""
 
     @abstractmethod
     def following(
-        self,
-        ranges: Ranges,
-        weights: Tensor,
-        mean: Tensor,
-        noise_variance: Tensor | None,
-        segments: Sequence[int],
+        self, ranges: Ranges, weights: Tensor, mean: Tensor, noise_variance: Tensor | None, segments: Segments
     ) -> Ranges:
         """Return the ranges of the next round.
 
@@ -77,17 +75,12 @@ class FixedRange(RangeRule):
         if not math.isfinite(self.center):
             raise ValueError(f"center must be finite, got {self.center}")
 
-    def first(self, weights: Tensor, segments: Sequence[int]) -> Ranges:
+    def first(self, weights: Tensor, segments: Segments) -> Ranges:
         ones = torch.ones(len(segments), dtype=torch.float64)
         return Ranges(self.center * ones, self.radius * ones)
 
     def following(
-        self,
-        ranges: Ranges,
-        weights: Tensor,
-        mean: Tensor,
-        noise_variance: Tensor | None,
-        segments: Sequence[int],
+        self, ranges: Ranges, weights: Tensor, mean: Tensor, noise_variance: Tensor | None, segments: Segments
     ) -> Ranges:
         return ranges
 
@@ -115,7 +108,7 @@ class PreviousMinMax(RangeRule):
         if self.margin < 1:
             raise ValueError(f"margin must be >= 1, got {self.margin}. A smaller one would clip the model.")
 
-    def first(self, weights: Tensor, segments: Sequence[int]) -> Ranges:
+    def first(self, weights: Tensor, segments: Segments) -> Ranges:
         parts = torch.split(weights.detach().double().cpu(), list(segments))
         low = torch.stack([part.min() for part in parts])
         high = torch.stack([part.max() for part in parts])
@@ -124,12 +117,7 @@ class PreviousMinMax(RangeRule):
         return Ranges((high + low) / 2, radius.clamp(min=smallest))
 
     def following(
-        self,
-        ranges: Ranges,
-        weights: Tensor,
-        mean: Tensor,
-        noise_variance: Tensor | None,
-        segments: Sequence[int],
+        self, ranges: Ranges, weights: Tensor, mean: Tensor, noise_variance: Tensor | None, segments: Segments
     ) -> Ranges:
         return self.first(weights, segments)
 
@@ -170,19 +158,14 @@ class AdaptiveRange(RangeRule):
         if self.growth < 1 or self.shrink > 1:
             raise ValueError(f"growth must be >= 1 and shrink <= 1, got {self.growth} and {self.shrink}")
 
-    def first(self, weights: Tensor, segments: Sequence[int]) -> Ranges:
+    def first(self, weights: Tensor, segments: Segments) -> Ranges:
         """Return one radius for all segments, because biases that start at zero have no size."""
         size = weights.detach().double().square().mean().sqrt().item() or 1.0
         radius = torch.full((len(segments),), max(self.initial * size, self.floor), dtype=torch.float64)
         return Ranges(torch.zeros_like(radius), radius)
 
     def following(
-        self,
-        ranges: Ranges,
-        weights: Tensor,
-        mean: Tensor,
-        noise_variance: Tensor | None,
-        segments: Sequence[int],
+        self, ranges: Ranges, weights: Tensor, mean: Tensor, noise_variance: Tensor | None, segments: Segments
     ) -> Ranges:
         parts = torch.split(mean.detach().double().cpu(), list(segments))
         energy = torch.stack([part.square().mean() for part in parts])
