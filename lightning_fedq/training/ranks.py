@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -24,7 +24,6 @@ from lightning_fedq.data.batches import Stack
 from lightning_fedq.mechanisms.interface import AbortedRoundError
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.rounds import RoundEngine, RoundPlan, RoundRecord
-from lightning_fedq.training.client_side import ClientSide, RankShare
 from lightning_fedq.training.loops import Schedule
 from lightning_fedq.training.rank_group import NAME, DistributedClientsStrategy, RankGroup
 
@@ -78,6 +77,16 @@ class OtherRankStoppedError(RuntimeError):
     """Signal that another rank has given up the open round, so that it counts on no rank."""
 
 
+class RankState(Protocol):
+    """Clients of a rank, with steps, logs and states that are exchanged: a `round.ClientSide`."""
+
+    def share(self) -> Any:
+        """Return the state of this rank's clients in the open round. It can be pickled."""
+
+    def merge_ranks(self, shares: Sequence[Any]) -> None:
+        """Merge the states of all ranks, so that this rank's state equals that of one process."""
+
+
 class _Kind(NamedTuple):
     """Shape and dtype of a rank's integer sum, and the range of its values."""
 
@@ -115,7 +124,7 @@ class _Part(NamedTuple):
     energy: float
     kind: _Kind | None
     messages: list[tuple[list[int], Tensor]]
-    share: RankShare | None
+    share: Any
 
 
 class RankEngine(RoundEngine):
@@ -140,7 +149,7 @@ class RankEngine(RoundEngine):
     ) -> None:
         super().__init__(*args, **options)
         self._strategy, self._stacks = strategy, stacks
-        self.rank_state: ClientSide | None = None
+        self.rank_state: RankState | None = None
         self._shared_rounds = -1
         """Rounds of the ledger that all ranks know."""
 

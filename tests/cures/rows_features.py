@@ -271,6 +271,6 @@ row(
 )
 row(
     "The checkpoint's clients keep {}, these {}. Use the checkpoint's own model",
-    lambda: owned("other").load_state_dict(owned("one").state_dict()),
-    lambda: owned("one").load_state_dict(owned("one").state_dict()),
+    lambda: owned("other").resume(None, owned("one").state_dict(), resumed=True),
+    lambda: owned("one").resume(None, owned("one").state_dict(), resumed=True),
 )
