@@ -13,7 +13,6 @@ References:
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import lightning_fedq.privacy.assumptions as kind
 from lightning_fedq.functional.divergences import randomized_response_pair
@@ -92,11 +91,20 @@ def coin_claims(
         Adversary.SECAGG_SERVER: (behind(corrupt), (SUM_ONLY, bounded_collusion(corrupt), *keys), corrupt),
         Adversary.OUTSIDER: (behind(0), (MODELS_ONLY, *keys), None),
     }
-    about: dict[str, Any] = {"compositions": context.dim, "unit": Unit.COORDINATE}
-    return tuple(
-        PrivacyClaim(who, loss, assumptions=(ARBITRARY, FRESH, *special), colluders=colluders, **about)
-        for who, (loss, special, colluders) in views.items()
-    )
+    claims = []
+    for who in Adversary:
+        loss, special, colluders = views[who]
+        claims.append(
+            PrivacyClaim(
+                who,
+                loss,
+                context.dim,
+                assumptions=(ARBITRARY, FRESH, *special),
+                unit=Unit.COORDINATE,
+                colluders=colluders,
+            )
+        )
+    return tuple(claims)
 
 
 def _bit(coin: CoinThresholds) -> PmfPairs:
